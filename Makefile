@@ -12,9 +12,9 @@ DATA ?= data/mnist
 BENCH_ARGS ?=
 PY := .venv/bin/python
 # Without compiled modules each process that a test starts would compile them again.
-COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' lockstep tests benchmarks
+COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src tests benchmarks
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
-SOURCES := lockstep tests benchmarks examples docs/site
+SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
 .PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-step-model bench-sweep bench-trackers bench-augmentation bench-local-steps bench-connect test-gpu bench-gpu
 
@@ -22,7 +22,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
-	@$(PY) -m lockstep train digits --procs $(PROCS)
+	@$(PY) -m samebits train digits --procs $(PROCS)
 
 test: .venv/.installed-dev  ## run at least one test of each promise and part: about 6 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab and not check" $(PYTEST_ARGS)
@@ -61,12 +61,12 @@ docs: build/docs/.built  ## build the documentation site in build/docs/html; a d
 	@echo "open build/docs/html/index.html"
 
 # Rebuilt if any page, docstring, setting or command has changed: about 10 seconds.
-build/docs/.built: .venv/.installed-dev $(shell find docs lockstep examples *.md -type f -not -name '*.pyc' -not -name '.*')
+build/docs/.built: .venv/.installed-dev $(shell find docs src examples *.md -type f -not -name '*.pyc' -not -name '.*')
 	@mkdir -p $(@D)
 	@$(PY) docs/site/build.py $(@D)
 	@touch $@
 
-bench-own-loop: .venv/.installed  ## compare a step of lockstep.exact with the usual DDP step of the same script: time and memory
+bench-own-loop: .venv/.installed  ## compare a step of samebits.exact with the usual DDP step of the same script: time and memory
 	@$(PY) benchmarks/own_loop.py $(BENCH_ARGS)
 
 foreign: .venv/.installed-dev  ## run scripts of others in usual and exact form, and write the table of their hashes
@@ -105,7 +105,7 @@ bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lig
 bench-steps: .venv/bench/.installed  ## compare the step time of ResNet-34, CRNN and HigherHRNet with plain PyTorch, Lightning and Accelerate
 	@$(PY) benchmarks/steps.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
-bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those that lockstep check finds: 15 minutes; BENCH_ARGS="clock" for some
+bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those that samebits check finds: 15 minutes; BENCH_ARGS="clock" for some
 	@$(PY) benchmarks/check_faults.py $(BENCH_ARGS)
 
 bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
@@ -156,13 +156,13 @@ bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang
 bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
 	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
 
-bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Lockstep, DDP, Lightning and Accelerate: 20 minutes
+bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Samebits, DDP, Lightning and Accelerate: 20 minutes
 	@$(PY) -m benchmarks.spot --peers-python .venv/bench/bin/python $(BENCH_ARGS)
 
-bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many lockstep diff locates: 3 minutes
+bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many samebits diff locates: 3 minutes
 	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)
 
-bench-runs: .venv/.installed-dev  ## measure how long lockstep runs, compare and report take on 1,000 run folders
+bench-runs: .venv/.installed-dev  ## measure how long samebits runs, compare and report take on 1,000 run folders
 	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
 
 bench-load-balance: .venv/.installed-dev  ## compare balanced work with even work and DDP, with one rank on half a core
@@ -180,18 +180,18 @@ bench-gpu: .venv/bench/.installed  ## compare bits, throughput, data wait and me
 bench-exact-sharding: .venv/.installed  ## compare memory and step time of exact parallel=fsdp with fully_shard and ddp: 15 minutes
 	@$(PY) -m benchmarks.exact_sharding $(BENCH_ARGS)
 
-bench-step-model: .venv/.installed-dev  ## compare the step time that lockstep plan predicts with the measured one, on 4 links; needs Linux and root
+bench-step-model: .venv/.installed-dev  ## compare the step time that samebits plan predicts with the measured one, on 4 links; needs Linux and root
 	@$(PY) -m benchmarks.step_model $(BENCH_ARGS)
 
 bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
 	@$(PY) benchmarks/order.py
 
-# The other tools have their own environment, so that they cannot change Lockstep's packages; torch is shared with .venv.
+# The other tools have their own environment, so that they cannot change Samebits's packages; torch is shared with .venv.
 .venv/bench/.installed: .venv/.installed
 	@echo "installing Lightning and Accelerate into .venv/bench"
 	@$(PY) -m venv --clear .venv/bench
 	@$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-	    > "$$(.venv/bench/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/lockstep_venv.pth"
+	    > "$$(.venv/bench/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/samebits_venv.pth"
 	@.venv/bench/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
 	    -c constraints.txt accelerate lightning
 	@touch $@

@@ -1,4 +1,4 @@
-"""Images per second with augmentation on one core: Lockstep against torchvision's v2 pipeline.
+"""Images per second with augmentation on one core: Samebits against torchvision's v2 pipeline.
 
     make bench-augmentation DATA=flower_photos
     python benchmarks/augmentation.py --data flower_photos --rounds 21 --batch 32
@@ -24,11 +24,11 @@ import torchvision
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode, v2
 
-from lockstep.data.keyed import keys, seed_reading
-from lockstep.recipes.classify.augment_config import AugmentConfig
-from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import open_files
-from lockstep.recipes.classify.folders import list_folder
+from samebits.data.keyed import keys, seed_reading
+from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.data import open_files
+from samebits.recipes.classify.folders import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BILINEAR = InterpolationMode.BILINEAR
@@ -85,7 +85,7 @@ def torchvisions(
     return run
 
 
-def lockstep(folder: Path, batch: int, settings: dict[str, Any]) -> Callable[[list[int]], None]:
+def samebits(folder: Path, batch: int, settings: dict[str, Any]) -> Callable[[list[int]], None]:
     listed = list_folder(folder, "data.root")
     config, augment = DataConfig(root=folder), AugmentConfig(**settings)
     files = open_files(folder, listed, list(listed), config, train=True, augment=augment)
@@ -114,11 +114,11 @@ def main() -> None:
     torch.set_num_threads(1)
     num_files = len(list(arguments.data.glob("*/*.jpg")))
     indices = [place * num_files // arguments.images for place in range(arguments.images)]
-    print(f"images/s of CPU time, medians of {arguments.rounds} rounds        v2   Lockstep   ratio")
+    print(f"images/s of CPU time, medians of {arguments.rounds} rounds        v2   Samebits   ratio")
     for name, (settings, *transforms) in CASES.items():
         ways = [
             torchvisions(arguments.data, arguments.batch, *transforms),
-            lockstep(arguments.data, arguments.batch, settings),
+            samebits(arguments.data, arguments.batch, settings),
         ]
         taken: list[list[float]] = [[], []]
         for number in range(arguments.rounds + 1):

@@ -1,4 +1,4 @@
-"""Plant a fault into a small recipe, 35 times, and count how often `lockstep check` finds it and names its cause.
+"""Plant a fault into a small recipe, 35 times, and count how often `samebits check` finds it and names its cause.
 
 make bench-check                          all of them, and a recipe without a fault: about 10 minutes on 2 idle cores
 make bench-check BENCH_ARGS="clock set"   only those whose name contains one of the words
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep import Accuracy, DatasetSamples, Parts
+from samebits import Accuracy, DatasetSamples, Parts
 
 PRESET = {"epochs": 2, "global_batch": 16, "micro_batch": 4, "optim": {"lr": 0.05, "momentum": 0.9}}
 NAMES = ["cat", "dog", "cow"]
@@ -226,7 +226,7 @@ def source_of(fault: Fault) -> str:
 
 
 def _run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lockstep", *arguments]
+    command = [sys.executable, "-m", "samebits", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
@@ -236,7 +236,7 @@ def check(fault: Fault, folder: Path, run: Callable[[Sequence[str], Path], Any] 
     Args:
         fault: What the recipe has.
         folder: For the recipe, and the working directory.
-        run: (arguments of `lockstep`, working directory) -> its exit code and texts, as of `subprocess.run`.
+        run: (arguments of `samebits`, working directory) -> its exit code and texts, as of `subprocess.run`.
     """
     recipe = folder / "faulty.py"
     recipe.write_text(source_of(fault), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Cost of checkpoints: a ResNet-101 with SGD momentum, saved by Lockstep and by torch.save.
+"""Cost of checkpoints: a ResNet-101 with SGD momentum, saved by Samebits and by torch.save.
 
     python benchmarks/checkpoints.py
     python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
 
 First, how long a save blocks training: `CheckpointManager.save` (it copies; a thread writes and flushes) against
 torch.save with fsync, in turn. Then the throughput with a save at a fixed interval: blocks of training without saves,
-with Lockstep's saves and with torch.save, in turn. One process, one thread, CPU; medians.
+with Samebits's saves and with torch.save, in turn. One process, one thread, CPU; medians.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 import torchvision
 from torch import nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.interval import parse_interval
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.job import Job
-from lockstep.engine.parts import Parts
-from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Accuracy
-from lockstep.storage.run_folder import RunFolder
+from samebits.cluster.world import alone
+from samebits.config.interval import parse_interval
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.job import Job
+from samebits.engine.parts import Parts
+from samebits.engine.step import run_step
+from samebits.metrics.classification import Accuracy
+from samebits.storage.run_folder import RunFolder
 
 
 def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
@@ -92,8 +92,8 @@ def compare_holdups(job: Job, saver: CheckpointManager, step: Callable[[], None]
     print(f"a checkpoint has {num_bytes / len(list(saver.folder.checkpoints.glob('step-*'))) / 2**20:.0f} MiB")
     print(f"{'':24}  blocked ms   on disk after ms")
     print(f"{'torch.save and fsync':24}  {plain_s * 1e3:10.0f}   {plain_s * 1e3:10.0f}")
-    print(f"{'Lockstep':24}  {ours_s * 1e3:10.0f}   {written_s * 1e3:10.0f}     ratio {ratio:.3f} = 1/{1 / ratio:.0f}")
-    print(f"{'Lockstep, first save':24}  {first * 1e3:10.0f}     (allocates memory for the copies)")
+    print(f"{'Samebits':24}  {ours_s * 1e3:10.0f}   {written_s * 1e3:10.0f}     ratio {ratio:.3f} = 1/{1 / ratio:.0f}")
+    print(f"{'Samebits, first save':24}  {first * 1e3:10.0f}     (allocates memory for the copies)")
     print(f"the next step: {beside_s * 1e3:.0f} ms during the write, {step_s * 1e3:.0f} ms without", flush=True)
 
 
@@ -112,13 +112,13 @@ def compare_throughput(
             if kind == "plain" and time.perf_counter() - saved_at >= every_s:
                 saved_at = time.perf_counter()
                 plain_save(job, file)
-            if kind == "lockstep" and saver.is_due(job):
+            if kind == "samebits" and saver.is_due(job):
                 saver.save(job)
         rate = num_steps * arguments.batch / (time.perf_counter() - start)
         saver.wait()  # what is still being written then would be written beside the next steps
         return rate
 
-    kinds = ("none", "lockstep", "plain")
+    kinds = ("none", "samebits", "plain")
     rates = [[block(kind) for kind in kinds] for _ in range(arguments.rounds)]
     print(f"\nsamples/s, saving every {arguments.every}, {arguments.rounds} blocks of {arguments.block_s:.0f} s each")
     for column, kind in enumerate(kinds):

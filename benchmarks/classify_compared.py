@@ -19,12 +19,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep.recipes.classify.config import MakeConfig
-from lockstep.recipes.classify.make import make
+from samebits.recipes.classify.config import MakeConfig
+from samebits.recipes.classify.make import make
 
 
 def train(name: str, run: Path, data: Path, epochs: int, procs: int, *settings: str) -> Path:
-    command = [sys.executable, "-m", "lockstep", "train", "classify/shapes", f"data.root={data}", "data.size_px=48"]
+    command = [sys.executable, "-m", "samebits", "train", "classify/shapes", f"data.root={data}", "data.size_px=48"]
     command += [f"epochs={epochs}", "report.tensorboard=false", *settings]
     command += ["--procs", str(procs), "--run-dir", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

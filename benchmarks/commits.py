@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def step_s(code: Path, source: str, settings: list[str], procs: int, folder: Path) -> float:
     """Train with the code of a checkout; return the median seconds of a step."""
-    environ = {**os.environ, "PYTHONPATH": str(code)}
-    command = [sys.executable, "-m", "lockstep", "train", source, *settings, "report.tensorboard=false"]
+    environ = {**os.environ, "PYTHONPATH": str(code / "src")}
+    command = [sys.executable, "-m", "samebits", "train", source, *settings, "report.tensorboard=false"]
     done = subprocess.run(
         [*command, "--procs", str(procs), "--run-dir", str(folder)],
         cwd=code, env=environ, capture_output=True, text=True, check=False,

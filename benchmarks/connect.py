@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from lockstep.open_files import raise_open_files
+from samebits.open_files import raise_open_files
 
 LIMIT_S = 300.0
 LAZY = "TORCH_GLOO_LAZY_INIT"  # torch's variable

@@ -1,4 +1,4 @@
-"""What `lockstep diff` finds of fifty planted differences between two runs.
+"""What `samebits diff` finds of fifty planted differences between two runs.
 
     python benchmarks/diff_faults.py
     python benchmarks/diff_faults.py --only momentum "label of"

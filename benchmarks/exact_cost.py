@@ -6,7 +6,7 @@
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
 take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads and time slices are
-as Lockstep sets them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
+as Samebits sets them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
 rounds, and the median of the rounds' ratios to DDP.
 """
 
@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
-from lockstep.cluster.world import World
-from lockstep.cores import TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice
-from lockstep.data.order import Order
-from lockstep.parallel.exchange import tree_all_reduce
-from lockstep.parallel.exchange.tree_all_reduce import Message, Work
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import World
+from samebits.cores import TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice
+from samebits.data.order import Order
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.exchange.tree_all_reduce import Message, Work
+from samebits.parallel.reduce import Reducer
 
 MODELS = ("cnn", "resnet18-64", "resnet18-128")
 
@@ -82,11 +82,11 @@ def timed(step: Callable[[], None], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def place(rank: int, *, as_lockstep: bool, time_slice_ms: float) -> None:
-    """Place gloo's threads and set the time slice as Lockstep does, or reset them."""
-    set_time_slice(time_slice_ms if as_lockstep else 0)
+def place(rank: int, *, as_samebits: bool, time_slice_ms: float) -> None:
+    """Place gloo's threads and set the time slice as Samebits does, or reset them."""
+    set_time_slice(time_slice_ms if as_samebits else 0)
     for thread in place_gloo_threads(rank):
-        if not as_lockstep:
+        if not as_samebits:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
             os.sched_setaffinity(thread, core_ids())
 
@@ -117,7 +117,7 @@ def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
                 row = []
                 for step in steps:
                     is_ours = step is not steps[0] and not arguments.unplaced
-                    place(rank, as_lockstep=is_ours, time_slice_ms=arguments.time_slice)
+                    place(rank, as_samebits=is_ours, time_slice_ms=arguments.time_slice)
                     row.append(timed(step, num_steps))
                 if number:  # the first round warms up
                     times.append(row)

@@ -24,9 +24,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.small_networks import SHAPES, job_of, plain_world, spawn
-from lockstep.cluster.world import World
-from lockstep.engine.job import Job
-from lockstep.engine.step import run_step
+from samebits.cluster.world import World
+from samebits.engine.job import Job
+from samebits.engine.step import run_step
 
 WAYS: dict[str, dict[str, Any]] = {
     "ddp, exact": {},

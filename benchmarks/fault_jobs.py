@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PEERS = Path(__file__).resolve().parent / "peers"
 SCRIPTS = {
     "DDP by hand": "fault_by_hand.py", "Lightning": "fault_lightning.py", "Accelerate": "fault_accelerate.py",
@@ -65,9 +66,9 @@ class Outcome:
 
 def commands(tool: str, job: Job, form: str) -> list[list[str]]:
     """Return the commands of a user. `form`: one, two (a command per rank) or first (rank 0's only)."""
-    python = sys.executable if tool in ("Lockstep", "DDP by hand") else job.setting.peers_python
-    if tool == "Lockstep":
-        base = [sys.executable, "-m", "lockstep", "train", str(PEERS / "fault_recipe.py")]
+    python = sys.executable if tool in ("Samebits", "DDP by hand") else job.setting.peers_python
+    if tool == "Samebits":
+        base = [sys.executable, "-m", "samebits", "train", str(PEERS / "fault_recipe.py")]
         base += ["--run-dir", str(job.data / "run"), "--resume", "auto", "device=cpu", f"watch.hang_timeout_s={HANG_S}"]
         if form == "one":
             return [[*base, "--procs", "2", "--max-restarts", "3"]]
@@ -122,7 +123,7 @@ class Job:
             self.port = probe.getsockname()[1]
         environ = {
             **os.environ, "OMP_NUM_THREADS": "1", "FAULT_KIND": fault, "FAULT_FOLDER": str(self.data), "NO_COLOR": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(PEERS)]), "TMPDIR": str(self.folder), "COLUMNS": "200",
+            "PYTHONPATH": f"{PYTHON_PATH}{os.pathsep}{PEERS}", "TMPDIR": str(self.folder), "COLUMNS": "200",
         }  # fmt: skip
         self.said_before = len(self.text())
         with self.log.open("ab") as stream:
@@ -140,7 +141,7 @@ class Job:
 
     def step(self) -> int:
         """Return the last recorded step."""
-        if self.tool == "Lockstep":
+        if self.tool == "Samebits":
             place = self.data / "run" / "metrics.jsonl"
             lines = place.read_text().splitlines() if place.exists() else []
             steps = [json.loads(line)["step"] for line in lines[-3:] if '"train"' in line and line.endswith("}")]
@@ -151,7 +152,7 @@ class Job:
 
     def rank_pid(self, rank: int) -> int:
         """Return the process id of a rank."""
-        if self.tool != "Lockstep":
+        if self.tool != "Samebits":
             return int((self.folder / f"steps-{rank}").read_text().splitlines()[-1].split()[2])
         log = str(self.data / "run" / "logs" / f"rank-{rank}.log")
         for place in Path("/proc").glob("[0-9]*/fd/*"):
@@ -219,7 +220,7 @@ class Job:
 
     def final(self) -> str:
         """Return the hash of rank 0's final weights, or an empty text."""
-        if self.tool == "Lockstep":
+        if self.tool == "Samebits":
             place = self.data / "run" / "result.json"
             return str(json.loads(place.read_text())["weights_sha256"]) if place.exists() else ""
         place = self.folder / "final-0.json"

@@ -58,7 +58,7 @@ def nan(job: Job, wanted: str) -> Outcome:
         outcome.remark = "stopped before"
         return outcome
     outcome = job.compare(outcome, wanted)
-    if job.tool != "Lockstep":
+    if job.tool != "Samebits":
         finite = '"finite": true' in (job.folder / "final-0.json").read_text()
         outcome.remark = "" if finite else "no: every weight ruined"
     return outcome
@@ -73,7 +73,7 @@ def model(job: Job, wanted: str) -> Outcome:
 
 def lr(job: Job, wanted: str) -> Outcome:
     """Rank 1 has another learning rate."""
-    job.start("two" if job.tool == "Lockstep" else "one", fault="lr")
+    job.start("two" if job.tool == "Samebits" else "one", fault="lr")
     job.mark()
     return _from_the_start(job)
 
@@ -92,7 +92,7 @@ def torn(job: Job, wanted: str) -> Outcome:
     job.start()
     job.until_step(STEP + 25)
     job.end()
-    if job.tool == "Lockstep":
+    if job.tool == "Samebits":
         newest = sorted((job.data / "run" / "checkpoints").glob("step-*"))[-1]
     elif job.tool == "Accelerate":
         newest = sorted((job.data / "checkpoints").glob("checkpoint_*"))[-1]
@@ -158,7 +158,7 @@ def _on_two_hosts(tool: str, job: Job, form: str) -> list[list[str]]:
     from fault_jobs import commands
 
     commands_of_one = commands(tool, job, "one")[0]
-    if tool == "Lockstep":
+    if tool == "Samebits":
         place = commands_of_one.index("--procs")
         base = [*commands_of_one[:place], "--procs", "1", "--nodes", "2", "--rdzv-endpoint", "n1:29410"]
         return [base, base]

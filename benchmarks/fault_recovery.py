@@ -19,7 +19,7 @@ def recovery(work: Path, times: int, setting: Setting) -> list[str]:
     names = ("said by the launcher", "new processes begun", "run folder opened", "next step done")
     rows: list[list[float]] = []
     for number in range(times):
-        job = Job("Lockstep", work / f"recovery-{number}", setting, commands)
+        job = Job("Samebits", work / f"recovery-{number}", setting, commands)
         try:
             job.start()
             job.until_step(20 + 7 * number)

@@ -1,12 +1,12 @@
-"""Injected faults: how Lockstep, hand-written DDP under torchrun, Lightning and Accelerate handle them.
+"""Injected faults: how Samebits, hand-written DDP under torchrun, Lightning and Accelerate handle them.
 
     python benchmarks/faults.py --peers-python .venv/bench/bin/python
-    python benchmarks/faults.py --only kill nan --tools Lockstep
+    python benchmarks/faults.py --only kill nan --tools Samebits
     python benchmarks/faults.py --recovery 5
 
 One job for all: a small network on UCI digits, 2 processes on CPU, 6 epochs of 22 or 23 steps, a checkpoint per
-epoch, 40 ms of sleep in each step. All are started with restarts allowed (torchrun and Lockstep: --max-restarts 3).
-Lockstep's watch.hang_timeout_s is 15 s here; its default is 300 s. A command that has not ended --limit-s after the
+epoch, 40 ms of sleep in each step. All are started with restarts allowed (torchrun and Samebits: --max-restarts 3).
+Samebits's watch.hang_timeout_s is 15 s here; its default is 300 s. A command that has not ended --limit-s after the
 fault is killed. `the same` compares the final weights with those of the tool's own run without a fault, after one
 more start of the same command if it ended early. The whole benchmark takes about half an hour on 2 idle cores. `disk`
 needs root, for a disk that can be filled; `cut` too, for two hosts with a link between them.
@@ -25,7 +25,7 @@ from fault_jobs import Job, Outcome, Setting, commands, undisturbed
 from fault_kinds import FAULTS
 from fault_recovery import recovery
 
-TOOLS = ("Lockstep", "DDP by hand", "Lightning", "Accelerate")
+TOOLS = ("Samebits", "DDP by hand", "Lightning", "Accelerate")
 
 
 def main() -> int:

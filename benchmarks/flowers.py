@@ -1,4 +1,4 @@
-"""Accuracy on flower_photos from scratch within minutes on CPUs: Lockstep's preset and a hand-written DDP job.
+"""Accuracy on flower_photos from scratch within minutes on CPUs: Samebits's preset and a hand-written DDP job.
 
     python benchmarks/flowers.py --data ../shared/data/flower_photos                      # seeds 0, 1 and 2
     python benchmarks/flowers.py --data FOLDER --seeds 0 --picture docs/pictures/classify-scratch.png
@@ -38,8 +38,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 from torchvision.models import resnet18
 
-from lockstep.recipes.classify.folders import list_folder
-from lockstep.recipes.classify.listing import split
+from samebits.recipes.classify.folders import list_folder
+from samebits.recipes.classify.listing import split
 
 SIZE_PX, BATCH, EPOCHS = 128, 16, 30
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -144,10 +144,10 @@ def run_hand_written(folder: Path, seed: int, minutes: float) -> Outcome:
     return Outcome(curve, len(curve), (time.time() - began) / 60)
 
 
-def run_lockstep(folder: Path, seed: int, settings: list[str]) -> Outcome:
+def run_samebits(folder: Path, seed: int, settings: list[str]) -> Outcome:
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
-        command = [sys.executable, "-m", "lockstep", "train", "classify/flowers_scratch", f"data.root={folder}"]
+        command = [sys.executable, "-m", "samebits", "train", "classify/flowers_scratch", f"data.root={folder}"]
         command += [f"seed={seed}", *settings, "--procs", "2", "--run-dir", str(run)]
         began, cpu_before_s = time.time(), cpu_s_of_children()
         subprocess.run(
@@ -203,20 +203,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=10.0, help="of 2 cores, without a run of Lockstep; default 10")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of 2 cores, without a run of Samebits; default 10")
     parser.add_argument("--picture", type=Path, help="file for a chart of the first seed's curves")
-    parser.add_argument("--only", choices=("lockstep", "hand_written"))
-    parser.add_argument("--set", nargs="+", default=[], help="settings for Lockstep, such as optim.lr=0.1")
+    parser.add_argument("--only", choices=("samebits", "hand_written"))
+    parser.add_argument("--set", nargs="+", default=[], help="settings for Samebits, such as optim.lr=0.1")
     arguments = parser.parse_args()
     folder, minutes = arguments.data.absolute(), arguments.minutes
-    found: dict[str, list[Outcome]] = {"Lockstep": [], "hand-written DDP": []}
+    found: dict[str, list[Outcome]] = {"Samebits": [], "hand-written DDP": []}
     print("job               seed  epochs  CPU minutes / 2  minutes on the clock  top-1")
     for seed in arguments.seeds:
         if arguments.only != "hand_written":
-            outcome = run_lockstep(folder, seed, arguments.set)
+            outcome = run_samebits(folder, seed, arguments.set)
             minutes = outcome.curve[-1][0]
-            report("Lockstep", seed, outcome, found)
-        if arguments.only != "lockstep":
+            report("Samebits", seed, outcome, found)
+        if arguments.only != "samebits":
             report("hand-written DDP", seed, run_hand_written(folder, seed, minutes), found)
     for name, outcomes in found.items():
         if outcomes:

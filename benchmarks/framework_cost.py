@@ -1,10 +1,10 @@
-"""Overhead of Lockstep's step: its step time minus forward, backward and optimizer in plain PyTorch.
+"""Overhead of Samebits's step: its step time minus forward, backward and optimizer in plain PyTorch.
 
     python benchmarks/framework_cost.py                          # ResNet-34, batch 16, 224 px
     python benchmarks/framework_cost.py --size-px 128 --rounds 9
 
 One process, one thread, images in memory as bytes. Both run the same network, channels last, with the same fused SGD,
-and take turns of one step. Lockstep's step is that of its loop: its loader, the normalization of the batch, its
+and take turns of one step. Samebits's step is that of its loop: its loader, the normalization of the batch, its
 reducer with the gradient norm, and the checks for non-finite values. The plain step gets a prepared batch. Prints CPU
 time of the process: the median over the rounds, and the median of the rounds' differences.
 """
@@ -20,16 +20,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lockstep.cluster.world import alone
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.engine.assemble import make_job
-from lockstep.engine.parts import Parts
-from lockstep.engine.step import run_step
-from lockstep.metrics.classification import Accuracy
-from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.data import Normalise
-from lockstep.recipes.classify.model import build_model
+from samebits.cluster.world import alone
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.engine.assemble import make_job
+from samebits.engine.parts import Parts
+from samebits.engine.step import run_step
+from samebits.metrics.classification import Accuracy
+from samebits.recipes.classify.config import Config
+from samebits.recipes.classify.data import Normalise
+from samebits.recipes.classify.model import build_model
 
 
 class InMemory:
@@ -68,7 +68,7 @@ def plain(config: Config, batch: int) -> Callable[[], None]:
     return step
 
 
-def lockstep(config: Config, batch: int) -> Callable[[], None]:
+def samebits(config: Config, batch: int) -> Callable[[], None]:
     samples = InMemory(config, batch)
     parts = Parts(
         model=build_model(config.model, 5),
@@ -101,7 +101,7 @@ def main() -> None:
             "optim": {"lr": 1e-3, "momentum": 0.9},
         }
     )
-    ways = {"plain PyTorch": plain(config, arguments.batch), "Lockstep": lockstep(config, arguments.batch)}
+    ways = {"plain PyTorch": plain(config, arguments.batch), "Samebits": samebits(config, arguments.batch)}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(arguments.rounds + 1):
         # Each is first in every second round.

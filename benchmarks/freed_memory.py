@@ -1,10 +1,10 @@
-"""Step time on a CPU if glibc decides what it does with freed memory, and if Lockstep does (`lockstep/malloc.py`).
+"""Step time on a CPU if glibc decides what it does with freed memory, and if Samebits does (`src/samebits/malloc.py`).
 
     python -m benchmarks.freed_memory
     python -m benchmarks.freed_memory --procs 1 --models resnet18-128 --rounds 5
 
 The choice can't be taken back, so each round starts the processes twice, once for each. All train the same network on
-the same random images, 16 a process, by Lockstep's reducer, one thread per process. Prints medians over the rounds, of
+the same random images, 16 a process, by Samebits's reducer, one thread per process. Prints medians over the rounds, of
 rank 0: step time, page faults of a step, and the most memory that the process had.
 """
 
@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from benchmarks.exact_cost import MODELS, exact_steps
 from benchmarks.small_networks import plain_world, spawn
-from lockstep.cores import schedule_threads
-from lockstep.malloc import keep_freed_memory
+from samebits.cores import schedule_threads
+from samebits.malloc import keep_freed_memory
 
 NUM_STEPS = {"cnn": 100, "resnet18-64": 8, "resnet18-128": 4}
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, 16 samples per process and step, 1 thread each; glibc's choice / Lockstep's")
+    print(f"torch {torch.__version__}, 16 samples per process and step, 1 thread each; glibc's choice / Samebits's")
     print("| processes | network | step ms | ratio | page faults of a step | memory MB |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"

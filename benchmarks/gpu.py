@@ -1,4 +1,4 @@
-"""What Lockstep does on the GPUs of this machine, in one table: bits, throughput, reading of data, memory, peers.
+"""What Samebits does on the GPUs of this machine, in one table: bits, throughput, reading of data, memory, peers.
 
     python -m benchmarks.gpu --peers-python .venv/bench/bin/python    # `make bench-gpu`: under 10 minutes
     python -m benchmarks.gpu --parts bits --device cpu                # one part, on the CPU
@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-import lockstep
+import samebits
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKSTEP = (sys.executable, "-m", "lockstep")
+SAMEBITS = (sys.executable, "-m", "samebits")
 SHAPES = ("classify/shapes", "epochs=3", "global_batch=256", "data.size_px=128")
 NUM_PER_CLASS = 1000  # of five classes
 REPORT = "gpu-report.json"
@@ -87,7 +87,7 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
 
     def runs(name: str, *settings: str) -> list[list[str]]:
         return [
-            [*LOCKSTEP, "train", *settings, on, "--procs", str(size), "--run-dir", str(folder / f"{name}-{size}")]
+            [*SAMEBITS, "train", *settings, on, "--procs", str(size), "--run-dir", str(folder / f"{name}-{size}")]
             for size in procs
         ]
 
@@ -119,9 +119,9 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
                 )
 
     images = str(folder / "images")
-    make = [*LOCKSTEP, "data", "make", "classify", f"num_per_class={NUM_PER_CLASS}", "--out", images]
+    make = [*SAMEBITS, "data", "make", "classify", f"num_per_class={NUM_PER_CLASS}", "--out", images]
     shapes = [*SHAPES, f"data.root={images}"]
-    scale = [*LOCKSTEP, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
+    scale = [*SAMEBITS, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
     peers = ["--peers-python", peers_python] if peers_python else []
     step = [sys.executable, str(ROOT / "benchmarks" / "steps.py"), "--steps", "20", "--rounds", "3", *peers]
     return [
@@ -169,7 +169,7 @@ def facts() -> dict[str, Any]:
     """Return versions and devices."""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "lockstep": lockstep.__version__,
+        "samebits": samebits.__version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -184,7 +184,7 @@ def _json(path: Path) -> Any:
 def _short(command: Sequence[str]) -> list[str]:
     """Return a command line as one would type it."""
     words = [word.removeprefix(f"{ROOT}/") for word in command]
-    return ["lockstep", *words[3:]] if tuple(command[:3]) == LOCKSTEP else ["python", *words[1:]]
+    return ["samebits", *words[3:]] if tuple(command[:3]) == SAMEBITS else ["python", *words[1:]]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Images per second from files to normalized batches on one core: Lockstep against common loaders.
+"""Images per second from files to normalized batches on one core: Samebits against common loaders.
 
     python benchmarks/images.py --data flower_photos
     python benchmarks/images.py --data flower_photos --rounds 21 --batch 32
@@ -7,13 +7,13 @@ All take a random crop of the image at 224 px, flip it at random, normalize it a
 
 - ImageFolder: torchvision's ImageFolder, Pillow and transforms, as in the tutorials
 - v2 on tensors: torchvision's decode_image and transforms.v2, resize on bytes, normalized per image
-- Lockstep, from JPEG files
-- Lockstep, from decoded images (data.cache), filled before
-- Lockstep, without scaled decoding (large images)
+- Samebits, from JPEG files
+- Samebits, from decoded images (data.cache), filled before
+- Samebits, without scaled decoding (large images)
 
 They take turns of a few batches on one core, so that a slower machine slows all. Prints the median over the rounds, and
 the median of the rounds' ratios. Large images are made from small ones: 12 of them enlarged in a grid, 4000x3000, with
-the noise of a sensor. Quality: PSNR of Lockstep's bytes against the exact antialiased resize of the same crop in
+the noise of a sensor. Quality: PSNR of Samebits's bytes against the exact antialiased resize of the same crop in
 float64, from the completely decoded image; three crops of each large image.
 """
 
@@ -38,13 +38,13 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from lockstep.data.crop import RandomBoxes, fitting_scale
-from lockstep.data.images import read_rgb
-from lockstep.data.keyed import keys
-from lockstep.errors import DataError
-from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import ImageFiles, open_files
-from lockstep.recipes.classify.folders import list_folder
+from samebits.data.crop import RandomBoxes, fitting_scale
+from samebits.data.images import read_rgb
+from samebits.data.keyed import keys
+from samebits.errors import DataError
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.data import ImageFiles, open_files
+from samebits.recipes.classify.folders import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -85,7 +85,7 @@ def _batches(dataset: torchvision.datasets.ImageFolder, batch: int) -> Callable[
     return run
 
 
-def lockstep(folder: Path, batch: int, **settings: object) -> Callable[[list[int]], None]:
+def samebits(folder: Path, batch: int, **settings: object) -> Callable[[list[int]], None]:
     files = samples(folder, **settings)
     epoch = iter(range(10**9))
 
@@ -189,8 +189,8 @@ def large(folder: Path, arguments: argparse.Namespace) -> Iterator[None]:
             ways = {
                 "ImageFolder, Pillow, transforms": image_folder(root, 4),
                 "v2 on tensors": v2_tensors(root, 4),
-                "Lockstep": lockstep(root, 4),
-                "Lockstep, scaled_decode=false": lockstep(root, 4, scaled_decode=False),
+                "Samebits": samebits(root, 4),
+                "Samebits, scaled_decode=false": samebits(root, 4, scaled_decode=False),
             }
             measure(ways, spread(8, 8), max(3, arguments.rounds // 2))
             quality(root, spread(8, 8), num_parts=3)
@@ -222,14 +222,14 @@ def main() -> None:
         sys.exit(str(error))
     indices = spread(total, arguments.pictures)
     with tempfile.TemporaryDirectory() as place:
-        cached = lockstep(arguments.data, arguments.batch, cache=Path(place))
+        cached = samebits(arguments.data, arguments.batch, cache=Path(place))
         cached(indices)
         print(f"{arguments.data.name}, {len(indices)} images, batches of {arguments.batch}")
         ways = {
             "ImageFolder, Pillow, transforms": image_folder(arguments.data, arguments.batch),
             "v2 on tensors": v2_tensors(arguments.data, arguments.batch),
-            "Lockstep, JPEG files": lockstep(arguments.data, arguments.batch),
-            "Lockstep, decoded pictures": cached,
+            "Samebits, JPEG files": samebits(arguments.data, arguments.batch),
+            "Samebits, decoded pictures": cached,
         }
         measure(ways, indices, arguments.rounds)
         quality(arguments.data, indices)

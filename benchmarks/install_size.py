@@ -1,4 +1,4 @@
-"""The size of Lockstep's core beside torch: the packages that `pip install lockstep-train` installs, and their bytes.
+"""The size of Samebits's core beside torch: the packages that `pip install samebits` installs, and their bytes.
 
 Measures the environment of the interpreter that runs it. In an empty one:
 
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-DISTRIBUTION = "lockstep-train"
+DISTRIBUTION = "samebits"
 
 
 def closure(name: str) -> set[str]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from kernel_operations import BACKWARD, operations
 
-from lockstep.launch.kernels import PINNED
+from samebits.launch.kernels import PINNED
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def digits_sha256(variant: Variant, folder: Path) -> str:
     command = [
         sys.executable,
         "-m",
-        "lockstep",
+        "samebits",
         "train",
         "digits",
         *settings,

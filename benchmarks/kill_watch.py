@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.faults import Job
 
-HEADER_BYTES, RECORD_BYTES = 56, 72  # of steps.bin; see lockstep/provenance/step_log.py
+HEADER_BYTES, RECORD_BYTES = 56, 72  # of steps.bin; see src/samebits/provenance/step_log.py
 EPOCHS = "*/*/epochs.json"  # in the folder for temporary files
 
 
@@ -80,7 +80,7 @@ class Watch:
         shift_s, found = time.time() - time.monotonic(), []
         for path in (self._running.run / "logs").glob("rank-*.log"):
             for line in path.read_text(encoding="utf-8").splitlines():
-                if "lockstep: continuing with" in line:
+                if "samebits: continuing with" in line:
                     at = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone()
                     found.append(at.timestamp() - shift_s)
         return sorted(found)

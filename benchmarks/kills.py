@@ -30,7 +30,7 @@ from benchmarks.kill_trials import MOMENTS, Outcome, draw, play
 from benchmarks.node_trials import LOSSES, draw_nodes, play_nodes
 from tests.cluster.hosts import Host, hosts, why_not
 from tests.faults.faults import SETTINGS
-from tests.runs import TINY, lockstep, weights
+from tests.runs import TINY, samebits, weights
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
     # A short path: that of a socket in it may not be long.
     with tempfile.TemporaryDirectory(prefix="k") as place:
         folder = Path(place)
-        lockstep(
+        samebits(
             "train", TINY, *SETTINGS, *given.settings, "--procs", 1, "--run-dir", folder / "alone",
             cwd=folder,
         )  # fmt: skip
@@ -89,7 +89,7 @@ def _run_nodes(
 ) -> int:
     """Run trials with several launchers, one after the other; return the exit code."""
     outcomes = []
-    lockstep("train", TINY, *SETTINGS, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
+    samebits("train", TINY, *SETTINGS, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
     for seed in seeds:
         outcome = play_nodes(draw_nodes(seed, sizes), folder / str(seed), settings, weights(folder / "alone"), places)
         outcomes.append(outcome)

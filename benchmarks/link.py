@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 sys.path.insert(0, str(ROOT))
 
 from tests.cluster.hosts import Host, hosts, why_not  # noqa: E402  (a benchmark is a script: it has to find the checkout)
@@ -28,8 +29,13 @@ RECIPE = Path(__file__).resolve().parent / "link_recipe.py"
 
 def step_s(pair: list[Host], width: int, mode: str, folder: Path) -> float:
     """Return the median seconds between the ends of two steps."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LINK_WIDTH": str(width)}
-    command = [sys.executable, "-m", "lockstep", "train", RECIPE, f"mode={mode}", "--run-dir", folder]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": PYTHON_PATH,
+        "OMP_NUM_THREADS": "1",
+        "LINK_WIDTH": str(width),
+    }
+    command = [sys.executable, "-m", "samebits", "train", RECIPE, f"mode={mode}", "--run-dir", folder]
     join = ["--init", "tcp://n1:29530", "--world-size", 2, "--rank"]
     running = [host.start(*command, *join, rank, env=environ, cwd=folder.parent) for rank, host in enumerate(pair)]
     said = [process.communicate(timeout=300)[0] for process in running]

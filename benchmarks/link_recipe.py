@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
+from samebits import Accuracy, Batch, DatasetSamples, Parts, RunConfig
 
 WIDTH = int(os.environ.get("LINK_WIDTH", "1500"))
 PRESET = {"global_batch": 8, "micro_batch": 4, "epochs": 1, "report": {"every_steps": 1, "tensorboard": False}}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
+from samebits import Accuracy, Batch, DatasetSamples, Parts, RunConfig
 
 NUM_STEPS = int(os.environ.get("BALANCE_STEPS", "120"))
 GLOBAL_BATCH, MICRO_BATCH = 384, 16

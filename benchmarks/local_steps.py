@@ -23,18 +23,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.small_networks import plain_world, spawn
-from lockstep.cluster.world import World, alone
-from lockstep.config.load import load
-from lockstep.config.schema import RunConfig
-from lockstep.engine.assemble import init_weights, make_job
-from lockstep.engine.dataset_info import find_dataset_info
-from lockstep.engine.evaluate import evaluate
-from lockstep.engine.job import Job
-from lockstep.engine.step import run_step
-from lockstep.parallel.exchange import tree_all_reduce
-from lockstep.parallel.local_steps.placement import SubWorld, place_sites
-from lockstep.recipes.catalog import find
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import World, alone
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.engine.assemble import init_weights, make_job
+from samebits.engine.dataset_info import find_dataset_info
+from samebits.engine.evaluate import evaluate
+from samebits.engine.job import Job
+from samebits.engine.step import run_step
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.local_steps.placement import SubWorld, place_sites
+from samebits.recipes.catalog import find
+from samebits.storage.weights import weights_sha256
 
 SITES = 2
 JOBS = {

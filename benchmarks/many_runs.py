@@ -1,4 +1,4 @@
-"""How long `lockstep runs`, `compare` and `report` take on 1,000 run folders.
+"""How long `samebits runs`, `compare` and `report` take on 1,000 run folders.
 
     python -m benchmarks.many_runs [--runs 1000]
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
     num_runs = parser.parse_args().runs
-    with tempfile.TemporaryDirectory(prefix="lockstep-runs-") as folder:
+    with tempfile.TemporaryDirectory(prefix="samebits-runs-") as folder:
         runs = Path(folder) / "runs"
         for number in range(num_runs):
             make_run(runs / f"run-{number:05}", lr=0.001 * (number + 1), top1=0.5 + number / (3 * num_runs))
@@ -52,7 +52,7 @@ def _time(arguments: list[str], environment: dict[str, str]) -> tuple[float, flo
     """Return the seconds of a command, and those of the processor, which other programs do not lengthen as much."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "lockstep", *arguments], env=environment, stdout=subprocess.DEVNULL, check=True
+        [sys.executable, "-m", "samebits", *arguments], env=environment, stdout=subprocess.DEVNULL, check=True
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

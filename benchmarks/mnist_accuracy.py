@@ -1,4 +1,4 @@
-"""Accuracy after each epoch: the hand-written MNIST job, Lockstep's preset of it, and the better preset.
+"""Accuracy after each epoch: the hand-written MNIST job, Samebits's preset of it, and the better preset.
 
     python benchmarks/mnist_accuracy.py --data FOLDER-WITH-MNIST-GZ
     python benchmarks/mnist_accuracy.py --data FOLDER --seeds 1 --only tutorial
@@ -31,8 +31,8 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from task import MEAN, STD, Net, optimizer
 
-from lockstep.recipes.mnist.config import DataConfig
-from lockstep.recipes.mnist.data import read_mnist
+from samebits.recipes.mnist.config import DataConfig
+from samebits.recipes.mnist.data import read_mnist
 
 Figures = tuple[list[float], float]  # accuracy after each epoch, percent; seconds of training
 
@@ -82,10 +82,10 @@ def run_hand_written(folder: Path, seed: int, epochs: int) -> Figures:
     return accuracies, seconds
 
 
-def run_lockstep(preset: str, folder: Path, seed: int) -> Figures:
+def run_samebits(preset: str, folder: Path, seed: int) -> Figures:
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
-        command = [sys.executable, "-m", "lockstep", "train", preset, f"data.root={folder}", f"seed={seed}"]
+        command = [sys.executable, "-m", "samebits", "train", preset, f"data.root={folder}", f"seed={seed}"]
         subprocess.run([*command, "--procs", "2", "--run-dir", run], check=True, stdout=subprocess.DEVNULL)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         seconds = json.loads((run / "result.json").read_text())["seconds"]["training"]
@@ -102,8 +102,8 @@ def main() -> None:
     folder = arguments.data.resolve()
     jobs = {
         "hand-written": lambda seed: run_hand_written(folder, seed, 10),
-        "tutorial": lambda seed: run_lockstep("mnist/tutorial", folder, seed),
-        "mnist": lambda seed: run_lockstep("mnist", folder, seed),
+        "tutorial": lambda seed: run_samebits("mnist/tutorial", folder, seed),
+        "mnist": lambda seed: run_samebits("mnist", folder, seed),
     }
     for name in arguments.only or jobs:
         figures = [jobs[name](seed) for seed in arguments.seeds]

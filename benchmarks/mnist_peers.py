@@ -1,4 +1,4 @@
-"""Lockstep and other tools on the MNIST job of many tutorials.
+"""Samebits and other tools on the MNIST job of many tutorials.
 
     python benchmarks/mnist_peers.py --data FOLDER-WITH-MNIST-GZ --peers-python .venv/bench/bin/python
 
@@ -100,7 +100,7 @@ def lightning(workers: int) -> Job:
     return run
 
 
-def lockstep(mode: str) -> Job:
+def samebits(mode: str) -> Job:
     """The tutorial preset of the mnist recipe, as a user starts it."""
 
     def run(setting: Setting, folder: Path) -> Result:
@@ -116,13 +116,13 @@ def lockstep(mode: str) -> Job:
             "mode": mode,
         }
         pairs = [f"{key}={value}" for key, value in settings.items()]
-        command = [sys.executable, "-m", "lockstep", "train", "mnist/tutorial", *pairs]
+        command = [sys.executable, "-m", "samebits", "train", "mnist/tutorial", *pairs]
         started_at = time.time()
         command += ["--procs", str(setting.procs), "--run-dir", str(folder / "run")]
         _finish([command], {}, setting, folder, None)
         facts = json.loads((folder / "run" / "result.json").read_text())
         if facts["steps"] != setting.steps:
-            raise SystemExit(f"Lockstep took {facts['steps']} steps, not {setting.steps}")
+            raise SystemExit(f"Samebits took {facts['steps']} steps, not {setting.steps}")
         # As for the others: from step 20 on, and from the command on.
         lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
         first, *_, last = [line for line in lines if line["kind"] == "train" and line["step"] >= 20]
@@ -140,8 +140,8 @@ JOBS: dict[str, Job] = {
     "Lightning, no workers": lightning(workers=0),
     "Accelerate": torchrun("with_accelerate.py", python="peers", workers=1),
     "Accelerate, no workers": torchrun("with_accelerate.py", python="peers", workers=0),
-    "Lockstep exact": lockstep("exact"),
-    "Lockstep fast": lockstep("fast"),
+    "Samebits exact": samebits("exact"),
+    "Samebits fast": samebits("fast"),
     "bound: data in memory": one_by_one("hand_written.py", "bound"),
 }
 
@@ -175,7 +175,7 @@ def _finish(
     ranks: bool = False,
 ) -> None:
     """Start the commands and wait for all. On any error, none of them is left behind."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **variables}
     log = folder / "log.txt"
     with log.open("w") as stream:
         running = [

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 from torch.utils.data import DistributedSampler
 
-from lockstep.data.order import Order
+from samebits.data.order import Order
 
 
 def ours(num_samples: int, world_size: int, global_batch: int, micro_batch: int) -> None:
@@ -41,7 +41,7 @@ def ours(num_samples: int, world_size: int, global_batch: int, micro_batch: int)
             next(steps)
         per_step.append((time.perf_counter() - began) / 256)
     print(
-        f"lockstep Order         {statistics.median(times) * 1e3:10.2f} ms to the first step of any epoch, "
+        f"samebits Order         {statistics.median(times) * 1e3:10.2f} ms to the first step of any epoch, "
         f"{statistics.median(per_step) * 1e6:.1f} us a step, {peak / 1e6:,.2f} MB"
     )
 

@@ -1,4 +1,4 @@
-"""Cost of `lockstep.exact`: a step of a script's loop in exact form, and its usual step with DistributedDataParallel.
+"""Cost of `samebits.exact`: a step of a script's loop in exact form, and its usual step with DistributedDataParallel.
 
     python benchmarks/own_loop.py
     python benchmarks/own_loop.py --procs 2 --models cnn --steps 100
@@ -29,8 +29,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import lockstep
-from lockstep.cluster.address import ReservedPort
+import samebits
+from samebits.cluster.address import ReservedPort
 
 MICRO_BATCH = 16
 MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
@@ -57,7 +57,7 @@ def steps(name: str, form: str) -> Iterator[None]:
     model = network(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     if form == "exact":
-        model, optimizer, loader = lockstep.exact(
+        model, optimizer, loader = samebits.exact(
             model, optimizer, loader, global_batch=MICRO_BATCH * dist.get_world_size()
         )
     else:

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.data.keyed import keys
-from lockstep.recipes.pose.coco.files import open_files
-from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import TrainImages
-from lockstep.recipes.pose.group import Grouping
-from lockstep.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
-from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
-from lockstep.recipes.pose.targets import draw_heatmaps, index_joints
+from samebits.data.keyed import keys
+from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.data import TrainImages
+from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
+from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
+from samebits.recipes.pose.targets import draw_heatmaps, index_joints
 
 try:
     from peers import pose_plain as plain
@@ -195,7 +195,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("one thread; times in ms, medians of", arguments.rounds, "rounds")
-    print(f"| {'':<34} | {'plain':>9} | {'Lockstep':>9} | {'ratio':>6} | {'goal':>5} |")
+    print(f"| {'':<34} | {'plain':>9} | {'Samebits':>9} | {'ratio':>6} | {'goal':>5} |")
     print(f"|{'-' * 36}|{'-' * 10}:|{'-' * 10}:|{'-' * 7}:|{'-' * 6}:|")
     with tempfile.TemporaryDirectory() as scratch:
         makers = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-import lockstep
+import samebits
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for precision in arguments.precisions:
             chosen = {name: yaml.safe_load(value) for name, value in settings.items()}
-            run = lockstep.train(
+            run = samebits.train(
                 arguments.recipe,
                 chosen | {"precision": precision},
                 procs=arguments.procs,

@@ -30,14 +30,14 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.small_networks import assignment, job_of, spawn
-from lockstep.cluster import collectives
-from lockstep.cluster.world import World, join
-from lockstep.config.sections import WatchConfig
-from lockstep.data.loader import Loader
-from lockstep.engine.job import Job
-from lockstep.engine.step import run_step
-from lockstep.parallel.bucket import Bucket, Leaf
-from lockstep.parallel.recheck import RecheckedReducer
+from samebits.cluster import collectives
+from samebits.cluster.world import World, join
+from samebits.config.sections import WatchConfig
+from samebits.data.loader import Loader
+from samebits.engine.job import Job
+from samebits.engine.step import run_step
+from samebits.parallel.bucket import Bucket, Leaf
+from samebits.parallel.recheck import RecheckedReducer
 
 FLIPPED = 20  # one micro-batch in this many
 MAX_STEPS = 150

@@ -14,15 +14,15 @@ import torch.multiprocessing as mp
 import torchvision
 from torch import Tensor, nn
 
-from lockstep.cluster.backends import add_group
-from lockstep.cluster.env import ALONE, RankAssignment, read_assignment
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.job import Job
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
+from samebits.cluster.backends import add_group
+from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.assemble import make_job
+from samebits.engine.job import Job
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
 
 SHAPES = {  # channels, pixels
     "tiny": (1, 4), "cnn": (1, 28), "linear": (1, 28), "resnet18-64": (3, 64), "resnet18-128": (3, 128),
@@ -113,7 +113,7 @@ def _entered(rank: int, work: Callable[..., None], arguments: tuple[Any, ...]) -
 
 @contextmanager
 def plain_world(rank: int, num_procs: int) -> Iterator[World]:
-    """Join a world without a store of Lockstep, for parts of it beside torch's DDP."""
+    """Join a world without a store of Samebits, for parts of it beside torch's DDP."""
     dist.init_process_group("gloo", rank=rank, world_size=num_procs)
     add_group()
     yield World(rank, num_procs, rank, torch.device("cpu"), "gloo", "here", None, ALONE)

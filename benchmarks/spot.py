@@ -1,10 +1,10 @@
-"""Replay the availability of spot machines with real kills and returns: goodput of Lockstep and of other tools.
+"""Replay the availability of spot machines with real kills and returns: goodput of Samebits and of other tools.
 
     python -m benchmarks.spot                                       # 4 machines, 3 minutes each, all tools
-    python -m benchmarks.spot --seconds 600 --change-s 60 --seed 2 --tools Lockstep DDP
+    python -m benchmarks.spot --seconds 600 --change-s 60 --seed 2 --tools Samebits DDP
     python -m benchmarks.spot --trace benchmarks/spot_p3.csv --trace-start-s 21000     # 72% up, 6 losses, 5 returns
 
-Each machine of Lockstep is a launcher with one process, `--nodes 1:N` with cluster.recovery=in_step. It is lost by
+Each machine of Samebits is a launcher with one process, `--nodes 1:N` with cluster.recovery=in_step. It is lost by
 SIGKILL of both, without notice, and returns by the same command. Hand-written DDP, Lightning and Accelerate are killed
 and started again by torchrun at each change, with as many processes as machines are up, from their last checkpoint. In
 practice a program that watches the machines would do so. They save a checkpoint every ten steps.
@@ -19,7 +19,7 @@ and one of 32 changes each 2 minutes. The 4 machines of a replay stand for 8 eac
 
 Goodput is the number of samples in the result at the end of the trace, relative to undisturbed runs of the same tool on
 as many machines for the same time; they are measured first. Samples of restarted tools count even if no checkpoint has
-them. Lockstep's run is then completed at full speed, and must have the weights of one process.
+them. Samebits's run is then completed at full speed, and must have the weights of one process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from benchmarks.spot_tools import (
     SAMPLE_S,
     SCRIPTS,
     TOOLS,
-    Lockstep,
     Restarted,
+    Samebits,
     Tool,
     is_installed,
 )
@@ -64,7 +64,7 @@ class Replay:
     Attributes:
         samples: Samples in its result at the end of the trace.
         repeated: Steps that it computed again.
-        weights: Hash of the completed run; only Lockstep completes it.
+        weights: Hash of the completed run; only Samebits completes it.
     """
 
     samples: int
@@ -108,7 +108,7 @@ def replay(tool: Tool, trace: list[Change], seconds: float) -> Replay:
             tool.change(up, changes)
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         samples = GLOBAL_BATCH * (tool.steps() - before)
-        weights = tool.finish() if isinstance(tool, Lockstep) else ""
+        weights = tool.finish() if isinstance(tool, Samebits) else ""
         return Replay(samples, tool.repeated(), weights)
 
 
@@ -160,7 +160,7 @@ def find_trace(given: argparse.Namespace) -> list[Change]:
 
 
 def compare(given: argparse.Namespace, trace: list[Change], place: Path) -> bool:
-    """Print a row for each tool; return whether Lockstep's weights are those of one process."""
+    """Print a row for each tool; return whether Samebits's weights are those of one process."""
     rows, is_equal = [], True
     for tool in given.tools:
         script, package, requirement = SCRIPTS.get(tool, ("", "", ""))
@@ -169,8 +169,8 @@ def compare(given: argparse.Namespace, trace: list[Change], place: Path) -> bool
             continue
 
         def make(name: str, tool: str = tool, script: str = script) -> Tool:
-            if tool == "Lockstep":
-                return Lockstep(place / name, num_steps(given.seconds, given.slots))
+            if tool == "Samebits":
+                return Samebits(place / name, num_steps(given.seconds, given.slots))
             python = sys.executable if tool == "DDP" else given.peers_python
             return Restarted(place / name, script, python)
 
@@ -186,16 +186,16 @@ def compare(given: argparse.Namespace, trace: list[Change], place: Path) -> bool
         share = goodput(done.samples, trace, given.seconds, rates.__getitem__)
         rows.append(f"| {tool} | {done.samples:,} | {done.repeated} | {share:.1%} |")
         print(rows[-1], flush=True)
-        if isinstance(job, Lockstep):
+        if isinstance(job, Samebits):
             is_equal = done.weights == job.alone()
     print("\n".join(["", "| | samples at the end | steps repeated | goodput |", "|---|---|---|---|", *rows]))
-    if "Lockstep" in given.tools:
-        print(f"weights of Lockstep: {'those of one process' if is_equal else 'DIFFERENT'}")
+    if "Samebits" in given.tools:
+        print(f"weights of Samebits: {'those of one process' if is_equal else 'DIFFERENT'}")
     return is_equal
 
 
 def main() -> int:
-    """Compare the tools; the exit code tells whether Lockstep's weights are those of one process."""
+    """Compare the tools; the exit code tells whether Samebits's weights are those of one process."""
     given = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     trace = find_trace(given)

@@ -13,8 +13,8 @@ from typing import Protocol
 import psutil
 
 from benchmarks.spot_trace import Change
-from lockstep.cluster.address import ReservedPort
-from tests.runs import ROOT, TINY, kill_machine, records, weights
+from samebits.cluster.address import ReservedPort
+from tests.runs import PYTHON_PATH, ROOT, TINY, kill_machine, records, weights
 
 GLOBAL_BATCH, MICRO_BATCH = 48, 4
 NUM_SAMPLES = 480  # a whole number of global batches, so that each step has as many samples
@@ -26,7 +26,7 @@ SCRIPTS = {
     "Lightning": ("spot_lightning.py", "lightning", "lightning>=2.6.6"),
     "Accelerate": ("spot_accelerate.py", "accelerate", "accelerate>=1.0"),
 }
-TOOLS = ("Lockstep", *SCRIPTS)
+TOOLS = ("Samebits", *SCRIPTS)
 
 
 class Tool(Protocol):
@@ -45,7 +45,7 @@ class Tool(Protocol):
         """End all processes."""
 
 
-class Lockstep:
+class Samebits:
     """A launcher for each machine.
 
     Args:
@@ -85,7 +85,7 @@ class Lockstep:
         join = ["--nodes", "1:9", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--max-restarts", "9"]
         with (self._folder / f"said-{slot}").open("ab") as said:
             self.launchers[slot] = subprocess.Popen(
-                [sys.executable, "-m", "lockstep", "train", str(TINY), *self._settings, *self._given,
+                [sys.executable, "-m", "samebits", "train", str(TINY), *self._settings, *self._given,
                  "--procs", "1", *join, "--run-dir", str(self._folder / "run")],
                 cwd=self._folder, env={**_environ(), "TMPDIR": str(tmp)}, stdout=said, stderr=said,
                 start_new_session=True,
@@ -115,7 +115,7 @@ class Lockstep:
         """Train with one process; return the hash of its weights."""
         run = self._folder / "alone"
         subprocess.run(
-            [sys.executable, "-m", "lockstep", "train", str(TINY), *self._settings, "--procs", "1",
+            [sys.executable, "-m", "samebits", "train", str(TINY), *self._settings, "--procs", "1",
              "--run-dir", str(run)],
             cwd=self._folder, env=_environ(), check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -197,4 +197,10 @@ def is_installed(package: str, python: str) -> bool:
 
 
 def _environ() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100"}
+    return {
+        **os.environ,
+        "PYTHONPATH": PYTHON_PATH,
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "100",
+    }

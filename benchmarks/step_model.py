@@ -2,7 +2,7 @@
 
     sudo python -m benchmarks.step_model          # Linux; makes network namespaces
 
-The prediction is that of `lockstep plan --link`. The parts of a step (reading, passes, optimizer, adding) are measured
+The prediction is that of `samebits plan --link`. The parts of a step (reading, passes, optimizer, adding) are measured
 in all processes at once, which do not exchange gradients meanwhile. Each link, and the work of sending without a
 limit, is measured by messages between two processes. Messages and bytes are counted by the exchange's own code. Nothing
 is fitted to the measured steps. A machine may change its speed within seconds, so the parts and the steps of a setting
@@ -33,6 +33,7 @@ from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 sys.path.insert(0, str(ROOT))
 
 RECIPE = Path(__file__).resolve().parent / "step_model_recipe.py"
@@ -52,15 +53,15 @@ def worker(options: argparse.Namespace) -> None:
     """Measure as one rank: costs of each model, and for each link its speed and the step of each model."""
     import torch
 
-    from lockstep.cluster import collectives
-    from lockstep.config.load import load
-    from lockstep.cores import num_cores
-    from lockstep.engine.assemble import make_job
-    from lockstep.launch.start import join_world, rank_assignment
-    from lockstep.parallel.exchange.link import measure_link
-    from lockstep.recipes.catalog import find
-    from lockstep.scaling.measure import time_steps
-    from lockstep.scaling.step_time.costs import costs_to_json, message_costs, passes_of
+    from samebits.cluster import collectives
+    from samebits.config.load import load
+    from samebits.cores import num_cores
+    from samebits.engine.assemble import make_job
+    from samebits.launch.start import join_world, rank_assignment
+    from samebits.parallel.exchange.link import measure_link
+    from samebits.recipes.catalog import find
+    from samebits.scaling.measure import time_steps
+    from samebits.scaling.step_time.costs import costs_to_json, message_costs, passes_of
 
     torch.set_num_threads(1)
     links, rank = options.links.split(","), options.rank
@@ -101,7 +102,7 @@ def worker(options: argparse.Namespace) -> None:
 
 def middle(costs: list[Any]) -> Any:
     """Return the median of each cost of a process."""
-    from lockstep.scaling.step_time.model import StepCosts
+    from samebits.scaling.step_time.model import StepCosts
 
     names = ("reading_s", "compute_s", "update_s", "add_s_per_byte")
     return StepCosts(*(median(getattr(each, name) for each in costs) for name in names), None)
@@ -133,7 +134,12 @@ def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: boo
     from tests.cluster.hosts import hosts
 
     out = work / f"{size}-{is_loopback}.json"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STEP_SLEEP_MS": str(options.sleep_ms)}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": PYTHON_PATH,
+        "OMP_NUM_THREADS": "1",
+        "STEP_SLEEP_MS": str(options.sleep_ms),
+    }
     links = [link for link in LINKS if (link == "loopback") is is_loopback]
     command = [sys.executable, "-m", "benchmarks.step_model", "--worker", str(out), "--steps", str(options.steps)]
     command += ["--links", ",".join(links), "--size", str(size), "--sleep-ms", str(options.sleep_ms)]
@@ -161,14 +167,14 @@ def measure(size: int, options: argparse.Namespace, work: Path, is_loopback: boo
 
 def predicted(results: Result, model: str, link: str, size: int, *, per_core: bool) -> Any:
     """Predict a step from the costs and links that the processes have measured."""
-    from lockstep.cores import num_cores
-    from lockstep.data.micro_batches import num_micro_batches
-    from lockstep.parallel.exchange.link import Link
-    from lockstep.scaling.step_time.costs import costs_from_json
-    from lockstep.scaling.step_time.model import MachineGroup, predict
+    from samebits.cores import num_cores
+    from samebits.data.micro_batches import num_micro_batches
+    from samebits.parallel.exchange.link import Link
+    from samebits.scaling.step_time.costs import costs_from_json
+    from samebits.scaling.step_time.model import MachineGroup, predict
 
     config, on_meta = loaded(model)
-    from lockstep.scaling.step_time.traffic import count_traffic
+    from samebits.scaling.step_time.traffic import count_traffic
 
     measured = num_cores() if per_core else size
     nodes, per_node = (1, size) if link == "loopback" else (size, 1)
@@ -183,8 +189,8 @@ def predicted(results: Result, model: str, link: str, size: int, *, per_core: bo
 
 def loaded(name: str) -> tuple[Any, Any]:
     """Return the recipe's settings, and a model without memory."""
-    from lockstep.config.load import load
-    from lockstep.recipes.catalog import find
+    from samebits.config.load import load
+    from samebits.recipes.catalog import find
 
     os.environ["STEP_MODEL"] = name
     found = find(str(RECIPE))
@@ -221,7 +227,7 @@ def main() -> int:
 
 def show(found: dict[tuple[int, bool], Result], options: argparse.Namespace) -> None:
     """Print the measured parts of each world, and the table."""
-    from lockstep.parallel.exchange.link import Link
+    from samebits.parallel.exchange.link import Link
 
     for (size, is_loopback), results in found.items():
         print(f"{size} processes, {'one host' if is_loopback else 'a host each'}:")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from lockstep import Accuracy, Batch, DatasetSamples, Parts, RunConfig
+from samebits import Accuracy, Batch, DatasetSamples, Parts, RunConfig
 
 SLEEP_S = float(os.environ.get("STEP_SLEEP_MS", "0")) / 1e3
 LINEAR = {"small": 32, "large": 900}

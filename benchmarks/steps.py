@@ -1,4 +1,4 @@
-"""Step time, peak memory and start time of three networks in plain PyTorch, Lightning, Accelerate and Lockstep.
+"""Step time, peak memory and start time of three networks in plain PyTorch, Lightning, Accelerate and Samebits.
 
     python benchmarks/steps.py --peers-python .venv/bench/bin/python
     python benchmarks/steps.py --rounds 2 --networks crnn        # a quick trial
@@ -7,7 +7,7 @@ One process each, one thread, on the GPU if there is one; small images, so that 
 same network and loss on the same batch in memory (peers/steps_job.py). They start one after the other, which gives
 the time to the first step, including imports. Then all take turns of `--steps` steps, in an order that shifts by one
 each round, so that a slower machine slows all. Prints the median over the rounds, and the median of the rounds'
-ratios to "tuned": plain PyTorch with channels last and the fused optimizer, which are Lockstep's defaults.
+ratios to "tuned": plain PyTorch with channels last and the fused optimizer, which are Samebits's defaults.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 JOB = ROOT / "benchmarks" / "peers" / "steps_job.py"
 NETWORKS = ("resnet34", "crnn", "higherhrnet-w32")
 TOOLS = {  # the name of each in steps_job.py
@@ -31,9 +32,9 @@ TOOLS = {  # the name of each in steps_job.py
     "plain PyTorch": "plain",
     "Lightning": "lightning",
     "Accelerate": "accelerate",
-    "Lockstep exact": "lockstep",
-    "Lockstep fast": "lockstep-fast",
-    "Lockstep compile": "lockstep-compile",
+    "Samebits exact": "samebits",
+    "Samebits fast": "samebits-fast",
+    "Samebits compile": "samebits-compile",
 }
 OF_PEERS = ("lightning", "accelerate")
 BASE = next(iter(TOOLS))
@@ -47,7 +48,7 @@ class Job:
         listen, self._say = os.pipe()
         self._hear, answer = os.pipe()
         environ = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BENCH_STEPS": str(num_steps),
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHON_PATH, "BENCH_STEPS": str(num_steps),
             "BENCH_EAR": str(listen), "BENCH_MOUTH": str(answer), "BENCH_STARTED": str(time.time()),
         }  # fmt: skip
         with self.errors.open("w") as errors:

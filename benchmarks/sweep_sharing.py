@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LOCKSTEP = [sys.executable, "-P", "-m", "lockstep"]
+SAMEBITS = [sys.executable, "-P", "-m", "samebits"]
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     ]
     command = ["digits", *common, f"optim.milestones=[{given.epochs // 2}]", "--grid", f"optim.gamma={gammas}"]
     command += ["--jobs", str(given.jobs)]
-    with tempfile.TemporaryDirectory(prefix="lockstep-sweep-") as place:
+    with tempfile.TemporaryDirectory(prefix="samebits-sweep-") as place:
         folder = Path(place)
         shared_s, shared_cpu = run([*command, "--sweep-dir", str(folder / "shared")])
         alone_s, alone_cpu = run([*command, "--sweep-dir", str(folder / "alone"), "--no-share"])
@@ -61,7 +61,7 @@ def main() -> None:
 def run(command: list[str]) -> tuple[float, float]:
     """Return the seconds of a sweep, and those of the processors."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*LOCKSTEP, "sweep", *command], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*SAMEBITS, "sweep", *command], stdout=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - started, cpu_s
@@ -69,7 +69,7 @@ def run(command: list[str]) -> tuple[float, float]:
 
 def table(folder: Path) -> list[dict[str, Any]]:
     """Return the trials of a sweep without times, and without where their steps were trained."""
-    done = subprocess.run([*LOCKSTEP, "sweep", str(folder), "--show", "--json"], capture_output=True, check=True)
+    done = subprocess.run([*SAMEBITS, "sweep", str(folder), "--show", "--json"], capture_output=True, check=True)
     return [
         {name: trial[name] for name in trial if name not in ("took_s", "shared")}
         for trial in json.loads(done.stdout)["trials"]
@@ -82,7 +82,7 @@ def kill(folder: Path, command: list[str], num_kills: int, whole_s: float, seed:
     for number in range(num_kills + 1):
         is_new = not (folder / "sweep.json").exists()
         arguments = [*command, "--sweep-dir", str(folder)] if is_new else [str(folder)]
-        process = subprocess.Popen([*LOCKSTEP, "sweep", *arguments], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*SAMEBITS, "sweep", *arguments], stdout=subprocess.DEVNULL)
         if number == num_kills:
             assert process.wait() == 0
             break

@@ -24,11 +24,11 @@ import torchvision
 from torch import Tensor, nn
 
 from benchmarks.small_networks import plain_world, spawn
-from lockstep.cluster.world import World
-from lockstep.cores import let_gloo_threads_preempt, schedule_threads
-from lockstep.data.order import MicroBatch, Order
-from lockstep.malloc import keep_freed_memory
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import World
+from samebits.cores import let_gloo_threads_preempt, schedule_threads
+from samebits.data.order import MicroBatch, Order
+from samebits.malloc import keep_freed_memory
+from samebits.parallel.reduce import Reducer
 
 SAMPLES = 16  # of a micro-batch
 MODELS = ("cnn", "resnet18-64", "resnet18-128", "resnet50-64")
@@ -68,7 +68,7 @@ def ddp_steps(name: str, num_micro: int) -> Callable[[], None]:
     return step
 
 
-def lockstep_steps(
+def samebits_steps(
     name: str, here: World, num_micro: int, synchronised: bool, *, has_messages: bool = True
 ) -> Callable[[], None]:
     model, inputs = build(name)
@@ -97,7 +97,7 @@ def lockstep_steps(
 
 def timed(step: Callable[[], None], num_steps: int, rank: int, *, sync: bool) -> tuple[float, float]:
     """Return milliseconds of a step: elapsed, and CPU time of this process."""
-    schedule_threads(rank)  # as Lockstep does; DDP gains by it, too
+    schedule_threads(rank)  # as Samebits does; DDP gains by it, too
     if sync:
         let_gloo_threads_preempt(dist.get_world_size())
     dist.barrier()
@@ -109,14 +109,14 @@ def timed(step: Callable[[], None], num_steps: int, rank: int, *, sync: bool) ->
 
 def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
     with plain_world(rank, num_procs) as here:
-        keep_freed_memory()  # as a run of Lockstep does; torch itself leaves it to the user
+        keep_freed_memory()  # as a run of Samebits does; torch itself leaves it to the user
         for name in arguments.models:
             for num_micro in arguments.micro_batches:
                 kinds = (
                     ddp_steps(name, num_micro),
-                    lockstep_steps(name, here, num_micro, False),
-                    lockstep_steps(name, here, num_micro, True),
-                    lockstep_steps(name, here, num_micro, True, has_messages=False),
+                    samebits_steps(name, here, num_micro, False),
+                    samebits_steps(name, here, num_micro, True),
+                    samebits_steps(name, here, num_micro, True, has_messages=False),
                 )
                 num_steps = 10 if name == "cnn" else 1
                 rounds = [

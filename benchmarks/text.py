@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
-import lockstep
-from lockstep.data.samples import with_channels_last
-from lockstep.recipes.text.alphabet import Alphabet
-from lockstep.recipes.text.loss import ctc_loss
-from lockstep.recipes.text.model import crnn, fast
+import samebits
+from samebits.data.samples import with_channels_last
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.loss import ctc_loss
+from samebits.recipes.text.model import crnn, fast
 
 NUM_CLASSES, NUM_STEPS = 6736, 71
 Curve = list[tuple[float, float]]
@@ -57,7 +57,7 @@ def ctc(num_lines: int, num_rounds: int, num_threads: int) -> None:
     rounds = [(run(theirs, logits), run(ours, logits)) for _ in range(num_rounds)]
     ratio = statistics.median(left[0] / right[0] for left, right in rounds)
     print(f"CTC with gradient, {num_lines} lines, T={NUM_STEPS}, {NUM_CLASSES:,} classes, {num_threads} threads")
-    for place, name in enumerate(("torch", "lockstep")):
+    for place, name in enumerate(("torch", "samebits")):
         seconds = statistics.median(pair[place][0] for pair in rounds)
         far = float((rounds[0][place][2] - exact[2]).abs().max())
         print(
@@ -98,15 +98,15 @@ def decode(num_rounds: int) -> None:
     def ours() -> list[str]:
         return alphabet.decode_paths(tensor.numpy())
 
-    ways = {"loop over a tensor": loop, "loop over lists": over_lists, "lockstep": ours}
+    ways = {"loop over a tensor": loop, "loop over lists": over_lists, "samebits": ours}
     texts = {name: way() for name, way in ways.items()}
     assert len({tuple(lines) for lines in texts.values()}) == 1, "the strings differ"
     rounds = [{name: _seconds(way) for name, way in ways.items()} for _ in range(num_rounds)]
     print(f"decoding 1,000 lines of {NUM_STEPS} steps, {NUM_CLASSES:,} classes: equal strings")
     for name in ways:
-        ratio = statistics.median(times[name] / times["lockstep"] for times in rounds)
+        ratio = statistics.median(times[name] / times["samebits"] for times in rounds)
         seconds = statistics.median(times[name] for times in rounds)
-        print(f"  {name:19} {seconds * 1000:8.2f} ms   {ratio:7.1f} x Lockstep's time")
+        print(f"  {name:19} {seconds * 1000:8.2f} ms   {ratio:7.1f} x Samebits's time")
 
 
 def networks(num_lines: int, num_rounds: int) -> None:
@@ -150,7 +150,7 @@ def lines(out: Path, fonts: Path | None, num_train: int, settings: Sequence[str]
     given: dict[str, Any] = {"epochs": 10, "data.made.num_train": num_train // 10, "data.made.num_eval": 1000}
     if fonts is not None:
         given["data.made.fonts"] = fonts
-    run = lockstep.train("text", {**given, **_parsed(settings)}, procs=2, run_dir=out / "lines")
+    run = samebits.train("text", {**given, **_parsed(settings)}, procs=2, run_dir=out / "lines")
     _report("synthetic lines from scratch", run)
     kinds = ("seen_fonts_accuracy", "unseen_fonts_accuracy")
     curves = {kind.removesuffix("_accuracy").replace("_", " "): _curve(run, kind) for kind in kinds}
@@ -169,8 +169,8 @@ def plates(
         weights = _made_first(out, data, fonts, num_made, settings)
     given = {"data.root": data, **_parsed(settings)}
     runs = {
-        "plates alone": lockstep.train("text/plates", given, procs=2, run_dir=out / "plates-alone"),
-        "synthetic lines first": lockstep.train(
+        "plates alone": samebits.train("text/plates", given, procs=2, run_dir=out / "plates-alone"),
+        "synthetic lines first": samebits.train(
             "text/plates", {**given, "model.weights": weights}, procs=2, run_dir=out / "plates-after"
         ),
     }
@@ -189,7 +189,7 @@ def _made_first(out: Path, data: Path, fonts: Path | None, num_made: int, settin
     given |= {"data.made.num_eval": 500, "data.made.min_length": 7, "data.made.max_length": 7, **_parsed(settings)}
     if fonts is not None:
         given["data.made.fonts"] = fonts
-    _report("synthetic lines", lockstep.train("text", given, procs=2, run_dir=out / "made-first"))
+    _report("synthetic lines", samebits.train("text", given, procs=2, run_dir=out / "made-first"))
     return out / "made-first" / "weights.safetensors"
 
 
@@ -198,7 +198,7 @@ def _parsed(settings: Sequence[str]) -> dict[str, Any]:
     return {name: json.loads(value) if value[:1].isdigit() else value for name, value in pairs}
 
 
-def _report(name: str, run: lockstep.Run) -> None:
+def _report(name: str, run: samebits.Run) -> None:
     seconds = run.result["seconds"]
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in run.metrics.items())
     best = run.result["best"]
@@ -208,7 +208,7 @@ def _report(name: str, run: lockstep.Run) -> None:
     print(f"  {told}, {run.result['samples_per_s']:.0f} lines/s", flush=True)
 
 
-def _curve(run: lockstep.Run, metric: str) -> Curve:
+def _curve(run: samebits.Run, metric: str) -> Curve:
     """Return (seconds of training, value) at each evaluation."""
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     times = {record["step"]: record["seconds"] for record in records if record["kind"] == "train"}

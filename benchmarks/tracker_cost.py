@@ -26,18 +26,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.small_networks import job_of
-from lockstep.cluster.world import alone
-from lockstep.config.sections import ReportConfig
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.step import run_step
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import alone
+from samebits.config.sections import ReportConfig
+from samebits.engine.output.reports import Reports
+from samebits.engine.step import run_step
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 
 TRACKER = """
 import time
-import lockstep
+import samebits
 
-class Faulty(lockstep.Tracker):
+class Faulty(samebits.Tracker):
     def start(self, run):
         self.folder = run.folder
     def log(self, step, values):
@@ -54,7 +54,7 @@ FAULTS = {
 
 @contextmanager
 def small_disk() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="lockstep-trackers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="samebits-trackers-") as folder:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], check=True)
         try:
             yield Path(folder)
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("lockstep").addHandler(logging.NullHandler())
+    logging.getLogger("samebits").addHandler(logging.NullHandler())
     print(f"torch {torch.__version__}, {arguments.model}, 1 process, 1 thread, a record for each step")
     print("              step, ms              CPU time, ms             end of the run,")
     print("fault        off       on   ratio       off       on   ratio  seconds        weights")

@@ -23,12 +23,12 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.small_networks import MICRO_BATCH, assignment, job_of, spawn
-from lockstep.cluster import collectives
-from lockstep.cluster.activity import Activity
-from lockstep.cluster.world import World, join
-from lockstep.engine.replica_check import ReplicaCheck
-from lockstep.engine.step import run_step
-from lockstep.watchdog.detector import HangDetector
+from samebits.cluster import collectives
+from samebits.cluster.activity import Activity
+from samebits.cluster.world import World, join
+from samebits.engine.replica_check import ReplicaCheck
+from samebits.engine.step import run_step
+from samebits.watchdog.detector import HangDetector
 
 MODELS = ("cnn", "resnet18-64")
 

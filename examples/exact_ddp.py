@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import lockstep
+import samebits
 
 torch.manual_seed(0)
 images, labels = sklearn.datasets.load_digits(return_X_y=True)
@@ -20,8 +20,8 @@ train_data, val_data = random_split(digits, [1437, 360])
 model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 loader = DataLoader(train_data, batch_size=8, shuffle=True)
-model, optimizer, loader = lockstep.exact(model, optimizer, loader, global_batch=64)
-val_loader = lockstep.EvalLoader(DataLoader(val_data, batch_size=64))
+model, optimizer, loader = samebits.exact(model, optimizer, loader, global_batch=64)
+val_loader = samebits.EvalLoader(DataLoader(val_data, batch_size=64))
 
 for epoch in range(5):
     model.train()
@@ -40,4 +40,4 @@ for epoch in range(5):
         print(f"epoch {epoch}: accuracy {correct / len(val_data):.4f}")
 
 if val_loader.world.is_main:
-    print(lockstep.weights_sha256(model.state_dict()))
+    print(samebits.weights_sha256(model.state_dict()))

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lockstep
+import samebits
 
 EPOCHS = 3
 CHECKPOINT = "exact_parts.pt"
@@ -46,7 +46,7 @@ model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dro
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=1)
-model, optimizer, loader = lockstep.exact(model, optimizer, loader, global_batch=64, per_step=[ema])
+model, optimizer, loader = samebits.exact(model, optimizer, loader, global_batch=64, per_step=[ema])
 scheduler = loader.per_step(OneCycleLR(optimizer, 4e-3, epochs=EPOCHS, steps_per_epoch=len(loader)))
 parts = {"model": model, "ema": ema, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
 is_main = int(os.environ.get("RANK", "0")) == 0
@@ -80,4 +80,4 @@ while loader.step < EPOCHS * len(loader):
                 sys.exit(143)
 
 if is_main:
-    print(lockstep.weights_sha256(ema.module.state_dict()))
+    print(samebits.weights_sha256(ema.module.state_dict()))

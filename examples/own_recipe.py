@@ -1,8 +1,8 @@
-"""Your own recipe: any torch dataset and any module, trained by `lockstep train`.
+"""Your own recipe: any torch dataset and any module, trained by `samebits train`.
 
-lockstep train examples/own_recipe.py --procs 2
-lockstep train examples/own_recipe.py model.width=32 epochs=5 optim.lr=0.1
-lockstep config examples/own_recipe.py
+samebits train examples/own_recipe.py --procs 2
+samebits train examples/own_recipe.py model.width=32 epochs=5 optim.lr=0.1
+samebits config examples/own_recipe.py
 """
 
 import sklearn.datasets
@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchvision.transforms import v2 as transforms
 
-from lockstep import Accuracy, DatasetSamples, Parts, RunConfig, Settings
+from samebits import Accuracy, DatasetSamples, Parts, RunConfig, Settings
 
-# Defaults that differ from Lockstep's. A YAML file or the command line overrides them.
+# Defaults that differ from Samebits's. A YAML file or the command line overrides them.
 PRESET = {"epochs": 3, "global_batch": 64, "micro_batch": 16, "optim": {"lr": 0.05, "schedule": "cosine"}}
 
 

@@ -7,7 +7,7 @@ import sys
 
 from torch.multiprocessing import spawn
 
-from lockstep import run_command
+from samebits import run_command
 
 
 def train(rank: int, world_size: int) -> None:

@@ -32,10 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Importing all test files makes no garbage to speak of: see pytest_collection_finish.
     gc.disable()
     # Durations depend on other programs that run at the same time, not on the code.
-    settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("lockstep")
+    settings.register_profile("samebits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("samebits")
     # Training puts recipe files into the user's list of trusted ones: here into one of the tests' own.
-    config.stash[_CONFIG_HOME] = TemporaryDirectory(prefix="lockstep-tests-config-")
+    config.stash[_CONFIG_HOME] = TemporaryDirectory(prefix="samebits-tests-config-")
     os.environ["XDG_CONFIG_HOME"] = config.stash[_CONFIG_HOME].name
     # A shell starts what it puts in the background with Ctrl-C ignored, and all programs from there inherit it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Runs the `lockstep` command as a user would, in separate processes."""
+"""Runs the `samebits` command as a user would, in separate processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any
 
 import psutil
 
-from lockstep.cluster.address import ReservedPort
+from samebits.cluster.address import ReservedPort
 from tests import warm_start
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
+SAMEBITS = [sys.executable, "-m", "samebits"]
 # For what takes seconds: a busy machine takes many times as long. A test has 400 s.
 LONG_S = 180.0
 
@@ -35,11 +36,11 @@ def own_port() -> int:
 
 def environment(**more: str) -> dict[str, str]:
     """This process's variables, with the checkout to be imported from any folder."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([PYTHON_PATH, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "80", **more}
 
 
-def lockstep(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+def samebits(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and check its exit code. Where possible, its process has imported torch already."""
     words = list(map(str, arguments))
     with _begin(words, cwd, environment(**more)) as process:
@@ -58,7 +59,7 @@ def start(*arguments: object, cwd: Path, **more: str) -> subprocess.Popen[str]:
 
 def _begin(words: list[str], cwd: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return warm_start.popen([*LOCKSTEP, *words], cwd=cwd, env=environ, text=True, **pipes, **options)
+    return warm_start.popen([*SAMEBITS, *words], cwd=cwd, env=environ, text=True, **pipes, **options)
 
 
 def result(folder: Path) -> dict[str, Any]:

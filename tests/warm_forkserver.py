@@ -19,7 +19,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep.launch import cleanup
+from samebits.launch import cleanup
 
 WAITING = "waiting"  # the name of a process that waits to become a fork server
 

@@ -1,4 +1,4 @@
-"""Runs `lockstep` and scripts in processes that have imported torch already: forked from one that imports it once.
+"""Runs `samebits` and scripts in processes that have imported torch already: forked from one that imports it once.
 
 Each command still has a process of its own, with its own environment, working directory and streams, as a child of the
 test's process. What it does not have is a command line of its own in /proc, nor variables that are read when a library
@@ -27,19 +27,19 @@ from tests.warm_forkserver import WaitingProcess, run_and_exit, take_over
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read when they are used, so a process may change them after its libraries are loaded.
-_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "LOCKSTEP_", "HF_", "TRANSFORMERS_")
+_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "SAMEBITS_", "HF_", "TRANSFORMERS_")
 _IMPORTED = (
     "torch._dynamo",
-    "lockstep.cli.main",
-    "lockstep.launch.start",
-    "lockstep.launch.worker",
-    "lockstep.engine.run",
-    "lockstep.recipes.catalog",
+    "samebits.cli.main",
+    "samebits.launch.start",
+    "samebits.launch.worker",
+    "samebits.engine.run",
+    "samebits.recipes.catalog",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "torch.utils.tensorboard",
 )
-# What `lockstep` sets for the fork server of any run with one thread a process.
+# What `samebits` sets for the fork server of any run with one thread a process.
 _FIXED = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -88,9 +88,9 @@ _servers: list[_Server] = []
 
 
 def popen(args: Sequence[object], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
-    """Start `python -m lockstep ...` or `python script.py ...`: forked where possible, else like any other process."""
+    """Start `python -m samebits ...` or `python script.py ...`: forked where possible, else like any other process."""
     words = list(map(str, args))
-    is_known = words[1:3] == ["-m", "lockstep"] or words[1].endswith(".py")
+    is_known = words[1:3] == ["-m", "samebits"] or words[1].endswith(".py")
     if is_known and words[0] == sys.executable and is_possible(env):
         return Popen(words[1:], env=env, **options)
     return subprocess.Popen(words, env=env, **options)
@@ -98,7 +98,7 @@ def popen(args: Sequence[object], *, env: Mapping[str, str], **options: Any) -> 
 
 def is_possible(environ: Mapping[str, str]) -> bool:
     """Whether a command with these variables can be forked."""
-    if sys.platform != "linux" or os.environ.get("LOCKSTEP_TESTS_COLD"):
+    if sys.platform != "linux" or os.environ.get("SAMEBITS_TESTS_COLD"):
         return False
     return _differ_only_late(_servers[0].environ if _servers else _usual(), environ)
 
@@ -117,7 +117,7 @@ def _differ_only_late(known: Mapping[str, str], environ: Mapping[str, str], igno
 
 
 class Popen(subprocess.Popen[str]):
-    """A process like any other of `subprocess`. `args` are those of `python`: `-m lockstep ...` or `script.py ...`."""
+    """A process like any other of `subprocess`. `args` are those of `python`: `-m samebits ...` or `script.py ...`."""
 
     def _execute_child(self, *values: Any) -> None:
         given = inspect.signature(subprocess.Popen._execute_child).bind(self, *values).arguments  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ def main() -> None:
     connection.close()
     _become(request)
 
-    is_alone = sys.argv[1:2] == ["lockstep"] and sys.argv[2:3] and sys.argv[2] in _ALONE
+    is_alone = sys.argv[1:2] == ["samebits"] and sys.argv[2:3] and sys.argv[2] in _ALONE
     if is_alone or Path(sys.argv[0]).name in _SCRIPTS_ALONE:
         run_and_exit(_run_command)
     fork_server = WaitingProcess(lambda environ: _differ_only_late(known, environ, ignored=_READ_BY_PYTHON))

@@ -1,4 +1,4 @@
-"""Fifty planted differences, each with the step and the part of the step that `lockstep diff` has to find.
+"""Fifty planted differences, each with the step and the part of the step that `samebits diff` has to find.
 
 The step is the first one that computes another value. An update differs in the step that makes it, although a record
 shows it in the next step's loss. Where the second run does not repeat its own record (a fault of a machine, another
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from benchmarks.diff_trials.recipe import RARE
 from benchmarks.diff_trials.runs import NUM_STEPS, Arrays, Cheat, Fault, edit_json, first_other_order, first_step_of
-from lockstep.data.loader import Loader
-from lockstep.data.order import Step
-from lockstep.engine import step as step_module
-from lockstep.engine.job import Job
-from lockstep.engine.step import StepResult, run_step
-from lockstep.provenance import statement
-from lockstep.provenance.statement import make_statement, read_statement
-from lockstep.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.data.loader import Loader
+from samebits.data.order import Step
+from samebits.engine import step as step_module
+from samebits.engine.job import Job
+from samebits.engine.step import StepResult, run_step
+from samebits.provenance import statement
+from samebits.provenance.statement import make_statement, read_statement
+from samebits.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 
 CODE, HERE = "code", "        # here\n"
 

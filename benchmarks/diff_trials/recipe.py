@@ -1,4 +1,4 @@
-"""The recipe of the trials of `lockstep diff`: a small residual network with batch norm, dropout and augmentation."""
+"""The recipe of the trials of `samebits diff`: a small residual network with batch norm, dropout and augmentation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.data.keyed import IntArray, KeyArray, uniform
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.data.keyed import IntArray, KeyArray, uniform
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
 
 RARE = 137  # the one sample that the model receives with a mark: a change of it shows first where it is trained on
 PRESET = {

@@ -1,4 +1,4 @@
-"""Runs for the trials of `lockstep diff`: trained and compared within this process."""
+"""Runs for the trials of `samebits diff`: trained and compared within this process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.diff_trials import recipe as recipe_module
-from lockstep.cluster.env import ALONE
-from lockstep.cluster.signals import StopSignal
-from lockstep.config.load import load
-from lockstep.data.loader import Loader
-from lockstep.data.order import Order, Step
-from lockstep.diff.diff import RunDifference, diff_runs
-from lockstep.engine import loop
-from lockstep.engine.job import Job
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.step import StepResult, run_step
-from lockstep.launch.start import join_world
-from lockstep.recipes.catalog import find
-from lockstep.recipes.trust import trust
+from samebits.cluster.env import ALONE
+from samebits.cluster.signals import StopSignal
+from samebits.config.load import load
+from samebits.data.loader import Loader
+from samebits.data.order import Order, Step
+from samebits.diff.diff import RunDifference, diff_runs
+from samebits.engine import loop
+from samebits.engine.job import Job
+from samebits.engine.output.reports import Reports
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.engine.step import StepResult, run_step
+from samebits.launch.start import join_world
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import trust
 
 RECIPE = Path(recipe_module.__file__)
 NUM_STEPS = 40  # of 2 epochs, with a checkpoint every 10 steps

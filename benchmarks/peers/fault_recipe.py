@@ -1,4 +1,4 @@
-"""The same job as a Lockstep recipe. Only the injected faults read the rank, from the environment."""
+"""The same job as a Samebits recipe. Only the injected faults read the rank, from the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from fault_task import BATCH_A_PROCESS, EPOCHS, digits, network, pictures
 
-from lockstep import Accuracy, Batch, Parts, RunConfig
+from samebits import Accuracy, Batch, Parts, RunConfig
 
 PRESET = {
     "global_batch": 2 * BATCH_A_PROCESS,

@@ -1,6 +1,6 @@
 """HigherHRNet's method written plainly: one joint, one person, one pixel window after another.
 
-benchmarks/pose.py compares with this code; Lockstep's results must equal its results. The algorithms are those of the
+benchmarks/pose.py compares with this code; Samebits's results must equal its results. The algorithms are those of the
 reference implementation: max-pooling for the suppression, an assignment in Python, a search over whole maps for every
 joint of every person, a gaussian pasted joint by joint. The code is our own.
 """

@@ -14,7 +14,7 @@ from PIL import Image
 from pycocotools.coco import COCO as PeersCoco
 from pycocotools.cocoeval import COCOeval as PeersEvaluation
 
-from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE
+from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
 
 SIZE_PX = 512
 

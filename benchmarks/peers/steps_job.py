@@ -29,18 +29,18 @@ SIZES = {  # batch, shape of one sample
 
 
 def network(name: str) -> nn.Module:
-    """Make one of Lockstep's networks, the same for all tools."""
+    """Make one of Samebits's networks, the same for all tools."""
     torch.manual_seed(0)
     if name == "resnet34":
         from torchvision.models import resnet34
 
         return resnet34(num_classes=5)
     if name == "crnn":
-        from lockstep.recipes.text.model import crnn
+        from samebits.recipes.text.model import crnn
 
         return crnn(num_classes=100)
-    from lockstep.recipes.pose.config import ModelConfig
-    from lockstep.recipes.pose.model import HigherHRNet
+    from samebits.recipes.pose.config import ModelConfig
+    from samebits.recipes.pose.model import HigherHRNet
 
     return HigherHRNet(ModelConfig(), 17)
 
@@ -73,8 +73,8 @@ class InMemory(Dataset):
         return self.inputs[index % self.num], self.targets[index % self.num]
 
     def batch(self, indices: Any, keys: Any) -> Any:
-        """The same batch for Lockstep."""
-        from lockstep.data.samples import Batch
+        """The same batch for Samebits."""
+        from samebits.data.samples import Batch
 
         places = torch.from_numpy(indices)
         return Batch(self.inputs[places % self.num], self.targets[places % self.num], places)
@@ -169,14 +169,14 @@ def lightning(name: str, clock: Clock) -> None:
     trainer.fit(Job(), DataLoader(InMemory(name), SIZES[name][0]))
 
 
-def lockstep(name: str, clock: Clock, *more: str) -> None:
+def samebits(name: str, clock: Clock, *more: str) -> None:
     """Run the loop's step with default settings and the given ones."""
-    from lockstep.cluster.world import alone
-    from lockstep.config.schema import RunConfig
-    from lockstep.engine.assemble import make_job
-    from lockstep.engine.parts import Parts
-    from lockstep.engine.step import run_step
-    from lockstep.metrics.classification import Accuracy
+    from samebits.cluster.world import alone
+    from samebits.config.schema import RunConfig
+    from samebits.engine.assemble import make_job
+    from samebits.engine.parts import Parts
+    from samebits.engine.step import run_step
+    from samebits.metrics.classification import Accuracy
 
     samples, num = InMemory(name), SIZES[name][0]
     settings: dict[str, Any] = {"mode": "fast"} if "fast" in more else {}
@@ -202,9 +202,9 @@ TOOLS: dict[str, Callable[[str, Clock], None]] = {
     "plain-tuned": lambda *job: plain(*job, tuned=True),
     "lightning": lightning,
     "accelerate": accelerate,
-    "lockstep": lockstep,
-    "lockstep-fast": lambda *job: lockstep(*job, "fast"),
-    "lockstep-compile": lambda *job: lockstep(*job, "compile"),
+    "samebits": samebits,
+    "samebits-fast": lambda *job: samebits(*job, "fast"),
+    "samebits-compile": lambda *job: samebits(*job, "compile"),
 }
 
 

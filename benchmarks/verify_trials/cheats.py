@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.verify_trials.runs import Cheat
-from lockstep.data.loader import Loader
-from lockstep.data.order import Step
-from lockstep.data.samples import Batch
-from lockstep.engine import step as step_module
-from lockstep.engine.job import Job
-from lockstep.engine.step import StepResult, run_step
+from samebits.data.loader import Loader
+from samebits.data.order import Step
+from samebits.data.samples import Batch
+from samebits.engine import step as step_module
+from samebits.engine.job import Job
+from samebits.engine.step import StepResult, run_step
 
 
 class Changed:

@@ -17,21 +17,21 @@ from unittest.mock import patch
 
 from benchmarks.small_networks import job_of
 from benchmarks.verify_trials.runs import alone
-from lockstep.cluster.signals import StopSignal
-from lockstep.config.load import load
-from lockstep.data.loader import Loader
-from lockstep.data.order import Step
-from lockstep.engine import loop
-from lockstep.engine.job import Job
-from lockstep.engine.output.recorder import StepRecorder, sample_ids
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.step import StepResult, run_step
-from lockstep.provenance.step_log import FILE_NAME
-from lockstep.recipes.catalog import find
-from lockstep.verify import replay
-from lockstep.verify.verify import Request, verify
+from samebits.cluster.signals import StopSignal
+from samebits.config.load import load
+from samebits.data.loader import Loader
+from samebits.data.order import Step
+from samebits.engine import loop
+from samebits.engine.job import Job
+from samebits.engine.output.recorder import StepRecorder, sample_ids
+from samebits.engine.output.reports import Reports
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.engine.step import StepResult, run_step
+from samebits.provenance.step_log import FILE_NAME
+from samebits.recipes.catalog import find
+from samebits.verify import replay
+from samebits.verify.verify import Request, verify
 
 GLOBAL_BATCH = 64
 

@@ -11,13 +11,13 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lockstep.config import document
-from lockstep.engine.output.publish import evaluations_of, kept_checkpoints
-from lockstep.provenance import statement, step_log
-from lockstep.provenance.statement import RunRecord, make_statement, read_statement
-from lockstep.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.config import document
+from samebits.engine.output.publish import evaluations_of, kept_checkpoints
+from samebits.provenance import statement, step_log
+from samebits.provenance.statement import RunRecord, make_statement, read_statement
+from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 
 
 def forge(run: Path, **changes: Any) -> None:

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verify_in
-from lockstep.cluster.world import World
-from lockstep.provenance.step_log import FILE_NAME
-from lockstep.storage.checkpoint import steps
-from lockstep.verify.verdict import Verdict, lines, read_verdict
+from samebits.cluster.world import World
+from samebits.provenance.step_log import FILE_NAME
+from samebits.storage.checkpoint import steps
+from samebits.verify.verdict import Verdict, lines, read_verdict
 from tests.ranks.rank_pool import RankPool
-from tests.runs import TINY, kill_session, lockstep, start
+from tests.runs import TINY, kill_session, samebits, start
 
 OPTIONS = ((), (), ("record.content=true",), ("optim.ema=0.9",), ("optim.name=adamw",), ("batch_norm=sync",))
 REQUESTS = (
@@ -71,8 +71,8 @@ def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:
         kill_session(process)
     time.sleep(0.5)
     resume = "auto" if any((run / "checkpoints").glob("step-*")) else "never"
-    lockstep(*command, sizes[1], "--resume", resume, cwd=folder)
-    output = lockstep("verify", run, "--all", "--procs", sizes[2], cwd=folder).stdout
+    samebits(*command, sizes[1], "--resume", resume, cwd=folder)
+    output = samebits("verify", run, "--all", "--procs", sizes[2], cwd=folder).stdout
     how = f"{sizes[0]} processes killed after {at} steps, {sizes[1]} resumed, {sizes[2]} verified"
     return "verified   every step of the run" in output, how
 

@@ -1,4 +1,4 @@
-"""Runs for the trials of `lockstep verify`: trained, resumed and verified in this process or the ranks of a pool."""
+"""Runs for the trials of `samebits verify`: trained, resumed and verified in this process or the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from lockstep.cluster.env import ALONE
-from lockstep.cluster.signals import StopSignal
-from lockstep.cluster.world import World
-from lockstep.config.load import load
-from lockstep.config.schema import RunConfig
-from lockstep.data.loader import Loader
-from lockstep.data.order import Step
-from lockstep.engine import loop
-from lockstep.engine.job import Job
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.engine.step import StepResult, run_step
-from lockstep.inference.trained_model import TrainedModel
-from lockstep.launch.start import join_world
-from lockstep.recipes.catalog import RecipeSpec, find
-from lockstep.recipes.trust import trust
-from lockstep.verify.plan import Plan, Replay
-from lockstep.verify.replay import replay_on
-from lockstep.verify.verdict import Verdict
-from lockstep.verify.verify import Request, verify
+from samebits.cluster.env import ALONE
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.world import World
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.data.loader import Loader
+from samebits.data.order import Step
+from samebits.engine import loop
+from samebits.engine.job import Job
+from samebits.engine.output.reports import Reports
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.engine.step import StepResult, run_step
+from samebits.inference.trained_model import TrainedModel
+from samebits.launch.start import join_world
+from samebits.recipes.catalog import RecipeSpec, find
+from samebits.recipes.trust import trust
+from samebits.verify.plan import Plan, Replay
+from samebits.verify.replay import replay_on
+from samebits.verify.verdict import Verdict
+from samebits.verify.verify import Request, verify
 
 TINY = Path(__file__).resolve().parents[2] / "tests" / "e2e" / "tiny_recipe.py"
 # 20 steps in 5 segments, with momentum, a schedule, weight decay and clipping; all in a quarter of a second.
@@ -55,7 +55,7 @@ def settings(overrides: tuple[str, ...] = ()) -> tuple[RecipeSpec, RunConfig]:
 
 
 def prepare_process() -> None:
-    """Trust the tiny recipe, as `lockstep train` would; XDG_CONFIG_HOME should be a temporary folder."""
+    """Trust the tiny recipe, as `samebits train` would; XDG_CONFIG_HOME should be a temporary folder."""
     trust(TINY)
 
 

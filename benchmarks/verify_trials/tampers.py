@@ -29,8 +29,8 @@ from benchmarks.verify_trials.forgery import (
     read_record,
 )
 from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
-from lockstep.data.order import Order
-from lockstep.storage.manifest import OPTIMIZER, WEIGHTS
+from samebits.data.order import Order
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS
 
 ANY = -1  # files that contradict each other: there is no step
 

@@ -2,7 +2,7 @@
 
     docs/*.md  ─┐
     README.md … ├─ stage: links rewritten, reference generated ─> OUT/src ─ Sphinx, warnings are errors ─> OUT/html
-    lockstep   ─┘
+    samebits   ─┘
 
 Nothing is read from the network. The build starts from nothing each time: an incremental one would not report a link to
 a page that was removed.

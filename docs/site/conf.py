@@ -13,11 +13,11 @@ from docutils import nodes
 from search_words import EnglishAndChinese
 from sphinx.application import Sphinx
 
-import lockstep
+import samebits
 
-project = "Lockstep"
-author = copyright = "the Lockstep developers"
-release = version = lockstep.__version__
+project = "Samebits"
+author = copyright = "the Samebits developers"
+release = version = samebits.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 myst_enable_extensions = ["attrs_inline"]
@@ -34,14 +34,14 @@ autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
-# Types of other packages have their own sites. Inner classes of Lockstep have no page; see `_link_public_name`.
-nitpick_ignore_regex = [(r"py:.*", r"(?!lockstep\.[A-Za-z_]+$).*")]
+# Types of other packages have their own sites. Inner classes of Samebits have no page; see `_link_public_name`.
+nitpick_ignore_regex = [(r"py:.*", r"(?!samebits\.[A-Za-z_]+$).*")]
 
 highlight_language = "text"
 pygments_style = "tango"
 
 html_theme = "pydata_sphinx_theme"
-html_title = f"Lockstep {release}"
+html_title = f"Samebits {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["table.js"]
@@ -69,11 +69,11 @@ CHINESE = "zh-CN/"
 def _link_public_name(app: Sphinx, env: Any, node: Any, contnode: nodes.Element) -> nodes.Element | None:
     """Resolve a class by its public name where a signature names the module that defines it."""
     name = node.get("reftarget", "").rpartition(".")[2]
-    if node.get("refdomain") != "py" or name not in lockstep.__all__ or node.get("lockstep_tried"):
+    if node.get("refdomain") != "py" or name not in samebits.__all__ or node.get("samebits_tried"):
         return None
-    node["lockstep_tried"] = True
+    node["samebits_tried"] = True
     domain = env.get_domain("py")
-    found = domain.resolve_any_xref(env, node.get("refdoc", ""), app.builder, f"lockstep.{name}", node, contnode)
+    found = domain.resolve_any_xref(env, node.get("refdoc", ""), app.builder, f"samebits.{name}", node, contnode)
     return found[0][1] if found else None
 
 

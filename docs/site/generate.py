@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import lockstep
+import samebits
 
 Page = tuple[str, str]
 
@@ -23,15 +23,15 @@ def cli_page() -> str:
     """Every command and option, from typer."""
     import typer
 
-    from lockstep.cli.app import app
+    from samebits.cli.app import app
 
     root = typer.main.get_command(app)
     blocks = [
         "# Command line\n",
-        "Every command and option of `lockstep`. `lockstep COMMAND --help` prints the same in a terminal.\n",
-        "```console\n$ lockstep --help\n" + _help(root, "lockstep") + "\n```\n",
+        "Every command and option of `samebits`. `samebits COMMAND --help` prints the same in a terminal.\n",
+        "```console\n$ samebits --help\n" + _help(root, "samebits") + "\n```\n",
     ]
-    for path, command in _commands(root, "lockstep"):
+    for path, command in _commands(root, "samebits"):
         blocks += _command(path, command)
     return "\n".join(blocks)
 
@@ -68,19 +68,19 @@ def _command(path: str, command: Any) -> list[str]:
 
 
 def api_page() -> str:
-    """What `lockstep.__all__` names, from the docstrings."""
+    """What `samebits.__all__` names, from the docstrings."""
     functions, classes, errors = [], [], []
-    for name in sorted(lockstep.__all__, key=str.lower):
-        thing = getattr(lockstep, name)
+    for name in sorted(samebits.__all__, key=str.lower):
+        thing = getattr(samebits, name)
         if inspect.isclass(thing):
             (errors if issubclass(thing, BaseException) else classes).append(name)
         elif callable(thing):
             functions.append(name)
     blocks = [
         "# Python API\n",
-        "Everything that `import lockstep` offers. Other modules are not public and may change in any version.\n",
-        "```python\nimport lockstep\n\n"
-        'run = lockstep.train("digits", {"epochs": 3}, procs=2)\n'
+        "Everything that `import samebits` offers. Other modules are not public and may change in any version.\n",
+        "```python\nimport samebits\n\n"
+        'run = samebits.train("digits", {"epochs": 3}, procs=2)\n'
         "print(run.metrics, run.weights_sha256)\n```\n",
     ]
     for title, names in (("Functions", functions), ("Classes", classes), ("Errors", errors)):
@@ -90,26 +90,26 @@ def api_page() -> str:
         for name in names:
             kind = "autofunction" if title == "Functions" else "autoclass" if title == "Classes" else "autoexception"
             options = "" if title == "Functions" else "\n   :members:"
-            thing = getattr(lockstep, name)
-            # lockstep.launch is a package too, which sphinx would describe.
-            place = f"lockstep.{name}" if not inspect.ismodule(thing) else f"{thing.__name__}.function.{name}"
+            thing = getattr(samebits, name)
+            # samebits.launch is a package too, which sphinx would describe.
+            place = f"samebits.{name}" if not inspect.ismodule(thing) else f"{thing.__name__}.function.{name}"
             blocks.append(f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: {place}{options}\n```\n")
     return "\n".join(blocks)
 
 
 def settings_pages() -> Iterator[Page]:
     """A page with one table for each recipe, and one that leads to them."""
-    from lockstep.recipes.catalog import list_presets, list_recipes
+    from samebits.recipes.catalog import list_presets, list_recipes
 
     lines = [
         "# Settings\n",
         "Every setting of each recipe: its type, its default and what it controls.\n",
-        "```console\n$ lockstep train digits epochs=3 optim.lr=0.05     # on the command line\n"
-        "$ lockstep config digits                           # the same table in a terminal\n```\n",
+        "```console\n$ samebits train digits epochs=3 optim.lr=0.05     # on the command line\n"
+        "$ samebits config digits                           # the same table in a terminal\n```\n",
         "In a YAML file, sections are nested:\n",
         "```yaml\nrecipe: mnist/digits\nepochs: 3\noptim:\n  lr: 0.05\n```\n",
         "A later layer overrides an earlier one: the recipe's preset, your YAML file, the command line. "
-        "`lockstep config --schema NAME` prints a JSON Schema for editors.\n",
+        "`samebits config --schema NAME` prints a JSON Schema for editors.\n",
         "| recipe | presets |\n|---|---|",
     ]
     for recipe in list_recipes():
@@ -120,15 +120,15 @@ def settings_pages() -> Iterator[Page]:
 
 
 def _settings_page(recipe: str) -> str:
-    from lockstep.config import describe
-    from lockstep.config.load import preview
-    from lockstep.recipes.catalog import find
+    from samebits.config import describe
+    from samebits.config.load import preview
+    from samebits.recipes.catalog import find
 
     found = find(recipe)
     values, _ = preview(found.config_class, found.layers, [])
     blocks = [
         f"# Settings of {recipe}\n",
-        f"Defaults are those of the preset `{recipe}`; `lockstep config {recipe}/PRESET` shows another preset's.\n",
+        f"Defaults are those of the preset `{recipe}`; `samebits config {recipe}/PRESET` shows another preset's.\n",
     ]
     head = "| setting | type | default | what it controls |\n|---|---|---|---|"
     table = [head]

@@ -10,18 +10,18 @@ STAGED = {
     "security.md": "SECURITY.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
-    "recipes/mnist.md": "lockstep/recipes/mnist/README.md",
-    "recipes/classify.md": "lockstep/recipes/classify/README.md",
-    "recipes/text.md": "lockstep/recipes/text/README.md",
-    "recipes/pose.md": "lockstep/recipes/pose/README.md",
-    "recipes/segment.md": "lockstep/recipes/segment/README.md",
+    "recipes/mnist.md": "src/samebits/recipes/mnist/README.md",
+    "recipes/classify.md": "src/samebits/recipes/classify/README.md",
+    "recipes/text.md": "src/samebits/recipes/text/README.md",
+    "recipes/pose.md": "src/samebits/recipes/pose/README.md",
+    "recipes/segment.md": "src/samebits/recipes/segment/README.md",
 }
 # Links to these lead to a page of the site.
 FOLDERS = {
     "README.md": "index.md",
     "README.zh-CN.md": "zh-CN/index.md",
     "docs/adr": "adr/index.md",
-    **{f"lockstep/recipes/{name}": f"recipes/{name}.md" for name in ("mnist", "classify", "text", "pose", "segment")},
+    **{path.removesuffix("/README.md"): page for page, path in STAGED.items() if page.startswith("recipes/")},
 }
 # Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
 
@@ -72,7 +72,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "developers.md": (
         "Development",
-        "For those who change Lockstep.",
+        "For those who change Samebits.",
         ["contributing", "tour", "adr/index", "log", "security", "changelog"],
     ),
 }
@@ -90,7 +90,7 @@ def write_sections(out: Path) -> None:
     )
     chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
     in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
-    intro = "Lockstep 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。"
+    intro = "Samebits 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。"
     sections["zh-CN/index.md"] = ("中文文档", intro, [f"zh-CN/{name}" for name in in_order])
     for name, (title, intro, pages) in sections.items():
         lines = [f"# {title}\n", f"{intro}\n"]

@@ -34,7 +34,7 @@ def test_the_table_has_a_row_per_seed_and_the_mean(
 ) -> None:
     given: list[tuple[int, float]] = []
 
-    def run_lockstep(folder: Path, seed: int, settings: list[str]) -> flowers.Outcome:
+    def run_samebits(folder: Path, seed: int, settings: list[str]) -> flowers.Outcome:
         assert (folder, settings) == (tmp_path, ["optim.lr=0.1"])
         return flowers.Outcome([(5.0, 50.0), (9.0 + seed, 70.0 + seed)], 40, 12.0)
 
@@ -42,12 +42,12 @@ def test_the_table_has_a_row_per_seed_and_the_mean(
         given.append((seed, minutes))
         return flowers.Outcome([(8.0, 60.0)], 30, 11.0)
 
-    monkeypatch.setattr(flowers, "run_lockstep", run_lockstep)
+    monkeypatch.setattr(flowers, "run_samebits", run_samebits)
     monkeypatch.setattr(flowers, "run_hand_written", run_hand_written)
     monkeypatch.setattr(sys, "argv", ["flowers.py", "--data", str(tmp_path), "--set", "optim.lr=0.1"])
     flowers.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[-1] for row in rows if row[0] == "Lockstep"] == ["70.0%", "71.0%", "72.0%", "71.0%"]
+    assert [row[-1] for row in rows if row[0] == "Samebits"] == ["70.0%", "71.0%", "72.0%", "71.0%"]
     assert rows[-1][-2:] == ["mean", "60.0%"]
-    # The hand-written job gets the CPU time that Lockstep took.
+    # The hand-written job gets the CPU time that Samebits took.
     assert given == [(0, 9.0), (1, 10.0), (2, 11.0)]

@@ -30,7 +30,7 @@ def test_without_a_gpu_it_prints_the_commands(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line[:1].islower()] == [
         "bits", "images", "scale", "peers",
     ]  # fmt: skip
-    assert "$ lockstep train digits epochs=2 device=cuda --procs 1 --run-dir " in done.stdout
+    assert "$ samebits train digits epochs=2 device=cuda --procs 1 --run-dir " in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

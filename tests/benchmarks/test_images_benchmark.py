@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import images
-from lockstep.recipes.classify.config import MakeConfig
-from lockstep.recipes.classify.make import make
+from samebits.recipes.classify.config import MakeConfig
+from samebits.recipes.classify.make import make
 
 
 def test_quality_is_of_different_parts_of_each_picture(

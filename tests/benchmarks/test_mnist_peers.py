@@ -62,6 +62,6 @@ def test_a_job_that_aborts_before_its_figures_fails(tmp_path: Path) -> None:
         _end_badly(tmp_path, tmp_path / "figures.json", writes=str(tmp_path / "other"))
 
 
-def test_lockstep_itself_may_never_end_badly(tmp_path: Path) -> None:
+def test_samebits_itself_may_never_end_badly(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"exit codes \[-6\]"):
         _end_badly(tmp_path, None, writes=str(tmp_path / "figures.json"))

@@ -85,7 +85,7 @@ def keys_of(store: TCPStore, target: Target, rng: random.Random) -> list[str]:
     """Keys that are there, and keys that may come."""
     there = list(store.list_keys())
     prefixes = {name[: -len(end)] for name in there for end in ("first", "joined", "infos") if name.endswith(end)}
-    prefixes |= {f"lockstep/{target.run_id}/1/", f"lockstep/{target.run_id}/", "lockstep/", "signed/", "world/"}
+    prefixes |= {f"samebits/{target.run_id}/1/", f"samebits/{target.run_id}/", "samebits/", "signed/", "world/"}
     made_up = [f"{rng.choice(sorted(prefixes))}{rng.choice(NAMES).format(rng.randrange(-1, 6))}" for _ in range(6)]
     return [*rng.sample(there, min(len(there), 12)), *made_up]
 
@@ -180,7 +180,7 @@ def wait_on_keys(port: int, target: Target, rng: random.Random) -> None:
 def take_first(port: int, target: Target, rng: random.Random) -> None:
     """Leave a value in each key before the run does."""
     store = store_of(port)
-    for prefix in (f"lockstep/{target.run_id}/1/", f"lockstep/{target.run_id}/", f"lockstep/{target.run_id}/1/signed/"):
+    for prefix in (f"samebits/{target.run_id}/1/", f"samebits/{target.run_id}/", f"samebits/{target.run_id}/1/signed/"):
         for name in NAMES:
             store.compare_set(f"{prefix}{name.format(rng.randrange(4))}", "", content(rng, target))  # type: ignore[arg-type]  # bytes are taken too
 

@@ -12,7 +12,7 @@ from typing import Any
 import joiner
 import pytest
 
-from lockstep.launch import forkserver
+from samebits.launch import forkserver
 from tests.runs import LONG_S, own_port
 
 Answer = tuple[str, Any, list[str]]
@@ -39,7 +39,7 @@ class Visit:
 @pytest.fixture(scope="session")
 def fork_server() -> None:
     """Once for all tests: torch is imported one time."""
-    forkserver.prepare(["lockstep.cluster.world", "lockstep.cluster.collectives"])
+    forkserver.prepare(["samebits.cluster.world", "samebits.cluster.collectives"])
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def visit(
     scenario: str,
 ) -> None:
     """Join a world according to `given`, and send ("joined", facts, said) or ("error", text, said)."""
-    from lockstep.cluster import collectives, connecting, env, rendezvous, store, world
-    from lockstep.errors import LockstepError
+    from samebits.cluster import collectives, connecting, env, rendezvous, store, world
+    from samebits.errors import SamebitsError
 
     for name, value in constants.items():
         for module in (store, rendezvous, connecting):
@@ -55,12 +55,12 @@ def visit(
                 collectives.barrier(joined, 1.0)
             facts = _facts(joined) if scenario not in (LEAVES, LEAVES_LATE) else {}
         answers.send(("joined", facts | {"seconds": time.monotonic() - start}, said))
-    except (LockstepError, ValueError, RuntimeError) as error:
+    except (SamebitsError, ValueError, RuntimeError) as error:
         answers.send(("error", f"{error}\n[{type(error).__name__}, {time.monotonic() - start:.1f} s]", said))
 
 
 def _prepare(scenario: str) -> None:
-    from lockstep.cluster import connecting, stacks
+    from samebits.cluster import connecting, stacks
 
     signals = {DIES_EARLY: signal.SIGKILL, DIES_ELSEWHERE: signal.SIGKILL, STOPS_EARLY: signal.SIGSTOP}
 
@@ -90,7 +90,7 @@ def _prepare(scenario: str) -> None:
 def _facts(joined: Any) -> dict[str, Any]:
     import torch
 
-    from lockstep.cluster import collectives
+    from samebits.cluster import collectives
 
     mine = torch.full((2, 3, 2, 2), float(joined.rank), device=joined.device).to(memory_format=torch.channels_last)
     count = torch.tensor(joined.rank, device=joined.device)

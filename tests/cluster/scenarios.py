@@ -12,9 +12,9 @@ from pathlib import Path
 
 def work(scenario: str, folder: Path) -> int:
     """Join the world, and then succeed or fail according to `scenario`."""
-    from lockstep.cluster import collectives, env, signals, world
-    from lockstep.cluster.epochs.membership import Membership
-    from lockstep.errors import DataError
+    from samebits.cluster import collectives, env, signals, world
+    from samebits.cluster.epochs.membership import Membership
+    from samebits.errors import DataError
 
     here = env.read_assignment(os.environ)
     assert here is not None
@@ -93,7 +93,7 @@ def _end_slowly() -> None:
 
 def _die_before_connecting(folder: Path, with_node: bool) -> None:
     """Kill this process, or all of its node, when it has joined and would connect to the others."""
-    from lockstep.cluster import connecting
+    from samebits.cluster import connecting
 
     def connect(*_: object, **__: object) -> None:
         (folder / "died").write_text(str(time.time()))

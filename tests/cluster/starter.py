@@ -13,7 +13,7 @@ import scenarios
 
 def kill_after_a_poll(started: Path) -> None:
     """Let rank 1 be killed between the supervisor's poll and that of torch's agent."""
-    from lockstep.launch.supervisor import Processes, Supervisor
+    from samebits.launch.supervisor import Processes, Supervisor
 
     poll = Supervisor.poll
 
@@ -28,11 +28,11 @@ def kill_after_a_poll(started: Path) -> None:
 
 
 if __name__ == "__main__":
-    from lockstep.launch import forkserver
+    from samebits.launch import forkserver
 
-    forkserver.prepare(["lockstep.launch.worker", "lockstep.cluster.world", "lockstep.cluster.collectives"])
-    from lockstep.config.process_range import ProcessRange, RendezvousConfig
-    from lockstep.launch.launch import launch
+    forkserver.prepare(["samebits.launch.worker", "samebits.cluster.world", "samebits.cluster.collectives"])
+    from samebits.config.process_range import ProcessRange, RendezvousConfig
+    from samebits.launch.launch import launch
 
     scenario, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
     nodes = (

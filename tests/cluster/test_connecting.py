@@ -15,9 +15,9 @@ import joiner
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lockstep.cluster import connecting, peer_errors
-from lockstep.cluster.rendezvous import RankInfo
-from lockstep.errors import LaunchError
+from samebits.cluster import connecting, peer_errors
+from samebits.cluster.rendezvous import RankInfo
+from samebits.errors import LaunchError
 from tests import warm_start
 from tests.runs import LONG_S, environment, kill_session, own_port, wait_until
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import LONG_S, TINY, environment, lockstep
+from tests.runs import LONG_S, TINY, environment, samebits
 
 SCRIPT = """
 import os
 from multiprocessing import forkserver as server
 import psutil
-from lockstep.launch import forkserver
+from samebits.launch import forkserver
 
 def pid():
     return server._forkserver._forkserver_pid
@@ -42,7 +42,7 @@ REPLACED = """
 import os, time
 from multiprocessing import forkserver as server
 import psutil
-from lockstep.launch import forkserver
+from samebits.launch import forkserver
 
 with forkserver.early():
     first = server._forkserver._forkserver_pid
@@ -86,10 +86,10 @@ if os.environ.get("IS_WRONG"):
     raise ValueError("wrong")
 """
     recipe.write_text(TINY.read_text() + more)
-    lockstep("train", recipe, "max_steps=1", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", recipe, "max_steps=1", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert len(found.read_text().split()) >= 2  # the fork server and multiprocessing's resource tracker
     found.unlink()
-    failed = lockstep("train", recipe, "--procs", 2, cwd=tmp_path, code=2, LOCKSTEP_DEBUG="", IS_WRONG="1")
+    failed = samebits("train", recipe, "--procs", 2, cwd=tmp_path, code=2, SAMEBITS_DEBUG="", IS_WRONG="1")
     assert "wrong" in failed.stderr
     pids = [int(pid) for pid in found.read_text().split()]
     assert len(pids) >= 2

@@ -14,5 +14,5 @@ def test_a_store_of_another_program_is_recognised_before_a_rank_writes_to_it(vis
     theirs.set("torch.rendezvous.x", "state")
     before = sorted(theirs.list_keys())
     text = visits(f"tcp://127.0.0.1:{theirs.port}", 1, 2, constants={"SERVED_S": 0.5}).error()
-    assert f"the store at tcp://127.0.0.1:{theirs.port} does not belong to a run of Lockstep" in text
+    assert f"the store at tcp://127.0.0.1:{theirs.port} does not belong to a run of Samebits" in text
     assert sorted(theirs.list_keys()) == before

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, re, signal, sys, time
 from multiprocessing import forkserver as server, resource_tracker
 from pathlib import Path
-from lockstep.launch import forkserver
+from samebits.launch import forkserver
 
 got = []
 signals = forkserver.LAUNCHER_ONLY

@@ -12,7 +12,7 @@ from tests.runs import LONG_S, environment
 
 IN_A_WORKER = """
 import multiprocessing
-from lockstep.launch import forkserver
+from samebits.launch import forkserver
 if __name__ == "__main__":
     forkserver.prepare([])
     process = multiprocessing.get_context("forkserver").Process(target=exec, args=("print(hash('a'), flush=True)",))

@@ -19,16 +19,16 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from lockstep.cluster.signed import ForgedError, Seal, SignedStore
-from lockstep.launch.nodes.state import StateInStore, from_plain, to_plain
+from samebits.cluster.signed import ForgedError, Seal, SignedStore
+from samebits.launch.nodes.state import StateInStore, from_plain, to_plain
 from tests.runs import (
-    LOCKSTEP,
     LONG_S,
+    SAMEBITS,
     TINY,
     environment,
     kill_session,
-    lockstep,
     own_port,
+    samebits,
     start,
     wait_until,
     weights,
@@ -42,7 +42,7 @@ SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the weights of a run without attacks."""
     folder = tmp_path_factory.mktemp("alone")
-    lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
         watched = wait_until(lambda: [key for key in store.list_keys() if "watch/1" in key], LONG_S)
         keys = store.list_keys()
         prefix = watched[0].rpartition("watch/")[0]
-        made_up = [f"{prefix}watch/verdict", f"{prefix}lockstep/stop"]
+        made_up = [f"{prefix}watch/verdict", f"{prefix}samebits/stop"]
         for only in range(len(hostile.garbage(tmp_path))):
             hostile.poison(store, [*keys, *made_up], tmp_path / "canary", only)
         (tmp_path / "slow").unlink()
@@ -91,12 +91,12 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
 def test_strangers_that_take_a_rank_first_keep_no_rank_from_joining(
     visits: Callable[..., Any], init: str, tmp_path: Path
 ) -> None:
-    environ = {"LOCKSTEP_KEY": KEY}
+    environ = {"SAMEBITS_KEY": KEY}
     first = visits(init, 0, 2, environ=environ)
     port = int(init.rpartition(":")[2])
     store = wait_until(lambda: connected(port), LONG_S)
     for name in ("info/1", "infos", "fault", "first"):
-        hostile.poison(store, [f"lockstep//1/{name}"], tmp_path / "canary")
+        hostile.poison(store, [f"samebits//1/{name}"], tmp_path / "canary")
     second = visits(init, 1, 2, environ=environ)
     for visit in (first, second):
         kind, facts, _ = visit.answer()
@@ -112,15 +112,15 @@ def connected(port: int) -> Any:
 
 @pytest.mark.full
 def test_a_rank_without_the_key_is_refused_with_the_reason(visits: Callable[..., Any], init: str) -> None:
-    first = visits(init, 0, 2, environ={"LOCKSTEP_KEY": KEY}, join_timeout_s=8.0)
+    first = visits(init, 0, 2, environ={"SAMEBITS_KEY": KEY}, join_timeout_s=8.0)
     second = visits(init, 1, 2, join_timeout_s=8.0)
     for visit in (first, second):
-        assert "LOCKSTEP_KEY" in visit.error()
+        assert "SAMEBITS_KEY" in visit.error()
 
 
 def test_a_key_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
-    said = lockstep("train", "digits", "--procs", 2, cwd=tmp_path, code=4, LOCKSTEP_KEY="abc").stderr
-    assert "LOCKSTEP_KEY has 3 characters" in said
+    said = samebits("train", "digits", "--procs", 2, cwd=tmp_path, code=4, SAMEBITS_KEY="abc").stderr
+    assert "SAMEBITS_KEY has 3 characters" in said
 
 
 def a_state() -> _RendezvousState:
@@ -205,7 +205,7 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         store = hostile.connect(port)
         wait_until(lambda: "rendezvous" in " ".join(store.list_keys()), LONG_S)
-        made_up = ["torch.rendezvous.own", "lockstep/own/rendezvous", "lockstep/own/ended"]
+        made_up = ["torch.rendezvous.own", "samebits/own/rendezvous", "samebits/own/ended"]
         hostile.poison(store, made_up, tmp_path / "canary")
         strange = start(
             "train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "elsewhere", cwd=tmp_path
@@ -257,7 +257,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
     slowly = ("data.slow_s=0.2", f"data.slow_while={tmp_path}/slow")
     (tmp_path / "slow").touch()
     run = subprocess.Popen(
-        ["bash", "-c", f"ulimit -n {most}; exec \"$@\"", "bash", *LOCKSTEP, "train", TINY, *SETTINGS, *slowly,
+        ["bash", "-c", f"ulimit -n {most}; exec \"$@\"", "bash", *SAMEBITS, "train", TINY, *SETTINGS, *slowly,
          "checkpoint.every=1 steps", "--procs", "2", "--run-dir", tmp_path / "run"],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -281,7 +281,7 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
 @pytest.mark.slow
 def test_the_key_is_on_no_command_line_and_in_no_file_of_the_run(tmp_path: Path) -> None:
     secret = "0123456789abcdef-not-to-be-seen"
-    with slow_run(tmp_path, "--procs", 2, LOCKSTEP_KEY=secret) as run:
+    with slow_run(tmp_path, "--procs", 2, SAMEBITS_KEY=secret) as run:
         wait_until(lambda: hostile.trains(tmp_path, run), LONG_S)
         for process in [run.pid, *hostile.listening(run.pid)]:
             assert secret.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()

@@ -13,7 +13,7 @@ from typing import Any
 import joiner
 import pytest
 
-from lockstep.cluster.address import port_holder
+from samebits.cluster.address import port_holder
 from tests.runs import LONG_S, own_port, wait_until
 
 Answer = tuple[str, Any, list[str]]

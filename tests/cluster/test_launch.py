@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests import warm_start
-from tests.runs import LONG_S, environment, wait_until
+from tests.runs import LONG_S, PYTHON_PATH, environment, wait_until
 
 HERE = Path(__file__).resolve().parent
 
@@ -62,7 +62,7 @@ class Program:
         return living
 
     def left_files(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "tmp").glob("lockstep-*"))
+        return sorted(path.name for path in (self.folder / "tmp").glob("samebits-*"))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 def test_finished_work_returns_0_and_prints_nothing(start: Callable[..., Program]) -> None:
     program = start("ok", num_procs=3)
     assert program.wait() == (0, "")
-    assert [(program.folder / f"saved-0-{rank}").read_text() for rank in range(3)] == ["lockstep"] * 3
+    assert [(program.folder / f"saved-0-{rank}").read_text() for rank in range(3)] == ["samebits"] * 3
     assert program.all_gone()
     assert program.left_files() == []
 
@@ -268,7 +268,7 @@ def test_torchrun_starts_the_same_work(tmp_path: Path) -> None:
 def test_a_long_tmpdir_leaves_room_for_sockets(tmp_path: Path, repo: Path) -> None:
     place = tmp_path / ("long" * 25)
     place.mkdir()
-    script = "from lockstep.launch import forkserver as f; f.prepare([]); f.temp_folder().__enter__(); print('ready')"
-    clean = {**os.environ, "PYTHONPATH": str(repo), "TMPDIR": str(place)}
+    script = "from samebits.launch import forkserver as f; f.prepare([]); f.temp_folder().__enter__(); print('ready')"
+    clean = {**os.environ, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(place)}
     done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trials
 
-from tests.runs import TINY, lockstep, weights
+from tests.runs import TINY, samebits, weights
 
 NUM_ATTACKS = int(os.environ.get("ATTACKS", "1"))
 SEED = int(os.environ.get("ATTACKS_SEED", "3"))
@@ -21,7 +21,7 @@ SEED = int(os.environ.get("ATTACKS_SEED", "3"))
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_no_run_under_attack_ends_in_other_weights_or_without_a_text(tmp_path: Path) -> None:
-    lockstep("train", TINY, *trials.SETTINGS, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)
+    samebits("train", TINY, *trials.SETTINGS, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)
     expected = weights(tmp_path / "alone")
     for seed in range(SEED, SEED + NUM_ATTACKS):
         outcome = trials.run_trial(trials.Trial(seed), tmp_path / str(seed), expected)

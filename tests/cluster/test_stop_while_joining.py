@@ -16,8 +16,8 @@ from tests.runs import LONG_S, TINY, environment, own_port
 # Joins as training does, and prints a line just before it waits.
 SCRIPT = """
 import sys
-from lockstep.cli.main import run
-from lockstep.cluster import abort, rendezvous
+from samebits.cli.main import run
+from samebits.cluster import abort, rendezvous
 wait, reach = rendezvous.Rendezvous.wait, rendezvous.open_store
 def tell(function):
     def told(*args):

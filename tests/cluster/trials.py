@@ -18,7 +18,7 @@ from typing import Any
 from attacker import DEEDS, MOST_S, Target, attack
 
 from tests import warm_start
-from tests.runs import LOCKSTEP, TINY, environment, kill_session, own_port, result
+from tests.runs import SAMEBITS, TINY, environment, kill_session, own_port, result
 
 KEY = "a secret that strangers do not know"
 KINDS = ("procs", "procs", "nodes", "nodes", "init", "env", "file", "torchrun")
@@ -57,26 +57,26 @@ def begin(trial: Trial, folder: Path) -> tuple[list[subprocess.Popen[str]], list
     """Start a run of a kind: its processes, and the ports at which they meet."""
     port = own_port()
     train = ["train", str(TINY), *SETTINGS, f"data.slow_while={folder}/slow", "--run-dir", str(folder / "run")]
-    more = {"LOCKSTEP_KEY": trial.key} if trial.key else {}
+    more = {"SAMEBITS_KEY": trial.key} if trial.key else {}
     size, host = trial.size, "127.0.0.1"
     commands: list[tuple[list[str], dict[str, str]]] = []
     if trial.kind == "procs":
-        commands, ports = [([*LOCKSTEP, *train, "--procs", str(size)], more)], []
+        commands, ports = [([*SAMEBITS, *train, "--procs", str(size)], more)], []
     elif trial.kind == "nodes":
         words = ["--nodes", "2", "--procs", "1", "--rdzv-endpoint", f"{host}:{port}"]
-        commands, ports = [([*LOCKSTEP, *train, *words], more)] * 2, [port]
+        commands, ports = [([*SAMEBITS, *train, *words], more)] * 2, [port]
     elif trial.kind == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--nnodes", "1",
                     "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}", "-m"]  # fmt: skip
-        commands, ports = [([*torchrun, *LOCKSTEP[2:], *train], more)], [port]
+        commands, ports = [([*torchrun, *SAMEBITS[2:], *train], more)], [port]
     elif trial.kind == "env":
         at = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-        commands = [([*LOCKSTEP, *train], {**more, **at, "RANK": str(rank)}) for rank in range(size)]
+        commands = [([*SAMEBITS, *train], {**more, **at, "RANK": str(rank)}) for rank in range(size)]
         ports = [port]
     else:
         init, ports = (f"tcp://{host}:{port}", [port]) if trial.kind == "init" else (f"file://{folder}/store", [])
         words = ["--init", init, "--world-size", str(size), "--rank"]
-        commands = [([*LOCKSTEP, *train, *words, str(rank)], more) for rank in range(size)]
+        commands = [([*SAMEBITS, *train, *words, str(rank)], more) for rank in range(size)]
     processes = []
     for number, (command, variables) in enumerate(commands):
         with (folder / f"said-{number}").open("w") as said:

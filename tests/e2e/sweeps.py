@@ -1,4 +1,4 @@
-"""Runs `lockstep sweep` as a user would, and reads its table."""
+"""Runs `samebits sweep` as a user would, and reads its table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.runs import kill_session, lockstep, start
+from tests.runs import kill_session, samebits, start
 
 COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
 STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
@@ -25,7 +25,7 @@ def sweep(*arguments: object, cwd: Path) -> str:
 
 def table(folder: Path) -> dict[str, Any]:
     """The trials of a sweep without times, and without where their steps were trained."""
-    trials = json.loads(lockstep("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
+    trials = json.loads(samebits("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
     return {
         trial["trial"]: {name: trial[name] for name in trial if name not in ("took_s", "shared")} for trial in trials
     }

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
-from tests.runs import LOCKSTEP, LONG_S, environment
-from tests.runs import lockstep as run_lockstep
+import samebits
+from tests.runs import LONG_S, SAMEBITS, environment
+from tests.runs import samebits as run_samebits
 
 FORMER = Path(__file__).resolve().parents[1] / "fixtures" / "run_of_0_1"
 IMPORTED = re.compile(r"^import time:.*\|\s+(\S+)$", re.MULTILINE)
@@ -20,7 +20,7 @@ IMPORTED = re.compile(r"^import time:.*\|\s+(\S+)$", re.MULTILINE)
 def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
     """Return the exit code and the error of a command that must not import torch."""
     done = subprocess.run(
-        [LOCKSTEP[0], "-X", "importtime", *LOCKSTEP[1:], *command.split()],
+        [SAMEBITS[0], "-X", "importtime", *SAMEBITS[1:], *command.split()],
         cwd=folder,
         env=environment(**more),
         capture_output=True,
@@ -28,7 +28,7 @@ def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
         timeout=LONG_S,
     )
     modules = set(IMPORTED.findall(done.stderr))
-    assert "lockstep.cli.main" in modules, "the list of imported modules can be read"
+    assert "samebits.cli.main" in modules, "the list of imported modules can be read"
     assert "torch" not in modules
     return done.returncode, "\n".join(line for line in done.stderr.splitlines() if "import time:" not in line)
 
@@ -37,7 +37,7 @@ def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        ("train classify", 3, "lockstep data make classify"),
+        ("train classify", 3, "samebits data make classify"),
         ("train classify data.root=/nope", 3, "data.root is '/nope', which does not exist"),
         ("train classify data.train=/nope data.eval=/nope", 3, "data.train is '/nope', which does not exist"),
         ("train text data.root=/nope", 3, "data.root is '/nope', which does not exist"),
@@ -84,31 +84,31 @@ def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) ->
 
 
 def test_the_same_settings_are_not_refused(tmp_path: Path) -> None:
-    from lockstep.cli.start_run import check_before_start
-    from lockstep.config.load import load
-    from lockstep.recipes.catalog import find
+    from samebits.cli.start_run import check_before_start
+    from samebits.config.load import load
+    from samebits.recipes.catalog import find
 
     found = find(str(FORMER / "config.yaml"))
     config = load(found.config_class, found.layers).config
-    assert isinstance(config, lockstep.RunConfig)
+    assert isinstance(config, samebits.RunConfig)
     check_before_start(config, FORMER, "auto")
     check_before_start(config, None, str(FORMER / "checkpoints" / "step-000023"))
 
 
 def test_an_image_folder_in_place_of_a_run_is_explained(tmp_path: Path) -> None:
     (tmp_path / "photos" / "roses").mkdir(parents=True)
-    error = run_lockstep("eval", "photos", cwd=tmp_path, code=5).stderr
+    error = run_samebits("eval", "photos", cwd=tmp_path, code=5).stderr
     assert "photos is not a run folder: it has no config.yaml" in error
-    assert "lockstep eval RUN data.root=photos" in error
+    assert "samebits eval RUN data.root=photos" in error
 
 
-def test_lockstep_train_raises_the_error_of_the_command_with_its_slots(
+def test_samebits_train_raises_the_error_of_the_command_with_its_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(lockstep.DataError) as caught:
-        lockstep.train("classify", {"data.root": "/no\nfolder"}, procs=2)
+    with pytest.raises(samebits.DataError) as caught:
+        samebits.train("classify", {"data.root": "/no\nfolder"}, procs=2)
     assert caught.value.what == "data.root is '/no\\nfolder', which does not exist"
     assert caught.value.slots["fix"] == "Set data.root to an existing file or folder."
     assert set(caught.value.slots) == {"where", "fix"}
-    assert "LOCKSTEP_ERROR_FILE" not in os.environ
+    assert "SAMEBITS_ERROR_FILE" not in os.environ

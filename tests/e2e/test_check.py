@@ -1,4 +1,4 @@
-"""`lockstep check` as a user types it: recipes with a planted fault, and recipes without one."""
+"""`samebits check` as a user types it: recipes with a planted fault, and recipes without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdict
-from tests.runs import ROOT, lockstep
+from tests.runs import ROOT, samebits
 
 QUICK = ("a numpy generator of the dataset",)
 # `make bench-check` and `make test-cluster` have all.
@@ -33,7 +33,7 @@ def _marked(source: str) -> int:
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name, marks=_marks(fault.name)) for fault in FAULTS])
 def test_a_planted_fault_is_found_and_its_cause_is_named(fault: Fault, tmp_path: Path) -> None:
-    report = check(fault, tmp_path, lambda words, cwd: lockstep(*words, cwd=cwd, code=1 if fault.kinds else 0))
+    report = check(fault, tmp_path, lambda words, cwd: samebits(*words, cwd=cwd, code=1 if fault.kinds else 0))
     assert verdict(fault, report) == (True, True), report
     assert [path.name for path in tmp_path.iterdir()] == ["faulty.py"]  # nothing is written beside the recipe
 
@@ -43,7 +43,7 @@ def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> No
     fault = next(fault for fault in FAULTS if fault.name == "a torch.Generator of the module")
     source = source_of(fault)
     (tmp_path / "recipe.py").write_text(source)
-    done = lockstep("check", "recipe.py", cwd=tmp_path, code=1)
+    done = samebits("check", "recipe.py", cwd=tmp_path, code=1)
     assert "FAIL" in done.stdout
     assert "`drop` differs between two passes of one micro-batch" in done.stdout
     assert f"(recipe.py:{_marked(source)})" in " ".join(done.stdout.split())
@@ -59,7 +59,7 @@ def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> No
     ],
 )
 def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path: Path) -> None:
-    done = lockstep("check", recipe, "--json", cwd=tmp_path)
+    done = samebits("check", recipe, "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert report["exact"] is True
     assert report["findings"] == []
@@ -71,9 +71,9 @@ def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path:
 def test_recipes_with_synchronized_batch_norm_are_exact(tmp_path: Path, kind: str) -> None:
     recipe: tuple[object, ...] = (ROOT / "examples" / "own_recipe.py",)
     if kind == "shapes":
-        lockstep("data", "make", "classify", "--out", "shapes", "num_per_class=20", "size_px=40", cwd=tmp_path)
+        samebits("data", "make", "classify", "--out", "shapes", "num_per_class=20", "size_px=40", cwd=tmp_path)
         recipe = ("shapes", "data.root=shapes", "data.size_px=32")
-    report = json.loads(lockstep("check", *recipe, "batch_norm=sync", "--json", cwd=tmp_path).stdout)
+    report = json.loads(samebits("check", *recipe, "batch_norm=sync", "--json", cwd=tmp_path).stdout)
     assert report["findings"] == []
     assert len(report["ok"]) == 8
 
@@ -83,7 +83,7 @@ def test_a_recipe_that_fails_is_answered_with_its_line(tmp_path: Path) -> None:
     fault = Fault("an error", ("error",), {"FORWARD": f"raise KeyError('height')  {MARK}"})
     source = source_of(fault)
     (tmp_path / "recipe.py").write_text(source)
-    done = lockstep("check", "recipe.py", cwd=tmp_path, code=2)
+    done = samebits("check", "recipe.py", cwd=tmp_path, code=2)
     assert "config error: the recipe raised KeyError: 'height'" in done.stderr
     assert f"where  recipe.py:{_marked(source)}" in done.stderr
 
@@ -105,10 +105,10 @@ def test_a_worker_that_hangs_is_found(tmp_path: Path, num_reads: int, code: int,
         "MODULE": "import threading",
     }
     (tmp_path / "recipe.py").write_text(source_of(Fault("a hang", (), source)))
-    done = lockstep("check", "recipe.py", "watch.hang_timeout_s=4", cwd=tmp_path, code=code, TMPDIR=str(tmp_path))
+    done = samebits("check", "recipe.py", "watch.hang_timeout_s=4", cwd=tmp_path, code=code, TMPDIR=str(tmp_path))
     assert answer in " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_wrong_setting_is_answered_before_anything_runs(tmp_path: Path) -> None:
-    done = lockstep("check", "digits", "epoch=3", cwd=tmp_path, code=2)
+    done = samebits("check", "digits", "epoch=3", cwd=tmp_path, code=2)
     assert "epoch is not a setting" in done.stderr

@@ -1,4 +1,4 @@
-"""`lockstep check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
+"""`samebits check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.own_loop.scripts import is_script
-from tests.runs import ROOT, TINY, lockstep
+from samebits.own_loop.scripts import is_script
+from tests.runs import ROOT, TINY, samebits
 
 SCRIPT = """
 import random
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-import lockstep
+import samebits
 
 OWN = random.Random()
 torch.manual_seed(0)
@@ -24,7 +24,7 @@ data = TensorDataset(torch.randn(60, 5), torch.randint(0, 3, (60,)))
 model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-model, optimizer, loader = lockstep.exact(
+model, optimizer, loader = samebits.exact(
     model, optimizer, DataLoader(data, 4, shuffle=True), global_batch=24, per_step=[scheduler]
 )
 count = 0
@@ -60,7 +60,7 @@ dist.init_process_group("gloo")
 def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, kind: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("# PLANTED", fault))
-    done = lockstep("check", script, "--json", cwd=tmp_path, code=1 if kind else 0)
+    done = samebits("check", script, "--json", cwd=tmp_path, code=1 if kind else 0)
     report = json.loads(done.stdout)
     assert [finding["kind"] for finding in report["findings"]][:1] == ([kind] if kind else [])
     assert report["exact"] is not bool(kind)
@@ -74,7 +74,7 @@ def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, 
 def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(GROUP + SCRIPT.replace("4, shuffle=True", "4, sampler=DistributedSampler(data)"))
-    report = json.loads(lockstep("check", script, "--json", cwd=tmp_path).stdout)
+    report = json.loads(samebits("check", script, "--json", cwd=tmp_path).stdout)
     assert report["exact"]
     assert report["ok"][-2:] == ["2 processes", "3 processes"]
 
@@ -82,8 +82,8 @@ def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path) -> Non
 @pytest.mark.parametrize("group", ["", GROUP])
 def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path, group: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(group + "import lockstep\nif False:\n    lockstep.exact()\nraise SystemExit('no data here')\n")
-    done = lockstep("check", script, cwd=tmp_path, code=2)
+    script.write_text(group + "import samebits\nif False:\n    samebits.exact()\nraise SystemExit('no data here')\n")
+    done = samebits("check", script, cwd=tmp_path, code=2)
     assert "made fewer than 6 exact steps on 1 process (exit code 1)" in done.stderr
     assert "no data here" in done.stderr
 

@@ -14,7 +14,7 @@ from tests.runs import LONG_S, TINY, environment
 @pytest.mark.full
 @pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.full), "<&- >&- 2>&-"])
 def test_closed_streams_do_not_keep_a_run_from_training(tmp_path: Path, closed: str) -> None:
-    line = f"{sys.executable} -m lockstep train {TINY} --procs 2 --run-dir run {closed}"
+    line = f"{sys.executable} -m samebits train {TINY} --procs 2 --run-dir run {closed}"
     done = subprocess.run(
         ["sh", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
     )

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.runs import LONG_S, TINY, environment, lockstep, own_port, weights
+from tests.runs import LONG_S, TINY, environment, own_port, samebits, weights
 
 KEY = "a key of these tests that is long enough"
 
@@ -23,7 +23,7 @@ KEY = "a key of these tests that is long enough"
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    lockstep("train", TINY, "--procs", 1, "--run-dir", "run", cwd=folder)
+    samebits("train", TINY, "--procs", 1, "--run-dir", "run", cwd=folder)
     return weights(folder / "run")
 
 
@@ -37,7 +37,7 @@ def programs(tmp_path: Path) -> Callable[[str, str], None]:
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
-    write("lockstep", f'exec {shlex.quote(sys.executable)} -m lockstep "$@"')
+    write("samebits", f'exec {shlex.quote(sys.executable)} -m samebits "$@"')
     return write
 
 
@@ -76,7 +76,7 @@ def test_the_skypilot_task_trains_on_two_machines(repo: Path, wanted: str, tmp_p
         text = text.replace(before, after)
     address = f"127.0.0.1:{own_port()}"
     text = text.replace('"$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"', '"$(head -n 1 <<< "$SKYPILOT_NODE_IPS")" --procs 1')
-    common = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": f"{address}\n{address}", "LOCKSTEP_KEY": KEY}
+    common = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": f"{address}\n{address}", "SAMEBITS_KEY": KEY}
     _run_all([(["bash", "-ec", text], {**common, "SKYPILOT_NODE_RANK": str(rank)}) for rank in range(2)], tmp_path)
     assert weights(tmp_path / "run") == wanted
 
@@ -86,7 +86,7 @@ def test_the_slurm_script_trains_in_containers(
     repo: Path, wanted: str, tmp_path: Path, programs: Callable[[str, str], None]
 ) -> None:
     # srun starts two tasks with Slurm's variables; the container is this machine, so its options are left out.
-    programs("apptainer", 'echo "$*" >> apptainer.log; while [ "$1" != lockstep ]; do shift; done; exec "$@"')
+    programs("apptainer", 'echo "$*" >> apptainer.log; while [ "$1" != samebits ]; do shift; done; exec "$@"')
     programs(
         "srun",
         "shift; export SLURM_NTASKS=2 SLURM_JOB_ID=77 SLURM_STEP_NODELIST=127.0.0.1 SLURM_JOB_NODELIST=127.0.0.1\n"
@@ -108,7 +108,7 @@ def test_the_slurm_script_trains_in_containers(
     assert weights(tmp_path / "run") == wanted
     given = (tmp_path / "apptainer.log").read_text().splitlines()
     assert len(given) == 2
-    assert given[0].startswith(f"exec --nv --bind {tmp_path}:/workspace --pwd /workspace lockstep.sif lockstep train")
+    assert given[0].startswith(f"exec --nv --bind {tmp_path}:/workspace --pwd /workspace samebits.sif samebits train")
 
 
 @pytest.mark.full
@@ -117,7 +117,7 @@ def test_the_variables_of_a_trainjobs_pods_start_a_world(repo: Path, wanted: str
     trainer = job["spec"]["trainer"]
     command = " ".join(trainer["command"])
     assert command.startswith(
-        "torchrun --max-restarts 3 -m lockstep train mnist data.root=/runs/data --run-dir /runs/mnist"
+        "torchrun --max-restarts 3 -m samebits train mnist data.root=/runs/data --run-dir /runs/mnist"
     )
     words = [sys.executable, "-m", "torch.distributed.run", *trainer["command"][1:]]
     words[words.index("mnist") : words.index("/runs/mnist") + 1] = [str(TINY), "--run-dir", "run"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import LONG_S, TINY, environment
 
-NAMES = ("torch", "random", "tempfile", "selectors", "socket", "numpy", "yaml", "queue", "lockstep_missing")
+NAMES = ("torch", "random", "tempfile", "selectors", "socket", "numpy", "yaml", "queue", "samebits_missing")
 QUICKLY = "data.num_samples=24 epochs=1 device=cpu report.tensorboard=false loader.num_workers=1"
 
 
@@ -32,7 +32,7 @@ def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_training_on_two_processes_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path) -> None:
-    done = run(f"{sys.executable} -m lockstep train {TINY} {QUICKLY} --procs 2 --run-dir {tmp_path}/run", strange)
+    done = run(f"{sys.executable} -m samebits train {TINY} {QUICKLY} --procs 2 --run-dir {tmp_path}/run", strange)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
@@ -44,12 +44,12 @@ def test_hosts_and_batch_scripts_start_python_so_too(strange: Path, tmp_path: Pa
     # What ssh would have a shell do over there.
     ssh.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$last" > {tmp_path}/there\nexec sh -c "$last"\n')
     ssh.chmod(0o755)
-    command = f"PATH={ssh.parent}:$PATH {sys.executable} -P -m lockstep"
+    command = f"PATH={ssh.parent}:$PATH {sys.executable} -P -m samebits"
     done = run(f"{command} train {TINY} {QUICKLY} --hosts nowhere:1 --run-dir {tmp_path}/run", strange)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert " -P -m lockstep train" in (tmp_path / "there").read_text()
+    assert " -P -m samebits train" in (tmp_path / "there").read_text()
     done = run(f"{command} submit {TINY} --run-dir {tmp_path}/run --dry-run", strange)
-    assert f"srun --kill-on-bad-exit=0 {sys.executable} -P -m lockstep" in done.stdout
+    assert f"srun --kill-on-bad-exit=0 {sys.executable} -P -m samebits" in done.stdout
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
@@ -63,7 +63,7 @@ def test_a_recipe_may_import_what_is_beside_the_script_that_calls_train(tmp_path
     (project / "recipes" / "mine.py").write_text(recipe)
     settings = {"data.num_samples": 24, "epochs": 1, "device": "cpu", "report.tensorboard": False}
     (project / "main.py").write_text(
-        f"import lockstep\nlockstep.train({str(project / 'recipes' / 'mine.py')!r}, {settings!r}, procs=1,"
+        f"import samebits\nsamebits.train({str(project / 'recipes' / 'mine.py')!r}, {settings!r}, procs=1,"
         f" run_dir={str(tmp_path / 'run')!r})\n"
     )
     done = run(f"{sys.executable} project/main.py", tmp_path)
@@ -83,7 +83,7 @@ def test_a_script_that_a_recipe_starts_finds_what_is_beside_it(tmp_path: Path) -
         "    return _build(config)\n"
     )
     (tmp_path / "starts.py").write_text(recipe)
-    done = run(f"{sys.executable} -P -m lockstep train starts.py {QUICKLY} --procs 2 --run-dir run", tmp_path)
+    done = run(f"{sys.executable} -P -m samebits train starts.py {QUICKLY} --procs 2 --run-dir run", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "PYTHONSAFEPATH" not in os.environ
 
@@ -94,7 +94,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_machines(tmp_path: Path) -> N
     # Says much, slowly enough for `head` to be gone, and ends with a code of its own.
     ssh.write_text("#!/bin/sh\nfor i in $(seq 40); do echo line $i; sleep 0.02; done\ntouch done\nexit 6\n")
     ssh.chmod(0o755)
-    command = f"PATH={ssh.parent}:$PATH {sys.executable} -P -m lockstep train digits --hosts nowhere --run-dir run"
+    command = f"PATH={ssh.parent}:$PATH {sys.executable} -P -m samebits train digits --hosts nowhere --run-dir run"
     done = run(f"({command}; echo $? > code) | head -n 1", tmp_path)
     assert done.stdout == "line 1\n"
     assert (tmp_path / "done").exists()

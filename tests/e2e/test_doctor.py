@@ -1,4 +1,4 @@
-"""`lockstep doctor` as a user runs it."""
+"""`samebits doctor` as a user runs it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, environment, lockstep
+from tests.runs import LONG_S, environment, samebits
 
 
 def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
-    done = lockstep("doctor", "--json", cwd=tmp_path)
+    done = samebits("doctor", "--json", cwd=tmp_path)
     answer = json.loads(done.stdout)
     assert answer["world_size"] == 1
     assert {"python", "torch", "disk speed"} <= {finding["check"] for finding in answer["findings"]}
@@ -22,7 +22,7 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_doctor_looks_at_two_processes_their_settings_and_data(tmp_path: Path) -> None:
-    done = lockstep("doctor", "digits", "epochs=3", "--procs", 2, cwd=tmp_path)
+    done = samebits("doctor", "digits", "epochs=3", "--procs", 2, cwd=tmp_path)
     assert "doctor: 2 processes" in done.stdout
     for check in ("settings", "data", "clocks", "every pair", "all-reduce"):
         assert f" {check} " in done.stdout
@@ -30,15 +30,15 @@ def test_the_doctor_looks_at_two_processes_their_settings_and_data(tmp_path: Pat
 
 
 def test_a_wrong_setting_is_reported_before_any_check_runs(tmp_path: Path) -> None:
-    done = lockstep("doctor", "digits", "epoch=3", cwd=tmp_path, code=2)
+    done = samebits("doctor", "digits", "epoch=3", cwd=tmp_path, code=2)
     assert "epoch is not a setting" in done.stderr
 
 
 @pytest.mark.full
 def test_training_reports_at_its_start_what_the_doctor_would(tmp_path: Path) -> None:
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096)); "
-    limited += "sys.argv = ['lockstep', 'train', 'digits', 'epochs=1', '--procs', '1']; "
-    limited += "runpy.run_module('lockstep', run_name='__main__')"
+    limited += "sys.argv = ['samebits', 'train', 'digits', 'epochs=1', '--procs', '1']; "
+    limited += "runpy.run_module('samebits', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
     )

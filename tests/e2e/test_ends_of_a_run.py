@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, lockstep, records, result, weights
+from tests.runs import TINY, records, result, samebits, weights
 
 QUICK = ["report.tensorboard=false"]
 
@@ -15,7 +15,7 @@ QUICK = ["report.tensorboard=false"]
 def test_max_steps_ends_a_run_in_mid_epoch_and_evaluations_may_count_steps(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["epochs=3", "max_steps=7", "eval_every=2 steps", "report.profile=2:4", "optim.schedule=cosine"]
-    output = lockstep("train", TINY, *settings, *QUICK, "--run-dir", run, cwd=tmp_path).stdout
+    output = samebits("train", TINY, *settings, *QUICK, "--run-dir", run, cwd=tmp_path).stdout
     assert "7: 3 epochs of 5, cut by max_steps" in output
     assert result(run)["steps"] == 7
     assert [record["step"] for record in records(run, "eval")] == [2, 4, 6, 7]
@@ -23,7 +23,7 @@ def test_max_steps_ends_a_run_in_mid_epoch_and_evaluations_may_count_steps(tmp_p
     trace = json.loads((run / "profile" / "trace.json").read_text())
     assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])
     assert "Self CPU" in (run / "profile" / "table.txt").read_text()
-    done = lockstep("verify", run, "--all", cwd=tmp_path).stdout
+    done = samebits("verify", run, "--all", cwd=tmp_path).stdout
     assert "verified   every step of the run" in done
 
 
@@ -32,20 +32,20 @@ def test_a_run_stops_early_after_the_same_step_in_any_world_and_is_verified(tmp_
     # No change is an improvement of 10, so the second validation without one ends the run: the third of twenty.
     settings = ["epochs=20", "stop_early.patience=2", "stop_early.min_delta=10", "eval_every=3 steps", *QUICK]
     for procs in (1, 2):
-        output = lockstep(
+        output = samebits(
             "train", TINY, *settings, "--procs", procs, "--run-dir", tmp_path / f"run-{procs}", cwd=tmp_path
         ).stdout
         assert "training ends: no improvement in 2 validations (stop_early)" in output
     assert result(tmp_path / "run-1")["steps"] == 9
     assert weights(tmp_path / "run-1") == weights(tmp_path / "run-2")
     assert result(tmp_path / "run-1")["root"] == result(tmp_path / "run-2")["root"]
-    again = lockstep("train", TINY, *settings, "--resume", "auto", "--run-dir", tmp_path / "run-1", cwd=tmp_path)
+    again = samebits("train", TINY, *settings, "--resume", "auto", "--run-dir", tmp_path / "run-1", cwd=tmp_path)
     assert "this run is already complete" in again.stdout
-    assert "verified   every step of the run" in lockstep("verify", tmp_path / "run-2", "--all", cwd=tmp_path).stdout
+    assert "verified   every step of the run" in samebits("verify", tmp_path / "run-2", "--all", cwd=tmp_path).stdout
 
 
 def test_a_metric_that_the_validation_lacks_is_named(tmp_path: Path) -> None:
     settings = ["stop_early.patience=2", "stop_early.metric=nope", "max_steps=1", *QUICK]
-    done = lockstep("train", TINY, *settings, "--run-dir", tmp_path / "run", cwd=tmp_path, code=2)
+    done = samebits("train", TINY, *settings, "--run-dir", tmp_path / "run", cwd=tmp_path, code=2)
     assert "the validation has no metric nope" in done.stderr
     assert "stop_early.metric" in done.stderr

@@ -1,4 +1,4 @@
-"""`lockstep eval` in processes of another launcher, and of sharded runs."""
+"""`samebits eval` in processes of another launcher, and of sharded runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, TINY, environment, lockstep, result
+from tests.runs import LONG_S, TINY, environment, result, samebits
 
 
 @pytest.mark.full
 def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tmp_path: Path) -> None:
-    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
-    alone = json.loads(lockstep("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
+    samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    alone = json.loads(samebits("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "lockstep", "eval", str(tmp_path / "run"), "--json"]
+    command = [*torchrun, "-m", "samebits", "eval", str(tmp_path / "run"), "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
@@ -26,7 +26,7 @@ def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tmp_path: Path) -
 @pytest.mark.full
 def test_a_sharded_run_is_evaluated_and_used_by_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    lockstep("train", "digits", "epochs=1", "mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", run, cwd=tmp_path)
-    metrics = json.loads(lockstep("eval", run, "--json", cwd=tmp_path).stdout)
+    samebits("train", "digits", "epochs=1", "mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", run, cwd=tmp_path)
+    metrics = json.loads(samebits("eval", run, "--json", cwd=tmp_path).stdout)
     assert metrics["top1"] == result(run)["metrics"]["top1"] > 0.5
-    assert lockstep("export", run, "--to", "safetensors", "--out", tmp_path / "net", cwd=tmp_path).returncode == 0
+    assert samebits("export", run, "--to", "safetensors", "--out", tmp_path / "net", cwd=tmp_path).returncode == 0

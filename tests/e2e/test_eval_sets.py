@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import lockstep as package
-from tests.runs import TINY, lockstep, records, result, weights
+import samebits as package
+from tests.runs import TINY, records, result, samebits, weights
 
 RECIPE = f"""
 import dataclasses
@@ -28,7 +28,7 @@ SETTINGS = ("max_steps=6", "epochs=9", "eval_every=3 steps")
 def test_each_set_has_its_own_metrics_equal_on_two_processes_and_in_an_evaluation_by_one(tmp_path: Path) -> None:
     (tmp_path / "two_sets.py").write_text(RECIPE)
     early = ["stop_early.metric=night.loss", "stop_early.patience=9"]
-    text = lockstep("train", "two_sets.py", *SETTINGS, *early, "--procs", 2, "--run-dir", "run", cwd=tmp_path).stdout
+    text = samebits("train", "two_sets.py", *SETTINGS, *early, "--procs", 2, "--run-dir", "run", cwd=tmp_path).stdout
     assert "night (20 samples)  loss " in text
     run = tmp_path / "run"
     found = result(run)["metrics"]
@@ -42,5 +42,5 @@ def test_each_set_has_its_own_metrics_equal_on_two_processes_and_in_an_evaluatio
 def test_a_further_set_changes_no_bit_of_training(tmp_path: Path) -> None:
     (tmp_path / "two_sets.py").write_text(RECIPE)
     for recipe, run in (("two_sets.py", "two_sets"), (TINY, "one_set")):
-        lockstep("train", recipe, *SETTINGS, "--procs", 1, "--run-dir", run, cwd=tmp_path)
+        samebits("train", recipe, *SETTINGS, "--procs", 1, "--run-dir", run, cwd=tmp_path)
     assert weights(tmp_path / "one_set") == weights(tmp_path / "two_sets")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, chain, kill_session, lockstep, records, start, wait_until, weights
+from tests.runs import ROOT, chain, kill_session, records, samebits, start, wait_until, weights
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.full]
 RECIPE = ROOT / "tests" / "e2e" / "stuck_recipe.py"
@@ -15,7 +15,7 @@ SETTINGS = [RECIPE, "data.num_samples=201", "optim.clip_norm=0.5", "checkpoint.e
 
 def test_a_killed_run_resumed_on_fewer_processes_has_the_weights_and_records_of_ddp(tmp_path: Path) -> None:
     whole, run, slow = tmp_path / "whole", tmp_path / "run", tmp_path / "slow"
-    lockstep("train", *SETTINGS, "--procs", 1, "--run-dir", whole, cwd=tmp_path)
+    samebits("train", *SETTINGS, "--procs", 1, "--run-dir", whole, cwd=tmp_path)
     slow.touch()
     more = ["parallel=fsdp", "data.slow_s=0.2", f"data.slow_while={slow}"]
     process = start("train", *SETTINGS, *more, "--procs", 3, "--run-dir", run, cwd=tmp_path)
@@ -25,7 +25,7 @@ def test_a_killed_run_resumed_on_fewer_processes_has_the_weights_and_records_of_
         kill_session(process)
     assert not (run / "result.json").exists()
     slow.unlink()
-    lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 2, cwd=tmp_path)
+    samebits("train", "--run-dir", run, "--resume", "auto", "--procs", 2, cwd=tmp_path)
     assert weights(run) == weights(whole)
     assert chain(run) == chain(whole)
-    lockstep("verify", run, cwd=tmp_path)
+    samebits("verify", run, cwd=tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import lockstep
+from tests.runs import samebits
 
 FORMER = Path(__file__).resolve().parents[1] / "fixtures" / "run_of_0_1"
 
@@ -33,7 +33,7 @@ def test_the_run_folder_of_a_former_version_still_has_former_names() -> None:
 
 @pytest.mark.full
 def test_the_run_folder_of_a_former_version_evaluates_to_its_recorded_metrics(run: Path, tmp_path: Path) -> None:
-    done = lockstep("eval", run, "--json", cwd=tmp_path)
+    done = samebits("eval", run, "--json", cwd=tmp_path)
     assert json.loads(done.stdout) == pytest.approx(recorded(), rel=1e-4)
 
 
@@ -42,7 +42,7 @@ def test_the_run_folder_of_a_former_version_resumes(run: Path, tmp_path: Path) -
     (run / "result.json").unlink()
     (run / "weights.safetensors").unlink()
     (run / "checkpoints" / "best.json").unlink()
-    lockstep("train", "--run-dir", run, "--resume", "auto", "checkpoint.on_change=warn", "--procs", 1, cwd=tmp_path)
+    samebits("train", "--run-dir", run, "--resume", "auto", "checkpoint.on_change=warn", "--procs", 1, cwd=tmp_path)
     result = json.loads((run / "result.json").read_text())
     assert result["steps"] == 46
     assert [world["from_step"] for world in result["worlds"]] == [0, 23]

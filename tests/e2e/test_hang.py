@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, kill_session, lockstep, own_port, process_with_open, records, start, wait_until, weights
+from tests.runs import ROOT, kill_session, own_port, process_with_open, records, samebits, start, wait_until, weights
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
 pytestmark = pytest.mark.timeout(400)
@@ -23,7 +23,7 @@ SETTINGS = [STUCK, "data.num_samples=201", TIMEOUT, "report.every_steps=1", "rep
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    lockstep("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return folder / "run"
 
 

@@ -1,4 +1,4 @@
-"""`lockstep.launch` from a script: what its function returns, and how it fails."""
+"""`samebits.launch` from a script: what its function returns, and how it fails."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tests.runs import LONG_S, environment
 
 SCRIPT = """
 import json
-import lockstep
+import samebits
 from beside import SCALE
 
 def work(numbers, kind):
-    with lockstep.world(device="cpu") as world:
+    with samebits.world(device="cpu") as world:
         if kind == "object":
             return world
         if kind == "failure" and world.rank == 1:
             raise ValueError("rank 1 has had enough")
         return {"sum": SCALE * sum(numbers), "size": world.size}
 
-told = {"result": lockstep.launch(work, (1, 2, 3), "", procs=2)}
+told = {"result": samebits.launch(work, (1, 2, 3), "", procs=2)}
 for kind in ("object", "failure"):
     try:
-        lockstep.launch(work, (), kind, procs=2)
-    except lockstep.LockstepError as error:
+        samebits.launch(work, (), kind, procs=2)
+    except samebits.SamebitsError as error:
         told[kind] = [type(error).__name__, str(error)]
 try:
-    lockstep.launch(work, object(), "", procs=2)
-except lockstep.ConfigError as error:
+    samebits.launch(work, object(), "", procs=2)
+except samebits.ConfigError as error:
     told["argument"] = str(error)
 json.dump(told, open("told.json", "w"))
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import SETTINGS, job
-from tests.runs import lockstep, weights
+from tests.runs import samebits, weights
 
 pytestmark = pytest.mark.timeout(600)
 SLOW_RANK = """
@@ -39,9 +39,9 @@ def recipe(folder: Path) -> Path:
 @pytest.mark.full
 def test_a_slow_rank_gets_fewer_micro_batches_and_no_bit_changes(tmp_path: Path) -> None:
     common = ["train", recipe(tmp_path), *SETTINGS, "loader.num_workers=1"]
-    lockstep(*common, "--procs", 1, "--run-dir", "one", cwd=tmp_path)
+    samebits(*common, "--procs", 1, "--run-dir", "one", cwd=tmp_path)
     balanced = ["cluster.load_balancing=true", "--procs", 2, "--run-dir", "two"]
-    out = lockstep(*common, *balanced, cwd=tmp_path).stdout
+    out = samebits(*common, *balanced, cwd=tmp_path).stdout
     counts = [
         (int(first), int(second))
         for first, second in re.findall(r"micro-batches of rank 0, 1, ... are (\d), (\d)", out)
@@ -50,13 +50,13 @@ def test_a_slow_rank_gets_fewer_micro_batches_and_no_bit_changes(tmp_path: Path)
     assert all(first + second == 6 for first, second in counts), out
     assert counts[0][0] > 3 > counts[0][1]
     assert weights(tmp_path / "two") == weights(tmp_path / "one")
-    lockstep("verify", "two", "--all", cwd=tmp_path)
+    samebits("verify", "two", "--all", cwd=tmp_path)
 
 
 @pytest.mark.full
 def test_a_lost_process_does_not_end_load_balancing(tmp_path: Path) -> None:
     source, settings = recipe(tmp_path), ["epochs=3", "loader.num_workers=0"]
-    lockstep("train", source, *SETTINGS, *settings, "--procs", 1, "--run-dir", "one", cwd=tmp_path)
+    samebits("train", source, *SETTINGS, *settings, "--procs", 1, "--run-dir", "one", cwd=tmp_path)
     options = ["cluster.load_balancing=true", "cluster.recovery=in_step", "--procs", 3, "--max-restarts", 1]
     with job(tmp_path, *settings, *options, source=source) as running:
         running.wait_for_step(20)  # the work is divided again after two seconds of training

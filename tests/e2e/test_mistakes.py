@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.cli.main import run
-from lockstep.data.decoded import DecodedPictures
-from lockstep.errors import LockstepError
+from samebits.cli.main import run
+from samebits.data.decoded import DecodedPictures
+from samebits.errors import SamebitsError
 from tests.runs import TINY
 
 SEED = int(os.environ.get("MISTAKES_SEED", "1"))
@@ -153,12 +153,12 @@ def mistakes(work: Path, numbers: range) -> list[str]:
     before = look(home)
     for number in numbers:
         words = trial(random.Random(f"{SEED}-{number}"))
-        with contextlib.suppress(LockstepError, SystemExit):
+        with contextlib.suppress(SamebitsError, SystemExit):
             carry_out(words)
         after = look(home)
         wrong = [path for path, facts in before.items() if after.get(path) != facts]
         if wrong:
-            faults.append(f"{number}: lockstep {' '.join(map(repr, words))}: {wrong}")
+            faults.append(f"{number}: samebits {' '.join(map(repr, words))}: {wrong}")
             break  # the others would find another tree
         remove_what_is_new(home, before)
     return faults

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import LONG_S, TINY, kill_session, lockstep, own_port, start
+from tests.runs import LONG_S, TINY, kill_session, own_port, samebits, start
 
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}
 
@@ -25,8 +25,8 @@ def _has_other_kernels() -> None:
 @pytest.mark.slow
 def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
-    lockstep(*command, cwd=tmp_path)
-    refused = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=5, **OTHER)
+    samebits(*command, cwd=tmp_path)
+    refused = samebits(*command, "--resume", "auto", cwd=tmp_path, code=5, **OTHER)
     assert "CPU capability" in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -35,8 +35,8 @@ def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_resume_on_another_processor_is_possible_on_request(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
-    lockstep(*command, cwd=tmp_path)
-    told = lockstep(*command, "--resume", "auto", "checkpoint.on_change=warn", cwd=tmp_path, **OTHER)
+    samebits(*command, cwd=tmp_path)
+    told = samebits(*command, "--resume", "auto", "checkpoint.on_change=warn", cwd=tmp_path, **OTHER)
     assert "changed since the checkpoint of this run" in " ".join(told.stdout.split())
     worlds = json.loads((tmp_path / "run" / "environment.json").read_text())["worlds"]
     assert [world["environment"]["CPU capability"] for world in worlds][1:] == ["DEFAULT"]
@@ -63,11 +63,11 @@ def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_restart_on_another_processor_is_refused_before_training(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--run-dir", tmp_path / "run"]
-    lockstep(*command, "--procs", 1, cwd=tmp_path)
+    samebits(*command, "--procs", 1, cwd=tmp_path)
     # As torchrun starts a process anew, here on another machine.
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(own_port()), "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "x"}  # fmt: skip
-    refused = lockstep(*command, cwd=tmp_path, code=5, **world, **OTHER)
+    refused = samebits(*command, cwd=tmp_path, code=5, **world, **OTHER)
     assert "CPU capability" in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -76,9 +76,9 @@ def test_a_restart_on_another_processor_is_refused_before_training(tmp_path: Pat
 @pytest.mark.slow
 def test_a_resume_under_another_choice_of_onednn_or_mkl_is_refused(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
-    lockstep(*command, cwd=tmp_path)
+    samebits(*command, cwd=tmp_path)
     for name, value in (("ONEDNN_MAX_CPU_ISA", "SSE41"), ("MKL_CBWR", "COMPATIBLE")):
-        refused = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=5, **{name: value})
+        refused = samebits(*command, "--resume", "auto", cwd=tmp_path, code=5, **{name: value})
         assert f"{name}: none in the checkpoint, {value} now" in refused.stderr
 
 
@@ -92,17 +92,17 @@ def trained(run: Path) -> Any:
 def test_pinned_kernels_are_used_in_every_way_to_start_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)  # set where the tests run as on another processor
     command = ["train", TINY, "epochs=1", "kernels=portable"]
-    lockstep(*command, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
-    lockstep(*command, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path)
+    samebits(*command, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
+    samebits(*command, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path)
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(own_port())}  # fmt: skip
-    lockstep(*command, "--run-dir", tmp_path / "joined", cwd=tmp_path, **world)
+    samebits(*command, "--run-dir", tmp_path / "joined", cwd=tmp_path, **world)
     assert trained(tmp_path / "one") == trained(tmp_path / "two") == trained(tmp_path / "joined")
     for run in ("one", "two", "joined"):
         (found,) = json.loads((tmp_path / run / "environment.json").read_text())["worlds"]
         assert found["environment"]["CPU capability"] == "DEFAULT"
         assert found["environment"]["MKL_CBWR"] == "COMPATIBLE"
-    refused = lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "one", "--resume", "auto",
+    refused = samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "one", "--resume", "auto",
                        cwd=tmp_path, code=2)  # fmt: skip
     assert "kernels: portable in the run, auto now" in refused.stderr
-    lockstep("eval", tmp_path / "one", cwd=tmp_path)
+    samebits("eval", tmp_path / "one", cwd=tmp_path)

@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.cluster import stacks
-from lockstep.cluster.address import command_of, port_holder
-from lockstep.cores import num_cores
-from lockstep.data.loader import choose_num_workers
-from lockstep.launch.failures import count_memory_kills, out_of_memory
-from lockstep.provenance.environment import cpu_name
-from lockstep.recipes.classify.checking import drop_unreadable
-from lockstep.scratch import is_running
-from tests.runs import ROOT, TINY, lockstep, result
+from samebits.cluster import stacks
+from samebits.cluster.address import command_of, port_holder
+from samebits.cores import num_cores
+from samebits.data.loader import choose_num_workers
+from samebits.launch.failures import count_memory_kills, out_of_memory
+from samebits.provenance.environment import cpu_name
+from samebits.recipes.classify.checking import drop_unreadable
+from samebits.scratch import is_running
+from tests.runs import ROOT, TINY, result, samebits
 
 
 def test_cores_are_those_of_the_affinity_mask_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,14 +38,14 @@ def test_cores_are_the_machine_s_where_there_is_no_affinity_mask(
 
 
 def test_only_one_place_counts_cores() -> None:
-    machine = {"lockstep/cores.py", "lockstep/doctor/machine.py", "lockstep/provenance/environment.py"}
+    machine = {"src/samebits/cores.py", "src/samebits/doctor/machine.py", "src/samebits/provenance/environment.py"}
     counting = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "lockstep").rglob("*.py")
+        for path in (ROOT / "src" / "samebits").rglob("*.py")
         if re.search(r"sched_getaffinity|cpu_count\(", path.read_text())
     }
     assert counting <= machine
-    for name in machine - {"lockstep/cores.py"}:
+    for name in machine - {"src/samebits/cores.py"}:
         assert "sched_getaffinity" not in (ROOT / name).read_text()
 
 
@@ -84,12 +84,12 @@ def hidden(tmp_path: Path) -> dict[str, str]:
     place.mkdir()
     shutil.copy(ROOT / "tests/e2e/without_linux.py", place / "sitecustomize.py")
     path = os.pathsep.join([str(ROOT), str(place)])
-    return {"PYTHONPATH": path, "LOCKSTEP_TEST_HIDDEN": str(tmp_path / "is hidden")}
+    return {"PYTHONPATH": path, "SAMEBITS_TEST_HIDDEN": str(tmp_path / "is hidden")}
 
 
 @pytest.mark.full
 def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
-    lockstep("train", TINY, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, **hidden)
+    samebits("train", TINY, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, **hidden)
     assert (tmp_path / "is hidden").exists()
     assert result(tmp_path / "run")["weights_sha256"]
 
@@ -98,6 +98,6 @@ def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="there is nothing to hide")
 def test_the_doctor_examines_a_machine_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
-    said = lockstep("doctor", cwd=tmp_path, **hidden).stdout
+    said = samebits("doctor", cwd=tmp_path, **hidden).stdout
     assert "this system has no /dev/shm" in said
     assert re.search(r"memory\s+unknown", said)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.runs import ROOT, lockstep, records, result
+from tests.runs import ROOT, records, result, samebits
 
 RECORDED = ROOT / "tests" / "e2e" / "recorded.json"
 
 
 def train(folder: Path) -> dict[str, Any]:
     settings = ["epochs=1", "report.every_steps=1"]
-    lockstep("train", "digits", *settings, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", "digits", *settings, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     environment = json.loads((folder / "run" / "environment.json").read_text())
     return {
         "cpu": environment["cpu"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, kill_session, lockstep, records, start, wait_until
+from tests.runs import TINY, kill_session, records, samebits, start, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -26,7 +26,7 @@ def test_a_run_is_watched_through_a_restart_and_reported(tmp_path: Path) -> None
         watching = start("watch", run, cwd=tmp_path)
         assert watching.stdout is not None
         assert re.search(r"epoch \d/6  step \d+/30  loss", watching.stdout.readline())
-        assert "running" in lockstep("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
+        assert "running" in samebits("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
         owner = re.fullmatch(r"process (\d+) on .+\n", (run / "run.lock").read_text())
         assert owner is not None
         os.kill(int(owner[1]), signal.SIGKILL)
@@ -42,8 +42,8 @@ def test_a_run_is_watched_through_a_restart_and_reported(tmp_path: Path) -> None
         for process in (training, watching):
             if process is not None:
                 kill_session(process)
-    assert "done" in lockstep("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
-    lockstep("report", run, cwd=tmp_path)
+    assert "done" in samebits("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
+    samebits("report", run, cwd=tmp_path)
     page = (run / "report.html").read_text()
     kinds = re.findall(r'<span class="(start|fault|restart|done)">', page)
     assert kinds == ["start", "fault", "restart", "start", "done"]

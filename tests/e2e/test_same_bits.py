@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import TINY, chain, lockstep, records, result, weights
+from tests.runs import TINY, chain, records, result, samebits, weights
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of the tiny recipe in one process."""
     folder = tmp_path_factory.mktemp("tiny")
-    lockstep("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return folder / "run"
 
 
@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [3, *(pytest.param(size, marks=pytest.mark.full) for size in (2, 8)), pytest.param(4, marks=pytest.mark.lab)],
 )
 def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_path: Path, num_procs: int) -> None:
-    lockstep("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)
     assert result(tmp_path / "run")["metrics"] == result(tiny)["metrics"]
     # The chain of all steps, and the root of settings, code, data, checkpoints, metrics and weights.
@@ -36,13 +36,13 @@ def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_
 
 @pytest.mark.full
 def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:
-    lockstep("train", TINY, "loader.num_workers=2", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", TINY, "loader.num_workers=2", "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(tiny)
 
 
 @pytest.mark.full
 def test_another_seed_gives_another_model(tiny: Path, tmp_path: Path) -> None:
-    lockstep("train", TINY, "seed=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", TINY, "seed=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") != weights(tiny)
 
 
@@ -56,7 +56,7 @@ def test_every_sample_is_counted(tiny: Path) -> None:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An epoch of digits in one process."""
     folder = tmp_path_factory.mktemp("digits")
-    lockstep("train", "digits", "epochs=1", "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", "digits", "epochs=1", "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return folder / "run"
 
 
@@ -65,7 +65,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [pytest.param(3, marks=pytest.mark.full), *(pytest.param(size, marks=pytest.mark.lab) for size in (2, 4, 8))],
 )
 def test_digits_gives_one_hash(digits: Path, tmp_path: Path, num_procs: int) -> None:
-    lockstep("train", "digits", "epochs=1", "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", "digits", "epochs=1", "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(digits)
 
 
@@ -88,7 +88,7 @@ def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, pre
     settings = [f"data.root={some_mnist}", "epochs=1", "micro_batch=16", "global_batch=128"]
     runs = {n: tmp_path / f"run-{n}" for n in (1, 2, 3)}
     for num_procs, folder in runs.items():
-        lockstep("train", preset, *settings, "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
+        samebits("train", preset, *settings, "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
     assert len({weights(folder) for folder in runs.values()}) == 1
 
 
@@ -96,7 +96,7 @@ def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, pre
 def test_fast_mode_stays_close_to_exact_over_100_steps(tmp_path: Path) -> None:
     settings = ["data.num_samples=1200", "epochs=2"]
     for mode in ("exact", "fast"):
-        lockstep("train", TINY, *settings, f"mode={mode}", "--procs", 2, "--run-dir", tmp_path / mode, cwd=tmp_path)
+        samebits("train", TINY, *settings, f"mode={mode}", "--procs", 2, "--run-dir", tmp_path / mode, cwd=tmp_path)
     assert result(tmp_path / "fast")["steps"] == 100
     exact, fast = (load_file(tmp_path / mode / "weights.safetensors") for mode in ("exact", "fast"))
     for name, expected in exact.items():

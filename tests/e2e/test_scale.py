@@ -1,4 +1,4 @@
-"""`lockstep scale` as a user runs it."""
+"""`samebits scale` as a user runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, kill_session, lockstep, start, wait_until
+from tests.runs import LONG_S, kill_session, samebits, start, wait_until
 
 TELLS = """
 from pathlib import Path
@@ -25,7 +25,7 @@ def build(config):
 @pytest.mark.full
 def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     options = ["--procs", "2", "--compare", "bf16-sums", "--steps", 3, "--out", tmp_path / "out"]
-    done = lockstep("scale", "digits", *options, cwd=tmp_path)
+    done = samebits("scale", "digits", *options, cwd=tmp_path)
     assert "bf16-sums on 2 processes " in done.stdout
     assert max(map(len, done.stdout.splitlines()[:4])) <= 80
     row = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]["bf16-sums"]["2"]
@@ -39,7 +39,7 @@ def test_scale_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_process(tmp_path: Path) -> None:
     options = ["global_batch=32", "micro_batch=32", "--procs", "2", "--compare", "ddp", "--out", tmp_path / "out"]
-    done = lockstep("scale", "digits", *options, cwd=tmp_path, code=2)
+    done = samebits("scale", "digits", *options, cwd=tmp_path, code=2)
     assert "ddp on 2 processes is skipped" in done.stdout
     assert "nothing could be measured" in done.stderr
 
@@ -47,19 +47,19 @@ def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_proc
 @pytest.mark.full
 def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
     """Lines of two widths never share a micro-batch: here no step has all the samples that it could have."""
-    lockstep("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
+    samebits("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
     settings = ["data.train=lines/train.tsv", "data.val_fraction=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
     settings += ["global_batch=64", "micro_batch=32"]
     options = ["--procs", "2", "--compare", "exact,ddp", "--steps", 2, "--out", tmp_path / "out"]
-    lockstep("scale", "text", *settings, *options, cwd=tmp_path)
+    samebits("scale", "text", *settings, *options, cwd=tmp_path)
     found = json.loads((tmp_path / "out" / "scale.json").read_text())["variants"]
     assert all(found[way]["2"]["samples_per_s"] > 0 for way in ("exact", "ddp"))
 
 
 def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -> None:
-    assert "--compare has 'quick'" in lockstep("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
+    assert "--compare has 'quick'" in samebits("scale", "digits", "--compare", "quick", cwd=tmp_path, code=2).stderr
     for procs in ("1,x", "1,1000000000"):
-        assert f"--procs is '{procs}'" in lockstep("scale", "digits", "--procs", procs, cwd=tmp_path, code=2).stderr
+        assert f"--procs is '{procs}'" in samebits("scale", "digits", "--procs", procs, cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.full

@@ -10,24 +10,24 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from lockstep.recipes.segment.synthetic import draw_image
-from tests.runs import lockstep, result
+from samebits.recipes.segment.synthetic import draw_image
+from tests.runs import result, samebits
 
 TRAIN = ["segment_shapes", "data.num_train=16", "data.num_eval=5", "model.width=2", "epochs=1"]
 
 
 @pytest.mark.full
 def test_a_segmentation_run_is_evaluated_predicts_and_is_exported(tmp_path: Path) -> None:
-    lockstep("train", *TRAIN, "--procs", 1, "--run-dir", "run", cwd=tmp_path)
+    samebits("train", *TRAIN, "--procs", 1, "--run-dir", "run", cwd=tmp_path)
     trained = result(tmp_path / "run")["metrics"]
     # Equal at another number of processes, with an evaluation batch on each rank.
-    done = lockstep("eval", "run", "--procs", 2, "--json", cwd=tmp_path)
+    done = samebits("eval", "run", "--procs", 2, "--json", cwd=tmp_path)
     assert json.loads(done.stdout.splitlines()[-1]) == trained
     assert {"mIoU", "Dice", "pixel_accuracy", "IoU/circles"} <= trained.keys()
 
     Image.fromarray(draw_image(64, 1)[0]).resize((100, 60)).save(tmp_path / "a.png")
     Image.fromarray(draw_image(64, 2)[0]).convert("CMYK").save(tmp_path / "b.jpg")
-    done = lockstep("predict", "run", "a.png", "b.jpg", "--draw", "drawn", "--json", cwd=tmp_path)
+    done = samebits("predict", "run", "a.png", "b.jpg", "--draw", "drawn", "--json", cwd=tmp_path)
     predictions = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["file"] for each in predictions] == ["a.png", "b.jpg"]
     for each in predictions:
@@ -36,7 +36,7 @@ def test_a_segmentation_run_is_evaluated_predicts_and_is_exported(tmp_path: Path
         assert all(mask["size"] == [64, 64] for mask in each["masks"].values())
     assert len(list((tmp_path / "drawn").iterdir())) == 2
 
-    lockstep("export", "run", "--to", "onnx", cwd=tmp_path)
+    samebits("export", "run", "--to", "onnx", cwd=tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "run/model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"input": np.zeros((3, 3, 64, 64), np.float32)})
     assert logits.shape == (3, 4, 64, 64)

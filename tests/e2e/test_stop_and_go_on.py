@@ -15,11 +15,11 @@ from tests.runs import (
     TINY,
     chain,
     kill_session,
-    lockstep,
     process_with_open,
     processes_with,
     records,
     result,
+    samebits,
     start,
     wait_until,
     weights,
@@ -31,7 +31,7 @@ SETTINGS = ["data.num_samples=401", "epochs=3", "checkpoint.every=4 steps", "rep
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", folder / "run", cwd=folder)
     return folder / "run"
 
 
@@ -59,7 +59,7 @@ def hurry(folder: Path) -> None:
 
 def go_on(folder: Path, procs: int) -> str:
     hurry(folder)
-    return lockstep(
+    return samebits(
         "train", TINY, *slow(folder), "--procs", procs, "--run-dir", folder, "--resume", "auto", cwd=folder.parent
     ).stdout
 
@@ -208,7 +208,7 @@ def test_a_truncated_and_an_altered_checkpoint_are_named_and_passed_over(undistu
 
 def test_a_run_that_is_complete_is_left_as_it_is(undisturbed: Path, tmp_path: Path) -> None:
     before = result(undisturbed)
-    lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", undisturbed, "--resume", "auto", cwd=tmp_path)
+    samebits("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", undisturbed, "--resume", "auto", cwd=tmp_path)
     assert result(undisturbed) == before
 
 
@@ -216,11 +216,11 @@ def test_a_run_that_is_complete_is_left_as_it_is(undisturbed: Path, tmp_path: Pa
 def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Path) -> None:
     *_, newest = sorted((undisturbed / "checkpoints").glob("step-*"))
     other = tmp_path / "other"
-    lockstep("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", other, "--resume", newest, cwd=tmp_path)
+    samebits("train", TINY, *SETTINGS, "--procs", 2, "--run-dir", other, "--resume", newest, cwd=tmp_path)
     assert weights(other) == weights(undisturbed)
     assert chain(other) == chain(undisturbed)
     # The records before the checkpoint, and the last evaluation, came from the other folder.
-    output = lockstep("verify", other, "--all", "--procs", 2, cwd=tmp_path).stdout
+    output = samebits("verify", other, "--all", "--procs", 2, cwd=tmp_path).stdout
     assert "verified   every step of the run" in output
     assert "the record of steps" not in output
 
@@ -245,20 +245,20 @@ def test_a_stop_that_all_processes_get_saves_though_workers_read(tmp_path: Path,
 @pytest.mark.full
 def test_settings_alone_are_for_the_run_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
-    lockstep("train", "report.every_steps=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path)
-    other = lockstep("train", "epochs=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=2)
+    samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    samebits("train", "report.every_steps=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path)
+    other = samebits("train", "epochs=2", "--run-dir", folder, "--resume", "auto", cwd=tmp_path, code=2)
     assert "holds a run with other settings" in other.stderr
 
 
 @pytest.mark.full
 def test_a_truncated_checkpoint_is_named_even_if_it_is_the_only_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
     (folder / "weights.safetensors").unlink()
     for place in (folder / "checkpoints").glob("step-*"):
         torn = place / "weights.safetensors"
         torn.write_bytes(torn.read_bytes()[:1000])
     for command in (["eval", folder], ["train", "--run-dir", folder, "--resume", "auto"]):
-        errors = lockstep(*command, cwd=tmp_path, code=5).stderr
+        errors = samebits(*command, cwd=tmp_path, code=5).stderr
         assert f"{torn} is truncated" in errors.replace("\n", " ")

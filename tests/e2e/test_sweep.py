@@ -1,4 +1,4 @@
-"""`lockstep sweep` as users run it: steps that are trained once, and what a recipe may read."""
+"""`samebits sweep` as users run it: steps that are trained once, and what a recipe may read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.sweeps import COMMON, STEPS, sweep, table
-from tests.runs import TINY, lockstep
+from tests.runs import TINY, samebits
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
 
@@ -25,8 +25,8 @@ def test_trials_with_equal_first_steps_train_them_once_to_equal_hashes(tmp_path:
     assert found == table(tmp_path / "alone")
     assert [trial["state"] for trial in found.values()] == ["done"] * 4
     assert not list((tmp_path / "alone").glob("prefix-*"))
-    lockstep("verify", tmp_path / "shared" / "trial-0004", "--all", cwd=tmp_path)
-    lockstep("report", tmp_path / "shared", "--out", tmp_path / "sweep.html", cwd=tmp_path)
+    samebits("verify", tmp_path / "shared" / "trial-0004", "--all", cwd=tmp_path)
+    samebits("report", tmp_path / "shared", "--out", tmp_path / "sweep.html", cwd=tmp_path)
     page = (tmp_path / "sweep.html").read_text()
     assert all(trial["weights_sha256"][:8] in page for trial in found.values())
 

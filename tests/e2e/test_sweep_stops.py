@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.sweeps import COMMON, STEPS, sweep, table
-from tests.runs import TINY, chain, kill_session, lockstep, processes_with, records, start, wait_until, weights
+from tests.runs import TINY, chain, kill_session, processes_with, records, samebits, start, wait_until, weights
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
 
@@ -22,12 +22,12 @@ def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_proces
 ) -> None:
     run, alone = tmp_path / "run", tmp_path / "alone"
     where = [f"cluster.recovery={recovery}", "--run-dir", run, "--procs", 2]
-    out = lockstep("train", TINY, *COMMON, *where, "--stop-after", 10, cwd=tmp_path).stdout
+    out = samebits("train", TINY, *COMMON, *where, "--stop-after", 10, cwd=tmp_path).stdout
     assert "stopped after step 10 and saved" in out
     assert [record["step"] for record in records(run, "checkpoint")][-1] == 10
     assert [record["step"] for record in records(run, "eval")] == [5, 10]  # after the evaluation that is due
-    lockstep("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
-    lockstep("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)
+    samebits("train", "--run-dir", run, "--resume", "auto", "--procs", 1, cwd=tmp_path)
+    samebits("train", TINY, *COMMON, "--run-dir", alone, "--procs", 1, cwd=tmp_path)
     assert (weights(run), chain(run)) == (weights(alone), chain(alone))
 
 
@@ -74,7 +74,7 @@ def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Pa
         assert process.returncode == 130, out + err
     finally:
         kill_session(process)
-    assert "lockstep sweep sweep" in out
+    assert "samebits sweep sweep" in out
     slow.unlink()
     assert all((trial / "checkpoints").glob("step-*") for trial in trials)
     sweep("sweep", cwd=tmp_path)

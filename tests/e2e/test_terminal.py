@@ -1,4 +1,4 @@
-"""`lockstep train` on a terminal: Ctrl-C leaves no `^C` behind, and a resumed run keeps its name."""
+"""`samebits train` on a terminal: Ctrl-C leaves no `^C` behind, and a resumed run keeps its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LOCKSTEP, LONG_S, environment
+from tests.runs import LONG_S, SAMEBITS, environment
 
 
 def in_terminal(arguments: list[str], cwd: Path, interrupt_at: bytes) -> tuple[int, str]:
@@ -20,7 +20,7 @@ def in_terminal(arguments: list[str], cwd: Path, interrupt_at: bytes) -> tuple[i
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
-        os.execve(LOCKSTEP[0], [*LOCKSTEP, *arguments], variables)
+        os.execve(SAMEBITS[0], [*SAMEBITS, *arguments], variables)
     shown, is_sent, until = b"", False, time.monotonic() + LONG_S
     while time.monotonic() < until:
         try:
@@ -55,5 +55,5 @@ def test_ctrl_c_leaves_no_sign_in_the_last_line_and_a_resumed_run_keeps_its_name
     resume = ["train", "--run-dir", "demo", "--resume", "auto", "--procs", procs]
     code, shown = in_terminal(resume, tmp_path, b"resume")
     assert code == 130
-    assert re.search(r"lockstep \S+  digits  run demo", shown)
+    assert re.search(r"samebits \S+  digits  run demo", shown)
     assert json.loads((tmp_path / "demo" / "environment.json").read_text())["name"] == "digits"

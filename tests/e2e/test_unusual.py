@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, ROOT, TINY, kill_session, lockstep, own_port, records, result, start, wait_until, weights
+from tests.runs import LONG_S, ROOT, TINY, kill_session, own_port, records, result, samebits, start, wait_until, weights
 
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
@@ -27,24 +27,24 @@ UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 def test_the_same_bits_in_training_and_the_same_samples_in_eval(tmp_path: Path, kind: str) -> None:
     for procs in (1, 2):
         folder = tmp_path / str(procs)
-        lockstep("train", UNUSUAL, f"data.kind={kind}", "--procs", procs, "--run-dir", folder, cwd=tmp_path)
+        samebits("train", UNUSUAL, f"data.kind={kind}", "--procs", procs, "--run-dir", folder, cwd=tmp_path)
     assert weights(tmp_path / "1") == weights(tmp_path / "2")
-    figures = json.loads(lockstep("eval", tmp_path / "1", "--json", cwd=tmp_path).stdout)
+    figures = json.loads(samebits("eval", tmp_path / "1", "--json", cwd=tmp_path).stdout)
     assert figures == result(tmp_path / "1")["metrics"]
 
 
 @pytest.mark.full
 def test_batch_norm_over_one_sample_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    done = lockstep("train", UNUSUAL, "data.num_samples=49", cwd=tmp_path, code=2)
+    done = samebits("train", UNUSUAL, "data.num_samples=49", cwd=tmp_path, code=2)
     assert "micro-batch of one sample" in done.stderr
     assert "49 samples, global_batch=24" in done.stderr
     assert "global_batch=25" in done.stderr
-    lockstep("train", UNUSUAL, "data.num_samples=49", "global_batch=25", cwd=tmp_path)
+    samebits("train", UNUSUAL, "data.num_samples=49", "global_batch=25", cwd=tmp_path)
 
 
 @pytest.mark.full
 def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
-    assert "the training set is empty" in lockstep(
+    assert "the training set is empty" in samebits(
         "train", UNUSUAL, "data.num_samples=0", "--procs", 1, cwd=tmp_path, code=3
     ).stderr  # fmt: skip
 
@@ -62,9 +62,9 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path: Path) -> Non
     finally:
         kill_session(process)
     (tmp_path / "slow").unlink()
-    (command,) = re.findall(r"^ +lockstep (train .*--resume auto)$", output, flags=re.MULTILINE)
-    lockstep(*shlex.split(command), cwd=tmp_path)
-    lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", "whole", cwd=tmp_path)
+    (command,) = re.findall(r"^ +samebits (train .*--resume auto)$", output, flags=re.MULTILINE)
+    samebits(*shlex.split(command), cwd=tmp_path)
+    samebits("train", TINY, *settings, "--procs", 1, "--run-dir", "whole", cwd=tmp_path)
     assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
 
 
@@ -89,10 +89,10 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_resume_names_what_it_needs(tmp_path: Path) -> None:
-    assert "--run-dir" in lockstep("train", TINY, "--resume", "auto", cwd=tmp_path, code=2).stderr
-    assert "is not a checkpoint" in lockstep("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
-    lockstep("train", TINY, "epochs=1", "--procs", 1, "--run-dir", "run", cwd=tmp_path)
-    text = lockstep("train", TINY, "epochs=1", "--resume", "run", cwd=tmp_path, code=2).stderr
+    assert "--run-dir" in samebits("train", TINY, "--resume", "auto", cwd=tmp_path, code=2).stderr
+    assert "is not a checkpoint" in samebits("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
+    samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", "run", cwd=tmp_path)
+    text = samebits("train", TINY, "epochs=1", "--resume", "run", cwd=tmp_path, code=2).stderr
     assert "--run-dir run --resume auto" in text
     assert not (tmp_path / "runs").exists()
 
@@ -103,7 +103,7 @@ def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> Non
         "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()),
         "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1",
     }  # fmt: skip
-    done = lockstep("train", TINY, cwd=tmp_path, code=4, **variables)
+    done = samebits("train", TINY, cwd=tmp_path, code=4, **variables)
     assert "restart 1" in done.stderr
     assert "--run-dir" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -112,7 +112,7 @@ def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> Non
 @pytest.mark.full
 def test_paths_in_a_run_folder_hold_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    lockstep("train", "digits", "epochs=1", "data.root=here", "--run-dir", "run", cwd=tmp_path / "work")
+    samebits("train", "digits", "epochs=1", "data.root=here", "--run-dir", "run", cwd=tmp_path / "work")
     assert str(tmp_path / "work" / "here") in (tmp_path / "work" / "run" / "config.yaml").read_text()
 
 
@@ -134,7 +134,7 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
     if name == "monitor":
         lines.insert(-1, f"        {mistake},")
     (tmp_path / "mine.py").write_text("\n".join(lines))
-    done = lockstep("train", "mine.py", "epochs=1", "--procs", 1, cwd=tmp_path, code=2)
+    done = samebits("train", "mine.py", "epochs=1", "--procs", 1, cwd=tmp_path, code=2)
     assert MISTAKES[mistake] in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -142,5 +142,5 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
 @pytest.mark.full
 def test_a_run_that_never_started_leaves_no_folder(tmp_path: Path) -> None:
     for procs in (1, 2):
-        lockstep("train", UNUSUAL, "data.num_samples=0", "--procs", procs, cwd=tmp_path, code=3)
+        samebits("train", UNUSUAL, "data.num_samples=0", "--procs", procs, cwd=tmp_path, code=3)
     assert not list((tmp_path / "runs").iterdir())

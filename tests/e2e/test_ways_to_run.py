@@ -18,17 +18,17 @@ import yaml
 from PIL import Image
 
 from tests.runs import (
-    LOCKSTEP,
     LONG_S,
     ROOT,
+    SAMEBITS,
     TINY,
     environment,
     kill_session,
-    lockstep,
     own_port,
     processes_with,
     records,
     result,
+    samebits,
     start,
     wait_until,
     weights,
@@ -38,7 +38,7 @@ from tests.runs import (
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
-    lockstep("train", "digits", "epochs=3", cwd=folder)
+    samebits("train", "digits", "epochs=3", cwd=folder)
     return folder / "runs" / "digits-0001"
 
 
@@ -60,13 +60,13 @@ def test_eval_needs_only_the_run_folder_and_gives_the_same_digits_at_any_world_s
     digits: Path, tmp_path: Path
 ) -> None:
     for procs in (1, 2, 3):
-        figures = json.loads(lockstep("eval", digits, "--json", "--procs", procs, cwd=tmp_path).stdout)
+        figures = json.loads(samebits("eval", digits, "--json", "--procs", procs, cwd=tmp_path).stdout)
         assert figures == result(digits)["metrics"]
 
 
 @pytest.mark.full
 def test_eval_of_the_best_checkpoint(digits: Path, tmp_path: Path) -> None:
-    figures = json.loads(lockstep("eval", digits, "--checkpoint", "best", "--json", cwd=tmp_path).stdout)
+    figures = json.loads(samebits("eval", digits, "--checkpoint", "best", "--json", cwd=tmp_path).stdout)
     assert figures["top1"] == result(digits)["best"]["value"]
 
 
@@ -81,18 +81,18 @@ def test_predict_needs_only_the_run_folder(digits: Path, tmp_path: Path) -> None
         file = tmp_path / f"{place}.png"
         Image.fromarray((pictures[place].reshape(8, 8) * 15.9).astype(np.uint8)).save(file)
         files.append(file)
-    lines = lockstep("predict", digits, *files, "--json", cwd=tmp_path).stdout.splitlines()
+    lines = samebits("predict", digits, *files, "--json", cwd=tmp_path).stdout.splitlines()
     right = sum(json.loads(line)["class"] == label for line, label in zip(lines, labels, strict=False))
     assert len(lines) == 10
     assert right >= 9
-    assert "class" in lockstep("predict", digits, files[0], cwd=tmp_path).stdout
+    assert "class" in samebits("predict", digits, files[0], cwd=tmp_path).stdout
 
 
 @pytest.mark.full
 def test_predict_names_the_file_that_is_not_an_image(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no picture")
     Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "line.png")
-    done = lockstep("predict", digits, tmp_path / "notes.txt", tmp_path / "line.png", cwd=tmp_path, code=3)
+    done = samebits("predict", digits, tmp_path / "notes.txt", tmp_path / "line.png", cwd=tmp_path, code=3)
     assert "notes.txt" in done.stderr
     assert "line.png" in done.stdout  # the others are answered
 
@@ -100,7 +100,7 @@ def test_predict_names_the_file_that_is_not_an_image(digits: Path, tmp_path: Pat
 @pytest.mark.full
 def test_a_yaml_file_with_overrides(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("recipe: digits\nepochs: 5\noptim: {lr: 0.2}\n")
-    lockstep("train", "my.yaml", "optim.lr=0.05", "epochs=1", cwd=tmp_path)
+    samebits("train", "my.yaml", "optim.lr=0.05", "epochs=1", cwd=tmp_path)
     folder = tmp_path / "runs" / "my-0001"
     assert result(folder)["steps"] == 23
     assert "lr: 0.05" in (folder / "config.yaml").read_text()
@@ -109,14 +109,14 @@ def test_a_yaml_file_with_overrides(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tiny")
-    lockstep("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
 
 
 @pytest.mark.full
 def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "lockstep", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
+    command = [*torchrun, "-m", "samebits", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == tiny
@@ -154,13 +154,13 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
 @pytest.mark.full
 def test_from_python(tmp_path: Path) -> None:
     program = (
-        "import lockstep\n"
-        "run = lockstep.train('digits', {'epochs': 1, 'optim.lr': 0.05}, procs=2)\n"
-        "assert lockstep.evaluate(run.folder) == run.metrics\n"
+        "import samebits\n"
+        "run = samebits.train('digits', {'epochs': 1, 'optim.lr': 0.05}, procs=2)\n"
+        "assert samebits.evaluate(run.folder) == run.metrics\n"
         "print(run.weights_sha256, run.metrics['top1'])\n"
         "try:\n"
-        "    lockstep.train('digits', {'epohcs': 1})\n"
-        "except lockstep.LockstepError as error:\n"
+        "    samebits.train('digits', {'epohcs': 1})\n"
+        "except samebits.SamebitsError as error:\n"
         "    print(type(error).__name__)\n"
     )
     done = subprocess.run(
@@ -174,10 +174,10 @@ def test_from_python(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -> None:
     program = (
-        "import lockstep\n"
+        "import samebits\n"
         "try:\n"
         "    settings = {'data.slow_s': 0.05, 'epochs': 1000}\n"
-        f"    lockstep.train({str(TINY)!r}, settings, procs=1, run_dir={str(tmp_path / 'run')!r})\n"
+        f"    samebits.train({str(TINY)!r}, settings, procs=1, run_dir={str(tmp_path / 'run')!r})\n"
         "except KeyboardInterrupt:\n"
         "    print('caught')\n"
         "    raise\n"
@@ -205,8 +205,8 @@ def test_ctrl_c_in_a_script_saves_and_ends_without_a_traceback(tmp_path: Path) -
 def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: Path, procs: int) -> None:
     folder = tmp_path / "run"
     settings = "{'data.slow_s': 0.05, 'epochs': 1000}"
-    call = f"lockstep.train({str(TINY)!r}, {settings}, procs={procs}, run_dir={str(folder)!r})"
-    script = subprocess.Popen([sys.executable, "-c", f"import lockstep; {call}"], cwd=tmp_path, env=environment(),
+    call = f"samebits.train({str(TINY)!r}, {settings}, procs={procs}, run_dir={str(folder)!r})"
+    script = subprocess.Popen([sys.executable, "-c", f"import samebits; {call}"], cwd=tmp_path, env=environment(),
                               start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     below: list[psutil.Process] = []
     try:
@@ -245,14 +245,14 @@ def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path
 def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
     example = ROOT / "examples" / "own_recipe.py"
     for number, settings in enumerate((["--procs", 1], ["--procs", 3, "loader.num_workers=2"])):
-        done = lockstep("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)
-        assert "lockstep predict" not in done.stdout  # this recipe can't
+        done = samebits("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)
+        assert "samebits predict" not in done.stdout  # this recipe can't
     assert weights(tmp_path / "0") == weights(tmp_path / "1")
 
 
 def test_help_is_there_for_every_command(tmp_path: Path) -> None:
     for command in ([], ["train"], ["eval"], ["predict"], ["config"]):
         text = subprocess.run(
-            [*LOCKSTEP, *command, "--help"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+            [*SAMEBITS, *command, "--help"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
         ).stdout
         assert max(map(len, text.splitlines())) <= 80

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from lockstep.data.order import Order
-from tests.runs import LONG_S, TINY, kill_session, lockstep, records, result, start, wait_until, weights
+from samebits.data.order import Order
+from tests.runs import LONG_S, TINY, kill_session, records, result, samebits, start, wait_until, weights
 from tests.warm_forkserver import WAITING
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
@@ -30,7 +30,7 @@ def bad_step(folder: Path) -> int:
 @pytest.mark.parametrize("num_procs", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_path: Path, num_procs: int) -> None:
     folder = tmp_path / "run"
-    done = lockstep("train", TINY, *BAD, "checkpoint.every=1 steps", "--procs", num_procs, "--run-dir", folder,
+    done = samebits("train", TINY, *BAD, "checkpoint.every=1 steps", "--procs", num_procs, "--run-dir", folder,
                     cwd=tmp_path, code=6)  # fmt: skip
     step = bad_step(folder)
     report = json.loads((folder / f"nonfinite-{step}.json").read_text())
@@ -52,7 +52,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_micro_batch(tmp_p
 def test_the_step_is_skipped_on_all_ranks_where_that_is_asked_for(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "three"]
     for folder, num_procs in zip(runs, (1, 3), strict=True):
-        lockstep("train", TINY, *BAD, "watch.nonfinite=skip", "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
+        samebits("train", TINY, *BAD, "watch.nonfinite=skip", "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
         assert len(result(folder)["skipped_steps"]) == 2  # once an epoch
     assert weights(runs[0]) == weights(runs[1])
 
@@ -63,7 +63,7 @@ def test_rolling_back_does_not_help_against_a_bad_sample_and_the_run_reports_it(
     orders = (Order(num_samples=101, global_batch=24, micro_batch=4, seed=seed) for seed in range(100))
     order = next(order for order in orders if 40 not in order.indices(0, np.arange(24)))
     settings = [*BAD, "watch.nonfinite=rollback", "checkpoint.every=1 steps", f"seed={order.seed}"]
-    done = lockstep("train", TINY, *settings, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, code=6)
+    done = samebits("train", TINY, *settings, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, code=6)
     assert "rollback (watch.nonfinite=rollback)" in done.stdout
     assert "rolling back did not help" in done.stderr
 
@@ -75,7 +75,7 @@ def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     process = start(*train, cwd=tmp_path)
     try:
         wait_until(lambda: (folder / "metrics.jsonl").exists())
-        done = lockstep(*train, "--resume", "auto", cwd=tmp_path, code=5)
+        done = samebits(*train, "--resume", "auto", cwd=tmp_path, code=5)
     finally:
         kill_session(process)
     assert f"run folder {folder} is in use" in done.stderr
@@ -84,13 +84,13 @@ def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     return tmp_path / "run"
 
 
 def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
     before = weights(trained)
-    done = lockstep("train", TINY, "--procs", 1, "--run-dir", trained, cwd=tmp_path, code=5)
+    done = samebits("train", TINY, "--procs", 1, "--run-dir", trained, cwd=tmp_path, code=5)
     assert "already holds a run" in done.stderr
     assert "--resume auto" in done.stderr
     assert weights(trained) == before
@@ -98,7 +98,7 @@ def test_a_run_is_not_written_over(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_run_does_not_resume_with_other_settings(trained: Path, tmp_path: Path) -> None:
-    done = lockstep("train", TINY, "optim.lr=0.1", "--run-dir", trained, "--resume", "auto", cwd=tmp_path, code=2)
+    done = samebits("train", TINY, "optim.lr=0.1", "--run-dir", trained, "--resume", "auto", cwd=tmp_path, code=2)
     assert "optim.lr: 0.05 in the run, 0.1 now" in done.stderr
 
 
@@ -106,10 +106,10 @@ def test_a_run_does_not_resume_with_other_settings(trained: Path, tmp_path: Path
 def test_a_checkpoint_of_another_model_is_named_by_its_setting(trained: Path, tmp_path: Path) -> None:
     *_, newest = sorted((trained / "checkpoints").glob("step-*"))
     settings = ["model.width=8", "--procs", 2, "--run-dir", tmp_path / "other", "--resume"]
-    done = lockstep("train", TINY, *settings, newest, cwd=tmp_path, code=2)
+    done = samebits("train", TINY, *settings, newest, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
     alone = shutil.copytree(newest, tmp_path / "alone")  # no run folder has its settings
-    done = lockstep("train", TINY, *settings, alone, cwd=tmp_path, code=2)
+    done = samebits("train", TINY, *settings, alone, cwd=tmp_path, code=2)
     assert "model.width: 6 in the run, 8 now" in done.stderr
 
 
@@ -119,9 +119,9 @@ def test_a_run_does_not_resume_with_more_samples_or_fewer(tmp_path: Path) -> Non
     text = TINY.read_text().replace("return len(self.labels)", "return min(len(self.labels), int(os.environ['MOST']))")
     recipe.write_text(text)
     command = ["train", recipe, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
-    lockstep(*command, cwd=tmp_path, MOST="90")
+    samebits(*command, cwd=tmp_path, MOST="90")
     before = weights(tmp_path / "run")
-    done = lockstep(*command, "--resume", "auto", cwd=tmp_path, code=3, MOST="101")
+    done = samebits(*command, "--resume", "auto", cwd=tmp_path, code=3, MOST="101")
     assert "the training set has 101 samples, and had 90 when the run started" in done.stderr
     assert weights(tmp_path / "run") == before
 
@@ -145,7 +145,7 @@ def test_a_killed_dataloader_worker_is_named_and_the_run_continues(tmp_path: Pat
     assert f"data error: DataLoader worker (pid {reader.pid}) exited unexpectedly" in errors
     assert "Traceback" not in errors
     (tmp_path / "slow").unlink()
-    lockstep(*command, "--resume", "auto", cwd=tmp_path)
+    samebits(*command, "--resume", "auto", cwd=tmp_path)
 
 
 @pytest.fixture
@@ -166,12 +166,12 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint_whole(small_di
     settings = ["model.width=64", "data.num_samples=401", "checkpoint.every=1 steps", "checkpoint.keep=1000"]
     folder = small_disk / "run"
     run = ["train", TINY, *settings, "report.tensorboard=false", "--procs", 2, "--run-dir", folder]
-    done = lockstep(*run, cwd=tmp_path, code=5)
+    done = samebits(*run, cwd=tmp_path, code=5)
     assert "can't write" in done.stderr
     assert "No space left on device" in done.stderr
     subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
-    lockstep(*run, "--resume", "auto", cwd=tmp_path)
-    lockstep(*run[:-1], tmp_path / "roomy", cwd=tmp_path)
+    samebits(*run, "--resume", "auto", cwd=tmp_path)
+    samebits(*run[:-1], tmp_path / "roomy", cwd=tmp_path)
     assert weights(folder) == weights(tmp_path / "roomy")
 
 
@@ -192,7 +192,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint_whole(small_di
 def test_a_mistake_is_answered_in_a_few_lines(tmp_path: Path, arguments: list[str], code: int, text: str) -> None:
     if "device=cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU, so this is no mistake")
-    done = lockstep(
+    done = samebits(
         *arguments, *(["--procs", 2] if arguments[0] == "train" and code != 4 else []), cwd=tmp_path, code=code
     )
     assert text in done.stderr

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lockstep.version import __version__
+from samebits.version import __version__
 
 BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
 
@@ -33,7 +33,7 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy2(repo / name, copy)
-    shutil.copytree(repo / "lockstep", copy / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(repo / "src" / "samebits", copy / "src" / "samebits", ignore=shutil.ignore_patterns("__pycache__"))
     done = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (path,) = (copy / "dist").iterdir()
@@ -41,21 +41,22 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_every_file_of_the_package_and_its_version(wheel: Path, repo: Path) -> None:
-    assert wheel.name == f"lockstep_train-{__version__}-py3-none-any.whl"
+    assert wheel.name == f"samebits-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
-        inside = {name for name in archive.namelist() if name.startswith("lockstep/")}
-        description = message_from_bytes(archive.read(f"lockstep_train-{__version__}.dist-info/METADATA"))
-    tracked = subprocess.run(["git", "ls-files", "lockstep"], cwd=repo, capture_output=True, text=True).stdout.split()
-    present = tracked or [str(path.relative_to(repo)) for path in (repo / "lockstep").rglob("*.*") if path.is_file()]
+        inside = {name for name in archive.namelist() if name.startswith("samebits/")}
+        description = message_from_bytes(archive.read(f"samebits-{__version__}.dist-info/METADATA"))
+    sources = repo / "src"
+    tracked = subprocess.run(["git", "ls-files"], cwd=sources, capture_output=True, text=True).stdout.split()
+    present = tracked or [str(path.relative_to(sources)) for path in sources.rglob("*.*") if path.is_file()]
     assert {name for name in present if "__pycache__" not in name} <= inside
     assert not any("test" in Path(name).parts[0] for name in inside)
-    assert (description["Name"], description["Version"]) == ("lockstep-train", __version__)
+    assert (description["Name"], description["Version"]) == ("samebits", __version__)
 
 
 def _core(wheel: Path) -> dict[str, metadata.Distribution]:
     """The distributions that the wheel needs without extras, and those that they need."""
     with zipfile.ZipFile(wheel) as archive:
-        description = message_from_bytes(archive.read(f"lockstep_train-{__version__}.dist-info/METADATA"))
+        description = message_from_bytes(archive.read(f"samebits-{__version__}.dist-info/METADATA"))
     waiting = _requirements(description.get_all("Requires-Dist", []), set())
     seen: set[tuple[str, frozenset[str]]] = set()
     found: dict[str, metadata.Distribution] = {}
@@ -111,17 +112,17 @@ def _run(*command: object, cwd: Path) -> str:
 
 @pytest.mark.full
 def test_the_installed_wheel_trains_digits_and_predicts(python: Path, tmp_path: Path, repo: Path) -> None:
-    command = python.parent / "lockstep"
-    assert _run(command, "--version", cwd=tmp_path).strip() == f"lockstep {__version__}"
-    place = _run(python, "-c", "import lockstep; print(lockstep.__file__)", cwd=tmp_path)
+    command = python.parent / "samebits"
+    assert _run(command, "--version", cwd=tmp_path).strip() == f"samebits {__version__}"
+    place = _run(python, "-c", "import samebits; print(samebits.__file__)", cwd=tmp_path)
     assert place.startswith(str(python.parents[1]))
     said = _run(command, "train", "digits", "epochs=2", "--procs", "2", "--run-dir", "run", cwd=tmp_path)
     assert "1,437 training, 360 validation: UCI digits" in said
-    assert 'pip install "lockstep-train[trackers]"' in said
+    assert 'pip install "samebits[trackers]"' in said
     assert json.loads((tmp_path / "run/result.json").read_text())["steps"] == 46
     assert "probability" in _run(command, "predict", "run", repo / "docs/pictures/digit.png", cwd=tmp_path)
     # The package's data: presets and the recipes' READMEs.
     assert "micro_batch" in _run(command, "config", "pose", cwd=tmp_path)
     done = subprocess.run([command, "train", "pose"], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 2
-    assert 'Run pip install "lockstep-train[pose]".' in done.stderr
+    assert 'Run pip install "samebits[pose]".' in done.stderr

@@ -1,4 +1,4 @@
-"""`lockstep.evaluate` in a program without `if __name__ == "__main__"`, which multiprocessing would run once more."""
+"""`samebits.evaluate` in a program without `if __name__ == "__main__"`, which multiprocessing would run once more."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, TINY, environment, lockstep
+from tests.runs import LONG_S, TINY, environment, samebits
 
 PROGRAM = """
-import lockstep
+import samebits
 print("it runs")
-print(lockstep.evaluate("run", procs=2) == lockstep.evaluate("run", {"device": "cpu"}))
+print(samebits.evaluate("run", procs=2) == samebits.evaluate("run", {"device": "cpu"}))
 """
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_file", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_program_is_run_once_whatever_it_starts(tmp_path: Path, is_file: bool) -> None:
-    lockstep("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     (tmp_path / "mine.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "mine.py" if is_file else "-"], input="" if is_file else PROGRAM, cwd=tmp_path,

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.data.keyed import uniform
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.data.keyed import uniform
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 24, "micro_batch": 4, "epochs": 2, "eval_batch": 10, "optim": {"lr": 0.05}}
 

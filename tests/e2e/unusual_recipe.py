@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import nn
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from lockstep import DatasetSamples, Parts
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.metrics.classification import Accuracy
+from samebits import DatasetSamples, Parts
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 24, "micro_batch": 4, "epochs": 2, "optim": {"lr": 0.05, "momentum": 0.9}}
 

@@ -29,4 +29,4 @@ def _without(function):
 builtins.open = io.open = _without(open)
 for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "statvfs"):
     setattr(os, name, _without(getattr(os, name)))
-Path(os.environ["LOCKSTEP_TEST_HIDDEN"]).touch()
+Path(os.environ["SAMEBITS_TEST_HIDDEN"]).touch()

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import SETTINGS
-from tests.runs import TINY, lockstep, weights
+from tests.runs import TINY, samebits, weights
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the weights of one process without faults."""
     folder = tmp_path_factory.mktemp("alone")
-    lockstep("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
 
 

@@ -32,7 +32,7 @@ SLOW = ("data.slow_s=0.02", "data.eval_slow_s=0.1")
 
 @dataclass
 class Job:
-    """A running `lockstep train`, in a session and with a folder for temporary files of its own.
+    """A running `samebits train`, in a session and with a folder for temporary files of its own.
 
     Attributes:
         folder: Where all of it is.

@@ -1,4 +1,4 @@
-"""The lockstep command on a machine with a wrong clock: shifted_clock.py [unchecked] SECONDS train ...
+"""The samebits command on a machine with a wrong clock: shifted_clock.py [unchecked] SECONDS train ...
 
 unchecked: as if the clocks had been right when they were compared.
 """
@@ -24,8 +24,8 @@ if __name__ == "__main__":
     time.time = lambda: _now() + shift_s  # type: ignore[assignment]
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    from lockstep.cli.main import main
-    from lockstep.launch.nodes import clocks
+    from samebits.cli.main import main
+    from samebits.launch.nodes import clocks
 
     dynamic_rendezvous.datetime = Shifted  # type: ignore[misc]
     if is_unchecked:

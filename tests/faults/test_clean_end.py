@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import scratch
+from samebits import scratch
 from tests.faults.faults import SETTINGS, SLOW, Job, job
-from tests.runs import LOCKSTEP, LONG_S, TINY, environment, kill_session, processes_with, wait_until
+from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, processes_with, wait_until
 
 WORKERS = "loader.num_workers=1"
 # So that it is not over before it is stopped.
@@ -90,7 +90,7 @@ def test_a_terminal_that_is_closed_ends_the_run_as_a_stop_does(folder: Path) -> 
     (folder / "tmp").mkdir()
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*LOCKSTEP, "train", TINY, *SETTINGS, *SLOW, WORKERS, ENDLESS, "--procs", "2", "--run-dir", folder / "run"],
+        [*SAMEBITS, "train", TINY, *SETTINGS, *SLOW, WORKERS, ENDLESS, "--procs", "2", "--run-dir", folder / "run"],
         cwd=folder, env=environment(TMPDIR=str(folder / "tmp")), stdin=theirs, stdout=theirs, stderr=theirs,
         start_new_session=True, preexec_fn=_take_terminal, text=True,
     )  # fmt: skip

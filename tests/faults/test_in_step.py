@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.faults.faults import SETTINGS, STEPS_PER_EPOCH, WAIT_S, Job, job
-from tests.runs import TINY, lockstep, records, result, wait_until, weights
+from tests.runs import TINY, records, result, samebits, wait_until, weights
 
 IN_STEP = ("cluster.recovery=in_step", "data.slow_s=0.05", "data.eval_slow_s=0.1")
 NUM_MOMENTS = int(os.environ.get("FAULTS", "0"))
@@ -125,12 +125,12 @@ def test_without_restarts_the_run_continues_with_fewer_processes(undisturbed: st
     assert "continuing with 2 of 3 processes" in said
     assert weights(running.run) == undisturbed
     assert [world["size"] for world in result(running.run)["worlds"]] == [3, 2]
-    lockstep("verify", running.run, "--all", cwd=tmp_path)
+    samebits("verify", running.run, "--all", cwd=tmp_path)
 
 
 SEVERAL_BUCKETS = """
-import lockstep.parallel.reduce as _reduce
-import lockstep.parallel.exchange.tree_all_reduce as _tree
+import samebits.parallel.reduce as _reduce
+import samebits.parallel.exchange.tree_all_reduce as _tree
 
 _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 """
@@ -150,7 +150,7 @@ _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 def test_all_state_survives_a_lost_process(settings: list[str], more: str, victim: int, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(TINY.read_text(encoding="utf-8") + more, encoding="utf-8")
-    lockstep("train", recipe, *SETTINGS, *settings, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)
+    samebits("train", recipe, *SETTINGS, *settings, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)
     with job(tmp_path, *IN_STEP, *settings, "--procs", 3, "--max-restarts", 5, source=recipe) as running:
         lose(running, Loss(3, (victim,), 5, 0.02, again_s=0.3))
         code, said = running.ended()

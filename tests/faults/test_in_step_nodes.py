@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.storage.checkpoint import steps
+from samebits.storage.checkpoint import steps
 from tests.faults.faults import WAIT_S, Job
 from tests.faults.test_nodes import hurry, kill_node, nodes, said
-from tests.runs import LONG_S, lockstep, processes_with, records, result, wait_until, weights
+from tests.runs import LONG_S, processes_with, records, result, samebits, wait_until, weights
 
 NAMES = "abc"
 
@@ -188,6 +188,6 @@ def test_a_node_leaves_after_sigterm_and_the_last_ones_stop_and_save(undisturbed
         assert steps(tmp_path / "run" / "checkpoints")[-1] == jobs[1].steps()
         wait_until(lambda: not processes_with(str(tmp_path)))
     hurry(tmp_path)
-    lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", "--procs", 1, cwd=tmp_path)
+    samebits("train", "--run-dir", tmp_path / "run", "--resume", "auto", "--procs", 1, cwd=tmp_path)
     assert weights(tmp_path / "run") == undisturbed
     assert [record["step"] for record in records(tmp_path / "run", "train")] == [*range(1, 35)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import Job
-from tests.runs import kill_session, lockstep, start, wait_until, weights
+from tests.runs import kill_session, samebits, start, wait_until, weights
 
 POSE_NET = "model={width: 4, num_modules: [1, 1, 1], num_blocks: 1, stem_width: 8, stem_blocks: 1, deconv_blocks: 0}"
 RECIPES = {
@@ -29,9 +29,9 @@ RECIPES = {
 def test_a_rank_that_is_killed_changes_nothing(recipe: str, tmp_path: Path) -> None:
     folder = tmp_path
     if recipe == "classify":
-        lockstep("data", "make", "classify", "--out", folder / "shapes", "num_per_class=20", cwd=folder)
+        samebits("data", "make", "classify", "--out", folder / "shapes", "num_per_class=20", cwd=folder)
     settings = [*RECIPES[recipe], "epochs=2", "device=cpu", "checkpoint.every=3 steps", "report.every_steps=1"]
-    lockstep("train", recipe, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
+    samebits("train", recipe, *settings, "--procs", 1, "--run-dir", folder / "alone", cwd=folder)
 
     more = ["--procs", 2, "--max-restarts", 1, "--run-dir", folder / "run"]
     running = Job(folder, start("train", recipe, *settings, *more, cwd=folder))

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from tests.faults.faults import SHM, SLOW, job
-from tests.runs import LONG_S, TINY, environment, lockstep, wait_until
+from tests.runs import LONG_S, TINY, environment, samebits, wait_until
 
 ENDLESS = "epochs=1000"
-NEXT_START = "from lockstep.launch import forkserver\nwith forkserver.temp_folder(): pass"
-TRAIN = f"{sys.executable} -P -m lockstep train {TINY} epochs=1"
+NEXT_START = "from samebits.launch import forkserver\nwith forkserver.temp_folder(): pass"
+TRAIN = f"{sys.executable} -P -m samebits train {TINY} epochs=1"
 
 
 def next_start(tmp: Path) -> None:
@@ -76,7 +76,7 @@ def test_ctrl_c_before_training_does_not_mention_saving(tmp_path: Path) -> None:
         assert "training has not started, so there is nothing to save" in said
         assert "finishing the step" not in said
         assert running.left() == []
-    done = lockstep("train", "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, code=2)
+    done = samebits("train", "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, code=2)
     assert "name a recipe, a preset or a file" in done.stderr
 
 

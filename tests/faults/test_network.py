@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
-from tests.runs import LOCKSTEP, LONG_S, TINY, environment, kill_session, weights
+from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, weights
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,7 +28,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
 def begin(two: list[Host], folder: Path, *more: str) -> list[subprocess.Popen[str]]:
     """A rank on each host, and wait until they train."""
     join = ["--run-dir", str(folder / "run"), "--init", "tcp://n1:29520", "--world-size", "2", "--rank"]
-    command = [*LOCKSTEP, "train", str(TINY), *SETTINGS, "data.slow_s=0.1", *more, *join]
+    command = [*SAMEBITS, "train", str(TINY), *SETTINGS, "data.slow_s=0.1", *more, *join]
     started = [host.start(*command, rank, env=environment(), cwd=folder) for rank, host in enumerate(two)]
     Job(folder, started[0]).wait_for_step(4)
     return started

@@ -16,8 +16,8 @@ from tests import warm_start
 from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import (
-    LOCKSTEP,
     LONG_S,
+    SAMEBITS,
     TINY,
     environment,
     kill_machine,
@@ -57,7 +57,7 @@ def nodes(folder: Path, *arguments: object, places: Sequence[Host] = ()) -> Iter
         place = f"{address}:{port}"
         meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
         with (folder / name / "said").open("w") as said:
-            words = [*LOCKSTEP, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1", *meet,
+            words = [*SAMEBITS, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1", *meet,
                      "--run-dir", str(folder / "run")]  # fmt: skip
             process = warm_start.popen(
                 places[len(begun)].command(words) if places else words,
@@ -171,7 +171,7 @@ def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1",
-            "-m", "lockstep", "train", str(TINY), *SETTINGS, *slow, "--run-dir", str(tmp_path / "run"),
+            "-m", "samebits", "train", str(TINY), *SETTINGS, *slow, "--run-dir", str(tmp_path / "run"),
             "--resume", "auto",
         ]  # fmt: skip
         with (tmp_path / "said").open("a") as file:

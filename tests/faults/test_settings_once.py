@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.load import load
-from lockstep.engine.run_spec import RunSpec, recipe_of
-from lockstep.recipes.catalog import command_arguments, find
+from samebits.config.load import load
+from samebits.engine.run_spec import RunSpec, recipe_of
+from samebits.recipes.catalog import command_arguments, find
 from tests.faults.faults import SETTINGS, SLOW, job
-from tests.runs import TINY, lockstep, weights
+from tests.runs import TINY, samebits, weights
 
 YAML = (
     "recipe: mnist\nepochs: 3\nmodel: {name: tutorial}\noptim: {lr: 0.01, schedule: multi_step, milestones: [1, 2]}\n"
@@ -45,9 +45,9 @@ def test_the_arguments_of_a_run_give_its_settings_without_the_yaml_file(tmp_path
 def test_an_edited_yaml_file_does_not_change_a_run_that_restarts(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(f"recipe: {TINY}\n")
-    lockstep("trust", TINY, cwd=tmp_path)
+    samebits("trust", TINY, cwd=tmp_path)
     expected = tmp_path / "expected"
-    lockstep("train", TINY, *SETTINGS, "--run-dir", expected, cwd=tmp_path)
+    samebits("train", TINY, *SETTINGS, "--run-dir", expected, cwd=tmp_path)
     with job(tmp_path, *SLOW, "--procs", 2, "--max-restarts", 1, source=file) as running:
         running.wait_for_step(4)
         file.write_text(f"recipe: {TINY}\nseed: 99\nno_such_setting: 1\n")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spot import replay
-from benchmarks.spot_tools import LIMIT_S, SAMPLE_S, Lockstep
+from benchmarks.spot_tools import LIMIT_S, SAMPLE_S, Samebits
 from benchmarks.spot_trace import Change, goodput
 from tests.runs import processes_with, result, wait_until
 
 NUM_STEPS = 500  # more than a busy machine lets pass until the returned machine has joined
 
 
-class Job(Lockstep):
+class Job(Samebits):
     """Loses a machine only when all compute, and completes the run only when the returned one computes."""
 
     def __init__(self, folder: Path) -> None:

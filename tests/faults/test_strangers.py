@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm_start
-from tests.runs import LOCKSTEP, LONG_S, TINY, environment, kill_session, own_port, result, wait_until
+from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, own_port, result, wait_until
 
 SETTINGS = (
     "data.num_samples=96", "epochs=1", "report.tensorboard=false", "checkpoint.every=2 steps",
@@ -22,7 +22,7 @@ SHIFTED = Path(__file__).with_name("shifted_clock.py")
 
 
 class Launcher:
-    """One `lockstep train --nodes`, in a session of its own."""
+    """One `samebits train --nodes`, in a session of its own."""
 
     def __init__(self, name: str, folder: Path, port: int, words: tuple[object, ...], command: list[str]) -> None:
         self.folder = folder / name
@@ -48,7 +48,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     begun: list[Launcher] = []
 
     def begin(name: str, *words: object, command: list[str] | None = None, to: int | None = None) -> Launcher:
-        begun.append(Launcher(name, tmp_path, to or port, words, command or LOCKSTEP))
+        begun.append(Launcher(name, tmp_path, to or port, words, command or SAMEBITS))
         if len(begun) == 1:
             wait_until(lambda: _listens(to or port) or begun[0].process.poll() is not None)
         return begun[-1]
@@ -118,12 +118,12 @@ def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., 
 
     # As torchrun's agent serves it.
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False, multi_tenant=True)
-    store.set("torch.rendezvous.lockstep", "state")
+    store.set("torch.rendezvous.samebits", "state")
     before = sorted(store.list_keys())
     stranger = launch("a", "--nodes", 2, "--run-dir", tmp_path / "run", to=store.port)
     assert stranger.code() == 4, stranger.said()
     text = stranger.said()
-    assert f"the store at 127.0.0.1:{store.port} does not belong to a run of lockstep train --nodes" in text
+    assert f"the store at 127.0.0.1:{store.port} does not belong to a run of samebits train --nodes" in text
     assert "Choose another port" in text
     assert "Traceback" not in text
     assert sorted(store.list_keys()) == before

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-import lockstep
+import samebits
 
 DATA = TensorDataset(torch.randn(40, 3))
 
@@ -26,7 +26,7 @@ class Stream(IterableDataset[Any]):
 
 
 def accelerator(**options: Any) -> Any:
-    from lockstep.integrations.accelerate import ExactAccelerator
+    from samebits.integrations.accelerate import ExactAccelerator
 
     return ExactAccelerator(**{"cpu": True, "global_batch": 8, **options})
 
@@ -79,7 +79,7 @@ def backward_on_another_loader(folder: Path) -> None:
 def trainer(**options: Any) -> None:
     from transformers import TrainingArguments
 
-    from lockstep.integrations.transformers import ExactTrainer
+    from samebits.integrations.transformers import ExactTrainer
 
     data = options.pop("train_dataset", DATA)
     args = TrainingArguments(
@@ -120,7 +120,7 @@ def main() -> None:
         try:
             attempt(folder)
             print(f"{name}| nothing is refused", flush=True)
-        except lockstep.LockstepError as error:
+        except samebits.SamebitsError as error:
             print(f"{name}| {error.line}", flush=True)
 
 

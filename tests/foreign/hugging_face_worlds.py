@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent
 LONG_S = 180.0
 # What scripts import; of these, a script's text has the first two. torch imports the last one for deterministic
 # algorithms; it takes seconds.
-IMPORTED = ("transformers", "sklearn.datasets", "lockstep.integrations.accelerate", "torch._inductor.config")
+IMPORTED = ("transformers", "sklearn.datasets", "samebits.integrations.accelerate", "torch._inductor.config")
 
 
 @dataclass

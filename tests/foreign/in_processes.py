@@ -30,9 +30,9 @@ def main() -> None:
     import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
     import torch.distributed  # noqa: F401
 
-    import lockstep
+    import samebits
 
-    assert lockstep.exact
+    assert samebits.exact
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(start(json.loads(line), Path(folder))), flush=True)
@@ -40,7 +40,7 @@ def main() -> None:
 
 def start(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run one start to its end."""
-    from lockstep.cluster.address import ReservedPort
+    from samebits.cluster.address import ReservedPort
 
     port = ReservedPort().renew()
     pids = [_fork(request, rank, port, folder) for rank in range(request["procs"])]

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 from torchmetrics import MeanMetric, MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 
-import lockstep
-from lockstep.integrations.lightning import ExactStrategy
+import samebits
+from samebits.integrations.lightning import ExactStrategy
 
 OUT = Path(sys.argv[1])
 NUM_SAMPLES, GLOBAL_BATCH, EPOCHS = 44, 16, 3
@@ -116,7 +116,7 @@ def trainer_of(procs=1, **options):
 
 def summary(trainer, model):
     metrics = {name: value.item() for name, value in sorted(trainer.callback_metrics.items())}
-    return {"steps": trainer.global_step, "metrics": metrics, "hash": lockstep.weights_sha256(model.state_dict())}
+    return {"steps": trainer.global_step, "metrics": metrics, "hash": samebits.weights_sha256(model.state_dict())}
 
 
 def fit(procs=1, ckpt_path=None, val=(13,), **options):
@@ -128,7 +128,7 @@ def fit(procs=1, ckpt_path=None, val=(13,), **options):
 def refusal(make):
     try:
         make()
-    except lockstep.LockstepError as error:
+    except samebits.SamebitsError as error:
         return type(error).__name__, str(error)
     return "none", ""
 

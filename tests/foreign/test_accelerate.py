@@ -12,14 +12,14 @@ from tests.foreign.changed_lines import count_changed_lines
 from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 
 pytestmark = pytest.mark.skipif(
-    not find_spec("accelerate"), reason="accelerate is not installed: pip install 'lockstep-train[accelerate]'"
+    not find_spec("accelerate"), reason="accelerate is not installed: pip install 'samebits[accelerate]'"
 )
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("accelerate_*"))
 EVALUATION = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from lockstep.integrations.accelerate import ExactAccelerator
+from samebits.integrations.accelerate import ExactAccelerator
 
 accelerator = ExactAccelerator(cpu=True, global_batch=8)
 train_loader, eval_loader = accelerator.prepare(
@@ -57,7 +57,7 @@ def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tm
         for before, after in ((3, 2), (1, 4)):
             output = tmp_path / f"output{before}"
             arguments = ["--checkpointing_steps", 4, "--output_dir", output]
-            found, text = worlds.run(before, *arguments, kill_when=output / "step_4" / "lockstep.json")
+            found, text = worlds.run(before, *arguments, kill_when=output / "step_4" / "samebits.json")
             assert found is None, text
             assert worlds.hash(after, "--resume_from_checkpoint", output / "step_4") == whole
 

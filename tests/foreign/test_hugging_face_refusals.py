@@ -21,7 +21,7 @@ ACCELERATE = {
     "lbfgs": "LBFGS evaluates the loss several times a step",
     "sync batch norm": "layer 0 is torch's SyncBatchNorm",
     "save within a step": "save_state() is called within a step",
-    "load without position": "lockstep.json can't be read",
+    "load without position": "samebits.json can't be read",
     "load another batch": "given: global_batch: 8 there, 16 here",
     "skip other steps": "2 batches are to be skipped, and the loader is at step 1",
     "backward on another loader": "backward() is called outside of the loop over the training DataLoader",
@@ -38,12 +38,12 @@ TRAINER = {
 
 MISSING = """
 import importlib, sys
-import lockstep
+import samebits
 sys.modules["accelerate"] = sys.modules["transformers"] = None
 for name in ("accelerate", "transformers"):
     try:
-        importlib.import_module("lockstep.integrations." + name)
-    except lockstep.ConfigError as error:
+        importlib.import_module("samebits.integrations." + name)
+    except samebits.ConfigError as error:
         print(error.line)
 """
 
@@ -57,8 +57,8 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     accelerate, transformers = out.splitlines()
     assert accelerate.startswith("accelerate is not installed")
-    assert "pip install 'lockstep-train[accelerate]'" in accelerate
-    assert "pip install 'lockstep-train[transformers]'" in transformers
+    assert "pip install 'samebits[accelerate]'" in accelerate
+    assert "pip install 'samebits[transformers]'" in transformers
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
 )
 @pytest.mark.full
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'lockstep-train[{package}]'")
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'samebits[{package}]'")
     with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
         _, text = worlds.run(1, kind, tmp_path)
     refused = dict(line.split("| ", 1) for line in text.splitlines() if "| " in line)

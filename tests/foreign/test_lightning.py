@@ -26,7 +26,7 @@ MAX_CHANGED_LINES = 5
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None,
-    reason="Lightning is not installed: pip install 'lockstep-train[lightning]'",
+    reason="Lightning is not installed: pip install 'samebits[lightning]'",
 )
 
 

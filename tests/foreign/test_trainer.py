@@ -15,7 +15,7 @@ from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
 # Not `importorskip`: all workers would import them, which takes seconds.
 pytestmark = pytest.mark.skipif(
     not (find_spec("transformers") and find_spec("accelerate")),
-    reason="transformers or accelerate is not installed: pip install 'lockstep-train[transformers]'",
+    reason="transformers or accelerate is not installed: pip install 'samebits[transformers]'",
 )
 
 SCRIPTS = sorted(path.name for path in FOLDER.glob("trainer_*"))
@@ -56,7 +56,7 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
         for before, after in ((3, 2), (1, 4)):
             output = tmp_path / f"output{before}"
             arguments = ["--output_dir", output, "--save_steps", 3]
-            found, killed = worlds.run(before, *arguments, kill_when=output / "checkpoint-3" / "lockstep.json")
+            found, killed = worlds.run(before, *arguments, kill_when=output / "checkpoint-3" / "samebits.json")
             assert found is None, killed
             checkpoint = output / "checkpoint-3"
             found, resumed = worlds.run(after, "--output_dir", output, "--resume_from_checkpoint", checkpoint)

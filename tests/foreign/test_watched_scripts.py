@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import HangError
+from samebits.errors import HangError
 from tests import guards
 from tests.foreign.scripts import FOLDER, Starter
 from tests.runs import LONG_S, environment

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-import lockstep
-from lockstep.own_loop import current
+import samebits
+from samebits.own_loop import current
 
 TIMEOUTS_S = {"sleep": 4.0, "pause": 10.0, "validation": 4.0}
 what = sys.argv[1]
@@ -26,7 +26,7 @@ data = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4, shuffle=True)
 if what == "late" and happens:
     time.sleep(1000)
 global_batch = 32 if what == "settings" and happens else 16
-_, _, loader = lockstep.exact(model, optimizer, data, global_batch=global_batch, hang_timeout_s=TIMEOUTS_S.get(what))
+_, _, loader = samebits.exact(model, optimizer, data, global_batch=global_batch, hang_timeout_s=TIMEOUTS_S.get(what))
 for _ in range(2):
     for (x,) in loader:
         optimizer.zero_grad()
@@ -47,5 +47,5 @@ for _ in range(2):
     if what == "drift" and happens:
         with torch.no_grad():
             model.bias += 1e-6
-print("sha256", lockstep.weights_sha256(model.state_dict()))
+print("sha256", samebits.weights_sha256(model.state_dict()))
 dist.destroy_process_group()

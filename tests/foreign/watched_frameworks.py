@@ -49,7 +49,7 @@ loader = DataLoader(Rows(), batch_size=8, shuffle=True)
 if framework == "lightning":
     import lightning as L
 
-    from lockstep.integrations.lightning import ExactStrategy
+    from samebits.integrations.lightning import ExactStrategy
 
     class Module(L.LightningModule):
         def __init__(self):
@@ -66,7 +66,7 @@ if framework == "lightning":
     trainer = L.Trainer(accelerator="cpu", devices=2, strategy=ExactStrategy(**options), max_epochs=2, **quiet)
     trainer.fit(Module(), loader)
 elif framework == "accelerate":
-    from lockstep.integrations.accelerate import ExactAccelerator
+    from samebits.integrations.accelerate import ExactAccelerator
 
     accelerator = ExactAccelerator(cpu=True, **options)
     model = Model()
@@ -80,7 +80,7 @@ elif framework == "accelerate":
 else:
     from transformers import TrainingArguments
 
-    from lockstep.integrations.transformers import ExactTrainer
+    from samebits.integrations.transformers import ExactTrainer
 
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(), num_train_epochs=2, per_device_train_batch_size=8, save_strategy="no",

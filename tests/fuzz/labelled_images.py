@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def coco(path: Path) -> None:
-    from lockstep.recipes.pose.coco.annotations import read_annotations
-    from lockstep.recipes.pose.coco.regions import draw_mask
-    from lockstep.recipes.pose.skeletons import SKELETONS
+    from samebits.recipes.pose.coco.annotations import read_annotations
+    from samebits.recipes.pose.coco.regions import draw_mask
+    from samebits.recipes.pose.skeletons import SKELETONS
 
     found = read_annotations(path, SKELETONS["coco"])
     for place in range(len(found)):
@@ -19,7 +19,7 @@ def coco(path: Path) -> None:
 
 
 def zipped(path: Path) -> None:
-    from lockstep.data.coco.store import Zip, decode
+    from samebits.data.coco.store import Zip, decode
 
     store = Zip(path)
     for name in list(store._names)[:5]:
@@ -45,10 +45,10 @@ def regions(path: Path) -> None:
 def _read_labels(root: Path) -> None:
     import numpy as np
 
-    from lockstep.data.keyed import keys
-    from lockstep.recipes.segment.config import DataConfig
-    from lockstep.recipes.segment.data import LabelledImages
-    from lockstep.recipes.segment.listing import list_images, open_source
+    from samebits.data.keyed import keys
+    from samebits.recipes.segment.config import DataConfig
+    from samebits.recipes.segment.data import LabelledImages
+    from samebits.recipes.segment.listing import list_images, open_source
 
     config = DataConfig(root=root, size_px=(32, 32))
     info = list_images(config, 0)

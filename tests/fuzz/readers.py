@@ -26,10 +26,10 @@ SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault
 
 
 def picture(path: Path) -> None:
-    from lockstep.data.images import EncodedImage, read_rgb
-    from lockstep.errors import DataError
-    from lockstep.recipes.mnist.data import SCALES
-    from lockstep.recipes.mnist.predict import read_image
+    from samebits.data.images import EncodedImage, read_rgb
+    from samebits.errors import DataError
+    from samebits.recipes.mnist.data import SCALES
+    from samebits.recipes.mnist.predict import read_image
 
     read_rgb(path)
     found = EncodedImage(path)
@@ -42,7 +42,7 @@ def picture(path: Path) -> None:
 
 
 def idx(path: Path) -> None:
-    from lockstep.recipes.mnist.idx import read_idx
+    from samebits.recipes.mnist.idx import read_idx
 
     read_idx(path, num_dims=3)
 
@@ -50,10 +50,10 @@ def idx(path: Path) -> None:
 def labels(path: Path) -> None:
     import numpy as np
 
-    from lockstep.recipes.text.alphabet import Alphabet, text_of
-    from lockstep.recipes.text.config import Config
-    from lockstep.recipes.text.files import choose
-    from lockstep.recipes.text.labels import read_labels
+    from samebits.recipes.text.alphabet import Alphabet, text_of
+    from samebits.recipes.text.config import Config
+    from samebits.recipes.text.files import choose
+    from samebits.recipes.text.labels import read_labels
 
     chars = path.parent / "chars.txt"
     data: dict[str, Any] = {"train": str(path), "eval": str(path), "on_unknown": "skip", "on_too_long": "skip"}
@@ -67,14 +67,14 @@ def labels(path: Path) -> None:
 
 
 def alphabet(path: Path) -> None:
-    from lockstep.recipes.text.alphabet import read_alphabet, read_chars
+    from samebits.recipes.text.alphabet import read_alphabet, read_chars
 
     read_chars(path)
     read_alphabet(path)
 
 
 def csv(path: Path) -> None:
-    from lockstep.recipes.classify.listing import read_csv
+    from samebits.recipes.classify.listing import read_csv
 
     read_csv(path)
 
@@ -83,8 +83,8 @@ def packed(path: Path) -> None:
     """An LMDB set, one of whose entries is the file: that of its name."""
     import lmdb
 
-    from lockstep.recipes.text import packed_lmdb
-    from lockstep.recipes.text.images import packed_size, read_packed
+    from samebits.recipes.text import packed_lmdb
+    from samebits.recipes.text.images import packed_size, read_packed
 
     folder = path.parent / "set"
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def packed(path: Path) -> None:
 
 
 def yaml(path: Path) -> None:
-    from lockstep.config.document import parse_value, read
+    from samebits.config.document import parse_value, read
 
     read(path, path.name)
     parse_value(path.read_text())
@@ -108,8 +108,8 @@ def yaml(path: Path) -> None:
 
 def checkpoint(path: Path) -> None:
     """A file of a checkpoint, with a manifest that was made for it."""
-    from lockstep.storage.checkpoint import load_checkpoint
-    from lockstep.storage.manifest import MANIFEST, manifest_of
+    from samebits.storage.checkpoint import load_checkpoint
+    from samebits.storage.manifest import MANIFEST, manifest_of
 
     folder = path.parent
     if path.name != MANIFEST:
@@ -125,7 +125,7 @@ def weights(path: Path) -> None:
     import torch
     from torch import nn
 
-    from lockstep.storage.pretrained import load_pretrained, read_state
+    from samebits.storage.pretrained import load_pretrained, read_state
 
     read_state(path)
     torch.manual_seed(0)
@@ -133,13 +133,13 @@ def weights(path: Path) -> None:
 
 
 def run_json(path: Path) -> None:
-    from lockstep.storage.run_folder import RunFolder
+    from samebits.storage.run_folder import RunFolder
 
     RunFolder(path.parent).read_json(path.name)
 
 
 def records(path: Path) -> None:
-    from lockstep.report.records import Records, read_records
+    from samebits.report.records import Records, read_records
 
     read_records(path.parent)
     Records(path.parent, tensorboard=False).truncate_after(3)
@@ -149,15 +149,15 @@ def store_key(path: Path) -> None:
     """A value in a store, under the key of the file's name, read by all that read such a key; none of it is signed."""
     from torch._C._distributed_c10d import HashStore
 
-    from lockstep.cluster import collectives, generations, peer_errors, rendezvous
-    from lockstep.cluster.signed import Seal, SignedStore, error_from_store
-    from lockstep.config.process_range import ProcessRange, RendezvousConfig
-    from lockstep.errors import LaunchError
-    from lockstep.launch.nodes import admission, clocks, rank_claims
-    from lockstep.launch.nodes import rendezvous as node_rendezvous
-    from lockstep.launch.nodes.state import StateInStore
-    from lockstep.scratch import is_running
-    from lockstep.watchdog import detector, hang
+    from samebits.cluster import collectives, generations, peer_errors, rendezvous
+    from samebits.cluster.signed import Seal, SignedStore, error_from_store
+    from samebits.config.process_range import ProcessRange, RendezvousConfig
+    from samebits.errors import LaunchError
+    from samebits.launch.nodes import admission, clocks, rank_claims
+    from samebits.launch.nodes import rendezvous as node_rendezvous
+    from samebits.launch.nodes.state import StateInStore
+    from samebits.scratch import is_running
+    from samebits.watchdog import detector, hang
 
     raw, name = HashStore(), path.name
     raw.set(name, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
@@ -196,7 +196,7 @@ def store_key(path: Path) -> None:
 
 def message(path: Path) -> None:
     """What a rank has sent through the process group."""
-    from lockstep.cluster import codec
+    from samebits.cluster import codec
 
     with contextlib.suppress(codec.MessageError):  # `collect` makes an error for users of it
         codec.decode(path.read_bytes())
@@ -204,9 +204,9 @@ def message(path: Path) -> None:
 
 def verified(path: Path) -> None:
     """What a stranger publishes to have a run verified: its record of steps, its statement, a verdict."""
-    from lockstep.provenance.statement import read_statement
-    from lockstep.provenance.step_log import StepWriter, read_steps
-    from lockstep.verify.verdict import lines, merge, read_verdict
+    from samebits.provenance.statement import read_statement
+    from samebits.provenance.step_log import StepWriter, read_steps
+    from samebits.verify.verdict import lines, merge, read_verdict
 
     if path.name == "steps.bin":
         try:
@@ -231,13 +231,13 @@ READERS: dict[str, Callable[[Path], None]] = {
 
 def try_reader(kind: str, path: Path) -> dict[str, Any]:
     """What a reader makes of a file."""
-    from lockstep.errors import LockstepError
+    from samebits.errors import SamebitsError
 
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
     start, outcome = time.process_time(), "read"
     try:
         READERS[kind](path)
-    except LockstepError as error:
+    except SamebitsError as error:
         outcome = "refused"
         try:
             str(error).encode()
@@ -257,12 +257,12 @@ def main() -> None:
     """Read until stdin ends."""
     import torch
 
-    from lockstep.recipes.classify import listing
-    from lockstep.recipes.mnist import predict as mnist_picture
-    from lockstep.recipes.pose.coco import annotations
-    from lockstep.recipes.segment import data
-    from lockstep.recipes.text import files
-    from lockstep.storage import pretrained
+    from samebits.recipes.classify import listing
+    from samebits.recipes.mnist import predict as mnist_picture
+    from samebits.recipes.pose.coco import annotations
+    from samebits.recipes.segment import data
+    from samebits.recipes.text import files
+    from samebits.storage import pretrained
 
     # Imported now, not within the first file.
     assert all((pretrained, listing, mnist_picture, annotations, data, files))

@@ -19,11 +19,11 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from lockstep.provenance.statement import Evaluation, RunRecord, make_statement
-from lockstep.provenance.step_log import FIRST_LINK
-from lockstep.verify.compare import Difference
-from lockstep.verify.segments import Segment
-from lockstep.verify.verdict import Verdict
+from samebits.provenance.statement import Evaluation, RunRecord, make_statement
+from samebits.provenance.step_log import FIRST_LINK
+from samebits.verify.compare import Difference
+from samebits.verify.segments import Segment
+from samebits.verify.verdict import Verdict
 
 # Of formats that are not in the list: refused by their content, whatever they are called.
 REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg")
@@ -99,7 +99,7 @@ def text_files() -> list[Seed]:
 
 
 def annotations() -> bytes:
-    from lockstep.recipes.pose.skeletons import SKELETONS
+    from samebits.recipes.pose.skeletons import SKELETONS
 
     joints = SKELETONS["coco"].joints
     person = {
@@ -191,8 +191,8 @@ def weights_files() -> list[Seed]:
 def checkpoint_files() -> list[Seed]:
     import tempfile
 
-    from lockstep.storage.checkpoint import Checkpoint
-    from lockstep.storage.checkpoint import save as save_checkpoint
+    from samebits.storage.checkpoint import Checkpoint
+    from samebits.storage.checkpoint import save as save_checkpoint
 
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -212,10 +212,10 @@ def store_values() -> list[Seed]:
 
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-    from lockstep.cluster.rendezvous import RankInfo
-    from lockstep.cluster.signed import Seal
-    from lockstep.launch.nodes.state import to_plain
-    from lockstep.watchdog.hang import RankStatus
+    from samebits.cluster.rendezvous import RankInfo
+    from samebits.cluster.signed import Seal
+    from samebits.launch.nodes.state import to_plain
+    from samebits.watchdog.hang import RankStatus
 
     cards = [asdict(RankInfo(rank, 2, "host", 7, "cpu", "auto", 0, nonce="n", network="x")) for rank in (0, 1)]
     state, node = _RendezvousState(), _NodeDesc("10.0.0.1", 7, 0)
@@ -239,8 +239,8 @@ def store_values() -> list[Seed]:
 
 
 def messages() -> list[Seed]:
-    from lockstep.cluster import codec
-    from lockstep.errors import LaunchError
+    from samebits.cluster import codec
+    from samebits.errors import LaunchError
 
     values = [torch.ones(2, 3), np.arange(6).reshape(2, 3), np.float32(1.5), (1, {2}, b"x", Path("a"), {1: None})]
     content = codec.encode([*values, torch.float16, torch.Size([1]), LaunchError("x", fix="y"), {"a": 1.5}])
@@ -259,7 +259,7 @@ def verified_files() -> list[Seed]:
     one = Segment(0, 1)
     verdict = Verdict("a" * 64, 1, [one], [one], [one], [], [Difference(0, "loss", "1", "2")], ["a"], ["b"], ["c"])
     return [
-        Seed("verified", "steps.bin", b"lockstep steps 1" + bytes(8) + links),
+        Seed("verified", "steps.bin", b"samebits steps 1" + bytes(8) + links),
         Seed("verified", "provenance.json", json.dumps(statement).encode()),
         Seed("verified", "verdict.json", verdict.to_json().encode()),
     ]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.runs import TINY, lockstep, weights
+from tests.runs import TINY, samebits, weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -30,9 +30,9 @@ def test_micro_batches_equal_torchs_synchronized_batch_norm_of_all_of_them(
 ) -> None:
     from torch.nn.modules._functions import SyncBatchNorm
 
-    from lockstep.cluster.world import alone
-    from lockstep.data.order import MicroBatch, Order
-    from lockstep.parallel.reduce import Reducer
+    from samebits.cluster.world import alone
+    from samebits.data.order import MicroBatch, Order
+    from samebits.parallel.reduce import Reducer
 
     torch.manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -84,5 +84,5 @@ def test_micro_batches_equal_torchs_synchronized_batch_norm_of_all_of_them(
 def test_one_hash_for_processes_that_share_a_gpu(tmp_path: Path, settings: str) -> None:
     for num_procs in (1, 2, 3):
         run = tmp_path / str(num_procs)
-        lockstep("train", TINY, "device=cuda", *settings.split(), "--procs", num_procs, "--run-dir", run, cwd=tmp_path)
+        samebits("train", TINY, "device=cuda", *settings.split(), "--procs", num_procs, "--run-dir", run, cwd=tmp_path)
     assert weights(tmp_path / "1") == weights(tmp_path / "2") == weights(tmp_path / "3")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lockstep.recipes.text.loss import ctc_loss
-from lockstep.recipes.text.model import crnn, fast
+from samebits.recipes.text.loss import ctc_loss
+from samebits.recipes.text.model import crnn, fast
 
 pytestmark = pytest.mark.gpu
 

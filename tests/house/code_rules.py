@@ -15,23 +15,28 @@ RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
 )
 SPEAKERS = (
-    "lockstep/cli/",
-    "lockstep/doctor/",
-    "lockstep/report/",
-    "lockstep/cluster/",
-    "lockstep/launch/",
-    "lockstep/watchdog/",
-    "lockstep/__main__.py",
+    "src/samebits/cli/",
+    "src/samebits/doctor/",
+    "src/samebits/report/",
+    "src/samebits/cluster/",
+    "src/samebits/launch/",
+    "src/samebits/watchdog/",
+    "src/samebits/__main__.py",
 )
 
 
 def ranks_asked_for(root: Path) -> list[str]:
     """Code that asks torch for its rank instead of taking a World."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         # A script's own process group is the only source of its world.
         if name.startswith(
-            ("lockstep/cluster/", "lockstep/launch/", "lockstep/watchdog/", "lockstep/own_loop/current.py")
+            (
+                "src/samebits/cluster/",
+                "src/samebits/launch/",
+                "src/samebits/watchdog/",
+                "src/samebits/own_loop/current.py",
+            )
         ):
             continue
         for node in nodes(path):
@@ -45,8 +50,8 @@ def ranks_asked_for(root: Path) -> list[str]:
 def ranks_read_from_environment(root: Path) -> list[str]:
     """Code that reads RANK and similar variables outside of cluster/env.py."""
     problems = []
-    for name, path in sources(root, "lockstep"):
-        if name in ("lockstep/cluster/env.py", "lockstep/cluster/schedulers.py"):
+    for name, path in sources(root, "src"):
+        if name in ("src/samebits/cluster/env.py", "src/samebits/cluster/schedulers.py"):
             continue
         for node in nodes(path):
             variable = _variable_read(node)
@@ -58,7 +63,7 @@ def ranks_read_from_environment(root: Path) -> list[str]:
 def stray_speech(root: Path) -> list[str]:
     """Code that writes to the console outside of the packages that may."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         if name.startswith(SPEAKERS):
             continue
         for node in nodes(path):
@@ -72,14 +77,14 @@ def stray_speech(root: Path) -> list[str]:
 
 
 def borrowed_names(root: Path) -> list[str]:
-    """`from lockstep.x import Name` where x itself imports Name from another module."""
+    """`from samebits.x import Name` where x itself imports Name from another module."""
     problems = []
     defined = cache(_defined)  # for this call only: the files may change between calls
     for name, path in sources(root):
         for node in nodes(path):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lockstep."):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("samebits."):
                 continue
-            target = root / node.module.replace(".", "/")
+            target = root / "src" / node.module.replace(".", "/")
             if target.is_dir():
                 known = {item.stem for item in target.iterdir()}
             elif target.with_suffix(".py").exists():
@@ -97,7 +102,7 @@ def borrowed_names(root: Path) -> list[str]:
 def missing_docstrings(root: Path) -> list[str]:
     """Public modules, classes, functions and methods of the package without a docstring."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         tree = parsed(path)
         if tree.body and not ast.get_docstring(tree):
             problems.append(f"{name}:1: the module has no docstring")
@@ -108,8 +113,8 @@ def missing_docstrings(root: Path) -> list[str]:
 def twin_classes(root: Path) -> list[str]:
     """Public classes of the package with one name. Each recipe has settings of its own: `Config`, `DataConfig`."""
     places: dict[str, list[str]] = {}
-    for name, path in sources(root, "lockstep"):
-        is_recipe = name.startswith("lockstep/recipes/") and name.endswith("/config.py")
+    for name, path in sources(root, "src"):
+        is_recipe = name.startswith("src/samebits/recipes/") and name.endswith("/config.py")
         for node in parsed(path).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
                 continue
@@ -121,7 +126,7 @@ def twin_classes(root: Path) -> list[str]:
 def old_words(root: Path) -> list[str]:
     """Names with "iter", which can mean a step or a micro-batch."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         for node in nodes(path):
             word = _named(node)
             if (
@@ -177,9 +182,9 @@ def _named(node: ast.AST) -> str | None:
 
 
 def errors_without_a_fix(root: Path) -> list[str]:
-    """Errors for users that do not say what to do. Slots that do not exist are refused by `LockstepError` and mypy."""
-    trees = {name: parsed(path) for name, path in sources(root, "lockstep")}
-    errors = _subclasses("LockstepError", list(trees.values()))
+    """Errors for users that do not say what to do. Slots that do not exist are refused by `SamebitsError` and mypy."""
+    trees = {name: parsed(path) for name, path in sources(root, "src")}
+    errors = _subclasses("SamebitsError", list(trees.values()))
     problems = []
     for name, tree in trees.items():
         for node in ast.walk(tree):

@@ -72,7 +72,7 @@ def missing_shapes(root: Path) -> list[str]:
 def third_person(root: Path) -> list[str]:
     """Docstrings of modules and functions of the package whose first word is a verb in the third person."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, FunctionNode | ast.Module):
                 verb = THIRD_PERSON.match(ast.get_docstring(node) or "")
@@ -84,7 +84,7 @@ def third_person(root: Path) -> list[str]:
 
 def _array_aliases(root: Path) -> dict[str, set[str]]:
     """For each file the names, such as IntArray, that it or a module it imports them from gives to a kind of array."""
-    trees = {name: parsed(path) for name, path in sources(root, "lockstep")}
+    trees = {name: parsed(path) for name, path in sources(root, "src")}
     aliases: dict[str, set[str]] = {}
     for name, tree in trees.items():
         given = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -94,14 +94,14 @@ def _array_aliases(root: Path) -> dict[str, set[str]]:
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                known = aliases.get(f"{(node.module or '').replace('.', '/')}.py", set())
+                known = aliases.get(f"src/{(node.module or '').replace('.', '/')}.py", set())
                 imported[name] |= known & {item.name for item in node.names}
     return {name: aliases[name] | imported[name] for name in trees}
 
 
 def _to_explain(root: Path) -> Iterator[Found]:
     """Public functions and methods of the package that no other docstring explains."""
-    found = [each for name, path in sources(root, "lockstep") for each in _public_functions(name, path)]
+    found = [each for name, path in sources(root, "src") for each in _public_functions(name, path)]
     methods = {f"{owner.name}.{node.name}" for _, node, owner in found if owner}
     bases = {owner.name: [ast.unparse(base).partition("[")[0] for base in owner.bases] for *_, owner in found if owner}
     for name, node, owner in found:
@@ -144,10 +144,10 @@ def _all_bases(name: str, bases: dict[str, list[str]]) -> Iterator[str]:
 def _commands(root: Path) -> set[tuple[str, str]]:
     """File and function of each typer command: its docstring is the text of --help, and its options have their own."""
     commands = set()
-    for name, path in sources(root, "lockstep/cli"):
+    for name, path in sources(root, "src/samebits/cli"):
         tree = parsed(path)
         folders = {
-            alias.name: str(node.module).replace(".", "/")
+            alias.name: "src/" + str(node.module).replace(".", "/")
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
@@ -157,7 +157,7 @@ def _commands(root: Path) -> set[tuple[str, str]]:
                 commands.add((name, node.name))
             if isinstance(node, ast.Call) and _registers(node.func) and isinstance(node.args[0], ast.Attribute):
                 module, _, function = ast.unparse(node.args[0]).rpartition(".")  # app.command("train")(train.train)
-                commands.add((f"{folders.get(module, 'lockstep/cli')}/{module}.py", function))
+                commands.add((f"{folders.get(module, 'src/samebits/cli')}/{module}.py", function))
     return commands
 
 

@@ -15,7 +15,7 @@ FUNCTION_LINES = 60
 FILES_IN_A_FOLDER = 20
 MODULES_IMPORTED = 20
 PAGE_LINES = 80
-PAGES = ("lockstep/engine/loop.py", "lockstep/engine/step.py")
+PAGES = ("src/samebits/engine/loop.py", "src/samebits/engine/step.py")
 NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "core"}
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 
@@ -52,7 +52,7 @@ def long_pages(root: Path) -> list[str]:
 
 def wide_folders(root: Path) -> list[str]:
     """Folders of the package with more files than a reader can keep in mind."""
-    counts = Counter(path.parent.relative_to(root).as_posix() for _, path in sources(root, "lockstep"))
+    counts = Counter(path.parent.relative_to(root).as_posix() for _, path in sources(root, "src"))
     return [
         f"{folder}: {count} files, {FILES_IN_A_FOLDER} at most"
         for folder, count in counts.items()
@@ -63,19 +63,19 @@ def wide_folders(root: Path) -> list[str]:
 def busy_modules(root: Path) -> list[str]:
     """Modules that import more modules of the package than a reader can keep in mind."""
     problems = []
-    for name, path in sources(root, "lockstep"):
-        if name in ("lockstep/__init__.py", "lockstep/cli/app.py"):  # the lists of public names and of commands
+    for name, path in sources(root, "src"):
+        if name in ("src/samebits/__init__.py", "src/samebits/cli/app.py"):  # the lists of public names and of commands
             continue
         imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
         imported = {_module(root, node.module, item.name) for node in imports for item in node.names if node.module}
-        count = len({module for module in imported if module.startswith("lockstep.")})
+        count = len({module for module in imported if module.startswith("samebits.")})
         if count > MODULES_IMPORTED:
             problems.append(f"{name}: imports {count} modules of the package, {MODULES_IMPORTED} at most")
     return problems
 
 
 def _module(root: Path, package: str, name: str) -> str:
-    inner = root / package.replace(".", "/") / f"{name}.py"
+    inner = root / "src" / package.replace(".", "/") / f"{name}.py"
     return f"{package}.{name}" if inner.exists() else package
 
 
@@ -84,7 +84,7 @@ def full_inits(root: Path) -> list[str]:
     return [
         f"{name}: not empty"
         for name, path in sources(root)
-        if path.name == "__init__.py" and name != "lockstep/__init__.py" and path.read_text().strip()
+        if path.name == "__init__.py" and name != "src/samebits/__init__.py" and path.read_text().strip()
     ]
 
 

@@ -12,23 +12,23 @@ PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib
 OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 # torch's rendezvous wants its own state as a pickle; that one never leaves the process.
-OWN_PICKLES = {"lockstep/launch/nodes/state.py"}
+OWN_PICKLES = {"src/samebits/launch/nodes/state.py"}
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
-    "lockstep/cluster/abort.py",
-    "lockstep/cluster/signals.py",
-    "lockstep/launch/cleanup.py",
-    "lockstep/launch/supervisor.py",
-    "lockstep/launch/worker.py",
-    "lockstep/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
-    "lockstep/own_loop/watching.py",  # ends the threads that watch a script
+    "src/samebits/cluster/abort.py",
+    "src/samebits/cluster/signals.py",
+    "src/samebits/launch/cleanup.py",
+    "src/samebits/launch/supervisor.py",
+    "src/samebits/launch/worker.py",
+    "src/samebits/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
+    "src/samebits/own_loop/watching.py",  # ends the threads that watch a script
 )
 
 
 def pickles(root: Path) -> list[str]:
     """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
     problems = []
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
                 problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/codec.py or JSON")
@@ -48,11 +48,11 @@ def pickles(root: Path) -> list[str]:
 
 
 def recursive_deletes(root: Path) -> list[str]:
-    """Recursive deletes outside of `lockstep/scratch.py`, which deletes only what a process of ours made."""
+    """Recursive deletes outside of `src/samebits/scratch.py`, which deletes only what a process of ours made."""
     return [
-        f"{name}:{node.lineno}: {called(node)} deletes recursively; use lockstep/scratch.py"
+        f"{name}:{node.lineno}: {called(node)} deletes recursively; use src/samebits/scratch.py"
         for name, node in calls(root)
-        if name != "lockstep/scratch.py" and called(node).rpartition(".")[2] in RECURSIVE_DELETES
+        if name != "src/samebits/scratch.py" and called(node).rpartition(".")[2] in RECURSIVE_DELETES
     ]
 
 
@@ -68,8 +68,8 @@ def sudden_ends(root: Path) -> list[str]:
 def unsafe_starts(root: Path) -> list[str]:
     """Python processes that would import a torch.py from the current folder."""
     problems = []
-    for name, path in sources(root, "lockstep"):
-        if name == "lockstep/own_loop/check_script.py":  # it starts a script as its user does
+    for name, path in sources(root, "src"):
+        if name == "src/samebits/own_loop/check_script.py":  # it starts a script as its user does
             continue
         for node in nodes(path):
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":

@@ -12,14 +12,14 @@ TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".ini", ".cfg", ".sh", "
 
 def sources(root: Path, *folders: str) -> Iterator[tuple[str, Path]]:
     """Python files below the folders, with their names relative to the root."""
-    for folder in folders or ("lockstep", "tests", "benchmarks"):
+    for folder in folders or ("src", "tests", "benchmarks"):
         for path in sorted((root / folder).rglob("*.py")):
             yield path.relative_to(root).as_posix(), path
 
 
 def texts(root: Path) -> Iterator[Path]:
     """Files of text in the checkout that people wrote."""
-    for top in ("lockstep", "tests", "benchmarks", "docs", ".ci"):
+    for top in ("src", "tests", "benchmarks", "docs", ".ci"):
         for path in sorted((root / top).rglob("*")):
             if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
                 yield path
@@ -69,7 +69,7 @@ def code_lines(path: Path) -> int:
 
 def calls(root: Path) -> Iterator[tuple[str, ast.Call]]:
     """Every call in the package, with the name of its file."""
-    for name, path in sources(root, "lockstep"):
+    for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, ast.Call):
                 yield name, node

@@ -1,4 +1,4 @@
-"""No version that Lockstep allows or pins has a vulnerability that is listed in advisories.toml."""
+"""No version that Samebits allows or pins has a vulnerability that is listed in advisories.toml."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_advisory_has_its_names_and_an_accepted_one_a_reason_that_holds(repo:
         assert advisory["package"] == canonicalize_name(advisory["package"])
         assert advisory["package"] in known, f"{advisory['package']} is no longer used"
         if "accepted" in advisory:
-            source = "\n".join(path.read_text() for path in (repo / "lockstep").rglob("*.py"))
+            source = "\n".join(path.read_text() for path in (repo / "src" / "samebits").rglob("*.py"))
             assert advisory["never_in_package"] not in source, advisory["accepted"]
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
-NAMED_FILE = re.compile(r"`((?:lockstep|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
-MAKE = re.compile(r"(?<!lockstep data )\bmake ([a-z][a-z-]+)")  # `lockstep data make` is no target
+NAMED_FILE = re.compile(r"`((?:samebits|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
+MAKE = re.compile(r"(?<!samebits data )\bmake ([a-z][a-z-]+)")  # `samebits data make` is no target
 WRITTEN_BY_MAKE = "<!-- `make docs` writes this page. -->"
 ADR_SECTIONS = ["Question", "Decision", "Rejected alternatives", "When to reconsider"]
 
 
 def documents(root: Path) -> Iterator[Path]:
     yield from sorted(root.glob("*.md"))
-    for folder in ("docs", "lockstep", "benchmarks", "examples", "tests"):
+    for folder in ("docs", "src", "benchmarks", "examples", "tests"):
         yield from sorted((root / folder).rglob("*.md"))
 
 
@@ -97,7 +97,7 @@ def test_documents_point_to_what_is_there(repo: Path, check: object) -> None:
         (dead_links, "[a](gone.md)", "gone.md is not there"),
         (dead_links, "![a](pictures/gone.png)", "gone.png is not there"),
         (dead_links, "# One\n[a](#two)", "#two: no such heading"),
-        (gone_files, "see `lockstep/gone.py`", "`lockstep/gone.py` is not there"),
+        (gone_files, "see `samebits/gone.py`", "`samebits/gone.py` is not there"),
         (gone_targets, "    make gone", "make gone"),
         (keywords_made_tuples, '```python\nmonitor = (("top1", "max"),)\n```', "monitor = "),
     ],
@@ -134,8 +134,8 @@ def test_the_change_log_starts_with_what_is_unreleased(repo: Path) -> None:
 
 def test_the_tree_in_the_tour_names_every_package(repo: Path) -> None:
     tour = (repo / "docs/tour.md").read_text()
-    packages = {path.parent.name for path in (repo / "lockstep").glob("*/__init__.py")}
-    packages |= {path.parent.name for path in (repo / "lockstep/recipes").glob("*/__init__.py")}
+    packages = {path.parent.name for path in (repo / "src" / "samebits").glob("*/__init__.py")}
+    packages |= {path.parent.name for path in (repo / "src/samebits/recipes").glob("*/__init__.py")}
     missing = {package for package in packages if not re.search(rf"^\s*{package}/\s+\S", tour, re.MULTILINE)}
     assert not missing
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = re.compile(r"\blockstep(?: (data|find))? (\w[\w-]*)((?: [^#\n`|]*)?)")
+COMMAND = re.compile(r"\bsamebits(?: (data|find))? (\w[\w-]*)((?: [^#\n`|]*)?)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ASSIGNED = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)*)=")
 NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
@@ -39,7 +39,7 @@ def options() -> dict[str, set[str]]:
     """Every command with its options."""
     import typer
 
-    from lockstep.cli.app import app
+    from samebits.cli.app import app
 
     found: dict[str, set[str]] = {}
     todo = [("", typer.main.get_command(app))]
@@ -53,8 +53,8 @@ def options() -> dict[str, set[str]]:
 @cache
 def settings() -> frozenset[str]:
     """The keys of all recipes' settings, and of the example's."""
-    from lockstep.config import describe
-    from lockstep.recipes.catalog import find, list_recipes
+    from samebits.config import describe
+    from samebits.recipes.catalog import find, list_recipes
 
     own = ["model.width"]
     keys = [setting.key for name in list_recipes() for setting in describe.settings(find(name).config_class)]
@@ -66,7 +66,7 @@ def pages(root: Path) -> Iterator[Path]:
     yield from (root / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "SECURITY.md"))
     yield from sorted(page for page in (root / "docs").glob("*.md") if page.name not in ("log.md", "tour.md"))
     yield from sorted((root / "docs/zh-CN").glob("*.md"))
-    yield from sorted((root / "lockstep/recipes").glob("*/README.md"))
+    yield from sorted((root / "src/samebits/recipes").glob("*/README.md"))
 
 
 def unknown_names(text: str) -> list[str]:
@@ -75,16 +75,16 @@ def unknown_names(text: str) -> list[str]:
     lines = text.split("\n")
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         for group, name, rest in COMMAND.findall(line) if "is not a setting" not in after else []:
-            if not re.search(r"`|^ {4}|^\$ |^- lockstep", line):
+            if not re.search(r"`|^ {4}|^\$ |^- samebits", line):
                 continue  # prose
             command = f"{group} {name}".strip()
             if command not in options():
-                problems += [f"lockstep {command}"] if line.startswith("$ ") else []
+                problems += [f"samebits {command}"] if line.startswith("$ ") else []
                 continue
             if command == "data make":
                 continue  # each recipe's maker has options of its own
             problems += [
-                f"lockstep {command} {name}" for name in OPTION.findall(rest) if name not in options()[command]
+                f"samebits {command} {name}" for name in OPTION.findall(rest) if name not in options()[command]
             ]
             if command in ("train", "eval", "predict", "scale", "plan", "submit"):
                 problems += [key for key in ASSIGNED.findall(OPTION.sub("", rest)) if key not in settings()]
@@ -104,9 +104,9 @@ def test_commands_options_and_settings_in_the_documents_exist(repo: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("$ lockstep tarin digits", "lockstep tarin"),
-        ("$ lockstep train digits --prox 2", "lockstep train --prox"),
-        ("    lockstep train digits optim.rl=0.1   # a comment", "optim.rl"),
+        ("$ samebits tarin digits", "samebits tarin"),
+        ("$ samebits train digits --prox 2", "samebits train --prox"),
+        ("    samebits train digits optim.rl=0.1   # a comment", "optim.rl"),
         ("set `watch.hang_timeout=3`", "watch.hang_timeout"),
     ],
 )
@@ -115,9 +115,9 @@ def test_a_name_that_does_not_exist_is_noticed(text: str, says: str) -> None:
 
 
 def test_names_that_exist_are_left_alone() -> None:
-    text = """$ srun --mem=3 lockstep train digits --procs 2 optim.lr=0.1 data.root=DIR  # x=1
-`lockstep data make classify --out DIR`, `watch.hang_timeout_s=3`, `test.png`, `data.batch(x)`
-$ lockstep train digits optim.leanring_rate=0.1
+    text = """$ srun --mem=3 samebits train digits --procs 2 optim.lr=0.1 data.root=DIR  # x=1
+`samebits data make classify --out DIR`, `watch.hang_timeout_s=3`, `test.png`, `data.batch(x)`
+$ samebits train digits optim.leanring_rate=0.1
 config error: optim.leanring_rate is not a setting
 """
     assert unknown_names(text) == []

@@ -1,4 +1,4 @@
-"""Private names of torch's elastic agent and rendezvous in lockstep/launch: a fixed list, and torch still has each."""
+"""Private names of torch's elastic agent and rendezvous in samebits.launch: a fixed list, and torch still has each."""
 
 from __future__ import annotations
 
@@ -56,13 +56,17 @@ def _inherited(node: ast.ClassDef) -> set[str]:
 
 
 def test_launch_uses_the_listed_private_names_and_no_others(repo: Path) -> None:
-    files = [repo / "lockstep/launch/agent.py", *sorted((repo / "lockstep/launch/nodes").glob("*.py"))]
+    files = [repo / "src/samebits/launch/agent.py", *sorted((repo / "src/samebits/launch/nodes").glob("*.py"))]
     assert set().union(*(private_names(path.read_text(encoding="utf-8")) for path in files)) == NAMES
 
 
 def test_only_the_agent_and_its_rendezvous_subclass_torchs_elastic_package(repo: Path) -> None:
-    users = [path for path in (repo / "lockstep").rglob("*.py") if "import LocalElasticAgent" in path.read_text()]
-    users += [path for path in (repo / "lockstep").rglob("*.py") if "dynamic_rendezvous import" in path.read_text()]
+    users = [
+        path for path in (repo / "src" / "samebits").rglob("*.py") if "import LocalElasticAgent" in path.read_text()
+    ]
+    users += [
+        path for path in (repo / "src" / "samebits").rglob("*.py") if "dynamic_rendezvous import" in path.read_text()
+    ]
     assert sorted(path.name for path in users) == ["agent.py", "rendezvous.py", "state.py"]
 
 

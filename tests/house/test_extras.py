@@ -1,10 +1,9 @@
-"""pyproject.toml and lockstep/extras.py have the same extras, and a missing one is named with its pip line."""
+"""pyproject.toml and src/samebits/extras.py have the same extras, and a missing one is named with its pip line."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -14,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lockstep import extras
-from lockstep.errors import ConfigError
+from samebits import extras
+from samebits.errors import ConfigError
 from tests.runs import environment
 
 
@@ -40,13 +39,12 @@ def test_all_has_every_extra(repo: Path) -> None:
     assert Requirement(text).extras >= set(extras.EXTRAS)
 
 
-def test_no_text_installs_another_project_of_the_short_name(repo: Path) -> None:
-    files = [path for part in ("docs", "lockstep", "examples") for path in (repo / part).rglob("*")] + [
-        *repo.glob("*.md")
-    ]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".md", ".py", ".ipynb")}
-    wrong = re.compile(r"""\bpip install ['"]?lockstep(?![\w-])|\blockstep\[\w""")
-    assert [path for path, text in texts.items() if "adr" not in path.parts and wrong.search(text)] == []
+def test_only_history_has_the_former_name(repo: Path) -> None:
+    """`lockstep-train` on the package index is another company's: an install line with it fetches a stranger's code."""
+    former, history = "lock" + "step", ("CHANGELOG.md", "docs/adr/")
+    listed = subprocess.run(["git", "ls-files"], cwd=repo, capture_output=True, text=True).stdout.split()
+    names = [name for name in listed if not name.startswith(history) and (repo / name).is_file()]
+    assert [name for name in names if former in name or former.encode() in (repo / name).read_bytes().lower()] == []
 
 
 def test_the_core_has_few_dependencies(repo: Path) -> None:
@@ -58,7 +56,7 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "scipy", None)  # as Python has it for what can't be imported
     with pytest.raises(ConfigError, match="recipe pose needs scipy, which is not installed") as caught:
         extras.require_recipe("pose")
-    assert caught.value.slots["fix"] == 'Run pip install "lockstep-train[pose]".'
+    assert caught.value.slots["fix"] == 'Run pip install "samebits[pose]".'
     extras.require_recipe("mnist")
 
 
@@ -67,7 +65,7 @@ CORE_ONLY = """
 import sys
 for name in {modules!r}:
     sys.modules[name] = None
-from lockstep.cli.main import run
+from samebits.cli.main import run
 sys.exit(run({arguments!r}))
 """
 
@@ -92,7 +90,7 @@ def test_a_command_that_needs_an_extra_says_how_to_install_it(arguments: list[st
     (tmp_path / "own.py").write_text("import torchvision.models\n\ndef build(config): ...\n")
     done = _core_only(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert f'pip install "lockstep-train[{extra}]"' in done.stderr
+    assert f'pip install "samebits[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == ["own.py"]
 
@@ -101,7 +99,7 @@ def test_a_command_that_needs_an_extra_says_how_to_install_it(arguments: list[st
 def test_digits_trains_and_predicts_with_the_core_alone(tmp_path: Path, repo: Path) -> None:
     done = _core_only("train", "digits", "epochs=2", "--procs", "1", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert 'pip install "lockstep-train[trackers]"' in done.stdout
+    assert 'pip install "samebits[trackers]"' in done.stdout
     assert not (tmp_path / "run/tensorboard").exists()
     assert "could not be drawn" not in done.stdout
     done = _core_only("predict", "run", str(repo / "docs/pictures/digit.png"), cwd=tmp_path)

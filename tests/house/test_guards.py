@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import PYTHON_PATH
+
 LEAKS = """
 import os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -60,7 +62,12 @@ def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) ->
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", "-s"],
         cwd=tmp_path,
-        env={**environ, "PYTHONPATH": str(repo), "COLUMNS": "400", "GUARDS_GRACE_S": "3"},
+        env={
+            **environ,
+            "PYTHONPATH": PYTHON_PATH,
+            "COLUMNS": "400",
+            "GUARDS_GRACE_S": "3",
+        },
         capture_output=True,
         text=True,
         timeout=110,

@@ -16,18 +16,18 @@ HEAVY = ("torch", "torchvision", "sklearn", "scipy", "tensorboard", "matplotlib"
 
 def _modules_that_must_be_light() -> list[str]:
     paths = [
-        *(ROOT / "lockstep/config").glob("[a-z]*.py"),
-        *(ROOT / "lockstep/recipes").glob("*/config.py"),
-        ROOT / "lockstep/recipes/catalog.py",
-        ROOT / "lockstep/cluster/env.py",
-        ROOT / "lockstep/cluster/signals.py",
-        ROOT / "lockstep/cli/main.py",
+        *(ROOT / "src/samebits/config").glob("[a-z]*.py"),
+        *(ROOT / "src/samebits/recipes").glob("*/config.py"),
+        ROOT / "src/samebits/recipes/catalog.py",
+        ROOT / "src/samebits/cluster/env.py",
+        ROOT / "src/samebits/cluster/signals.py",
+        ROOT / "src/samebits/cli/main.py",
     ]
-    return ["lockstep", "lockstep.errors", *sorted(_name(path) for path in paths)]
+    return ["samebits", "samebits.errors", *sorted(_name(path) for path in paths)]
 
 
 def _name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
 
 
 def _lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
@@ -45,17 +45,17 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
 def small_package(tmp_path: Path) -> Path:
     """A package with every layer and the contracts of this checkout."""
     # Every package, empty, and every module that a contract names.
-    inside = (ROOT / "lockstep").iterdir()
+    inside = (ROOT / "src" / "samebits").iterdir()
     packages = [_name(path) for path in inside if path.suffix == ".py" or (path / "__init__.py").is_file()]
     contracts = (ROOT / ".importlinter").read_text()
-    named = re.findall(r"^    (lockstep\.\S+)$", contracts, re.MULTILINE)
+    named = re.findall(r"^    (samebits\.\S+)$", contracts, re.MULTILINE)
     files: dict[str, str] = {".importlinter": contracts}
     for module in [*packages, *named]:
-        path = Path(*module.split("."))
+        path = Path("src", *module.split("."))
         files[f"{path}/__init__.py" if (ROOT / path).is_dir() else f"{path}.py"] = ""
-    files["lockstep/__init__.py"] = ""
-    files["lockstep/engine/loop.py"] = "from lockstep.data import order\n"
-    files["lockstep/data/order.py"] = "from lockstep import errors\n"
+    files["src/samebits/__init__.py"] = ""
+    files["src/samebits/engine/loop.py"] = "from samebits.data import order\n"
+    files["src/samebits/data/order.py"] = "from samebits import errors\n"
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -72,15 +72,15 @@ def test_imports_of_the_checkout_go_down_only(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "broken"),
     [
-        ("lockstep/data/loader.py", "from lockstep.engine import loop\n", "imports go down only"),
-        ("lockstep/metrics/x.py", "def f():\n    from lockstep.engine import loop\n", "imports go down only"),
-        ("lockstep/config/load.py", "import torch\n", "does not import torch"),
-        ("lockstep/recipes/mnist.py", "from lockstep.cluster import env\n", "a recipe does not depend on ranks"),
-        ("lockstep/strategies/__init__.py", "", "not listed as layers"),
+        ("src/samebits/data/loader.py", "from samebits.engine import loop\n", "imports go down only"),
+        ("src/samebits/metrics/x.py", "def f():\n    from samebits.engine import loop\n", "imports go down only"),
+        ("src/samebits/config/load.py", "import torch\n", "does not import torch"),
+        ("src/samebits/recipes/mnist.py", "from samebits.cluster import env\n", "a recipe does not depend on ranks"),
+        ("src/samebits/strategies/__init__.py", "", "not listed as layers"),
     ],
 )
 def test_an_import_that_goes_up_is_refused(small_package: Path, name: str, text: str, broken: str) -> None:
-    (small_package / "lockstep/report/console.py").touch()
+    (small_package / "src/samebits/report/console.py").touch()
     assert _lint(small_package).returncode == 0, _lint(small_package).stdout
     (small_package / name).parent.mkdir(exist_ok=True)
     (small_package / name).write_text(text)

@@ -1,4 +1,4 @@
-"""Every recipe and preset that comes with Lockstep can be found, loads, and is explained."""
+"""Every recipe and preset that comes with Samebits can be found, loads, and is explained."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.describe import settings
-from lockstep.config.load import load
-from lockstep.recipes import catalog
+from samebits.config.describe import settings
+from samebits.config.load import load
+from samebits.recipes import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
-PRESETS = sorted((ROOT / "lockstep/recipes").glob("*/presets/*.yaml"))
-RECIPES = sorted(path.parent for path in (ROOT / "lockstep/recipes").glob("*/config.py"))
+PRESETS = sorted((ROOT / "src/samebits/recipes").glob("*/presets/*.yaml"))
+RECIPES = sorted(path.parent for path in (ROOT / "src/samebits/recipes").glob("*/config.py"))
 
 
 def _name(path: Path) -> str:

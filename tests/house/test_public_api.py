@@ -1,4 +1,4 @@
-"""Examples and documentation use only public names of Lockstep: those in `lockstep.__all__`."""
+"""Examples and documentation use only public names of Samebits: those in `samebits.__all__`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
+import samebits
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INNER = re.compile(r"`lockstep\.[a-z_]+\.[a-z_.]+\b")
+INNER = re.compile(r"`samebits\.[a-z_]+\.[a-z_.]+\b")
 # These describe the code itself, not its use.
 FOR_DEVELOPERS = {"tour.md", "developers.md", "log.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 
 
 def pages() -> list[Path]:
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/zh-CN/*.md"), *ROOT.glob("lockstep/**/*.md")]
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/zh-CN/*.md"),
+        *ROOT.glob("src/samebits/**/*.md"),
+    ]
     return sorted(path for path in found if path.name not in FOR_DEVELOPERS)
 
 
@@ -35,17 +40,17 @@ def programs() -> Iterator[tuple[str, str]]:
 
 
 def private_names(text: str) -> list[str]:
-    """Return what a program uses of Lockstep that is not public."""
+    """Return what a program uses of Samebits that is not public."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("lockstep.")]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
+            found += [alias.name for alias in node.names if alias.name.startswith("samebits.")]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "samebits":
             names = [alias.name for alias in node.names]
-            is_public = node.module == "lockstep" and set(names) <= set(lockstep.__all__)
+            is_public = node.module == "samebits" and set(names) <= set(samebits.__all__)
             found += [] if is_public else [f"{node.module}: {', '.join(names)}"]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "lockstep":
-            found += [] if node.attr in lockstep.__all__ else [f"lockstep.{node.attr}"]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "samebits":
+            found += [] if node.attr in samebits.__all__ else [f"samebits.{node.attr}"]
     return found
 
 
@@ -70,10 +75,10 @@ def test_a_page_for_users_names_no_inner_module(path: Path) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import lockstep.engine.loop",
-        "from lockstep.errors import LockstepError",
-        "from lockstep import Parts, nothing",
-        "import lockstep\nlockstep.nothing()",
+        "import samebits.engine.loop",
+        "from samebits.errors import SamebitsError",
+        "from samebits import Parts, nothing",
+        "import samebits\nsamebits.nothing()",
     ],
 )
 def test_an_inner_name_is_noticed(program: str) -> None:
@@ -81,17 +86,17 @@ def test_an_inner_name_is_noticed(program: str) -> None:
 
 
 def test_every_public_name_can_be_imported_and_documents_itself() -> None:
-    for name in lockstep.__all__:
-        assert getattr(lockstep, name) is not None
+    for name in samebits.__all__:
+        assert getattr(samebits, name) is not None
         if name != "__version__":
-            assert getattr(lockstep, name).__doc__, name
-    assert set(lockstep.__all__) <= set(dir(lockstep))
+            assert getattr(samebits, name).__doc__, name
+    assert set(samebits.__all__) <= set(dir(samebits))
     with pytest.raises(AttributeError, match="nothing"):
-        lockstep.nothing  # noqa: B018 - the access is what is tested
+        samebits.nothing  # noqa: B018 - the access is what is tested
 
 
-def test_lockstep_and_its_settings_and_errors_are_imported_without_torch() -> None:
-    program = "import sys, lockstep; lockstep.RunConfig, lockstep.Settings, lockstep.LockstepError, lockstep.Stopped\n"
-    program += "lockstep.train, lockstep.world, lockstep.run_command\nprint('torch' in sys.modules)"
+def test_samebits_and_its_settings_and_errors_are_imported_without_torch() -> None:
+    program = "import sys, samebits; samebits.RunConfig, samebits.Settings, samebits.SamebitsError, samebits.Stopped\n"
+    program += "samebits.train, samebits.world, samebits.run_command\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "False\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.extras import EXTRAS
+from samebits.extras import EXTRAS
 
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 
@@ -52,7 +52,7 @@ def _old_python(folder: Path) -> Path:
 def test_an_older_python_is_refused_with_what_to_do(checkout: Path, target: str) -> None:
     run = _run(checkout, "make", target, f"PYTHON={_old_python(checkout)}")
     assert run.returncode != 0
-    assert "is Python 3.10.13; Lockstep needs 3.11 or newer" in run.stderr
+    assert "is Python 3.10.13; Samebits needs 3.11 or newer" in run.stderr
     assert f"make {target} PYTHON=" in run.stderr
     assert not (checkout / ".venv").exists()
 
@@ -69,7 +69,7 @@ def test_the_output_of_pip_is_shown_when_it_fails(checkout: Path) -> None:
     run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}")
     assert run.returncode != 0
     assert "no matching torch" in run.stderr
-    assert "setup error: pip could not install lockstep" in run.stderr
+    assert "setup error: pip could not install samebits" in run.stderr
     assert not (checkout / ".venv/.installed").exists()
 
 

@@ -67,19 +67,19 @@ def site(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 def test_the_site_has_every_page_and_every_public_name(site: Path, repo: Path) -> None:
-    import lockstep
+    import samebits
 
     for page in (repo / "docs").rglob("*.md"):
         assert (site / page.relative_to(repo / "docs").with_suffix(".html")).exists(), page
     api = (site / "reference/api.html").read_text(encoding="utf-8")
-    # `lockstep.launch` is a package too, so its page shows where the function is defined.
-    places = {name: f"lockstep.{name}" for name in lockstep.__all__ if name[0] != "_"}
-    places["launch"] = "lockstep.launch.function.launch"
+    # `samebits.launch` is a package too, so its page shows where the function is defined.
+    places = {name: f"samebits.{name}" for name in samebits.__all__ if name[0] != "_"}
+    places["launch"] = "samebits.launch.function.launch"
     assert {name for name, place in places.items() if f'id="{place}"' not in api} == set()
     settings = (site / "reference/settings-classify.html").read_text(encoding="utf-8")
     assert 'id="optim-lr"' in settings
     assert 'id="data-crop-area"' in settings
-    assert 'id="cmdoption-lockstep-train-procs"' in (site / "reference/cli.html").read_text(encoding="utf-8")
+    assert 'id="cmdoption-samebits-train-procs"' in (site / "reference/cli.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.full
@@ -92,7 +92,7 @@ def test_the_search_finds_chinese_words(site: Path) -> None:
 
 def _copy(repo: Path, to: Path, text: str) -> None:
     """A checkout whose page on speed ends with `text`."""
-    for name in ("docs", "lockstep", "examples"):
+    for name in ("docs", "src", "examples"):
         shutil.copytree(repo / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for page in repo.glob("*.md"):
         shutil.copy2(page, to / page.name)
@@ -111,7 +111,7 @@ def test_a_link_to_no_file_fails_the_build(repo: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_reference_to_nothing_fails_the_build(repo: Path, tmp_path: Path) -> None:
-    _copy(repo, tmp_path, "[a](memory.md#no-such-heading) {option}`lockstep train --no-such-option`")
+    _copy(repo, tmp_path, "[a](memory.md#no-such-heading) {option}`samebits train --no-such-option`")
     (tmp_path / "docs/nowhere.md").write_text("# Nowhere\n\nA page that no section lists.\n")
     run = _build(tmp_path, tmp_path / "out")
     assert run.returncode != 0

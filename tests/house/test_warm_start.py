@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests import warm_start
-from tests.runs import TINY, environment, lockstep, wait_until
+from tests.runs import TINY, environment, samebits, wait_until
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
@@ -19,8 +19,8 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 def begin(*arguments: object, cwd: Path, **more: str) -> warm_start.Popen:
     environ = environment(**more)
     if not warm_start.is_possible(environ):
-        pytest.skip("LOCKSTEP_TESTS_COLD is set, or this is not Linux")
-    return warm_start.Popen(["-m", "lockstep", *map(str, arguments)], text=True, cwd=cwd, env=environ, **PIPES)
+        pytest.skip("SAMEBITS_TESTS_COLD is set, or this is not Linux")
+    return warm_start.Popen(["-m", "samebits", *map(str, arguments)], text=True, cwd=cwd, env=environ, **PIPES)
 
 
 def test_it_has_its_own_process_folder_streams_and_exit_code(tmp_path: Path) -> None:
@@ -77,5 +77,5 @@ def test_variables_of_one_command_do_not_reach_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "MPLBACKEND"])
 def test_variables_that_libraries_read_when_they_are_loaded_need_a_new_interpreter(name: str, tmp_path: Path) -> None:
-    lockstep("config", TINY, cwd=tmp_path)  # starts the process that the others are forked from
+    samebits("config", TINY, cwd=tmp_path)  # starts the process that the others are forked from
     assert not warm_start.is_possible(environment(**{name: "3"}))

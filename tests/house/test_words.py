@@ -36,8 +36,8 @@ RETIRED_IN_CODE = {
     r"takes? up|taking up|taken up": "restore",
     r"a person's|people's": "the user's",
 }
-PEOPLE = "lockstep/recipes/pose/"  # where a person is an object in an image
-PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "lockstep/recipes/*/README.md")
+PEOPLE = "src/samebits/recipes/pose/"  # where a person is an object in an image
+PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "src/samebits/recipes/*/README.md")
 
 
 def _compile(words: dict[str, str]) -> dict[re.Pattern[str], str]:
@@ -85,7 +85,7 @@ def _written(path: Path) -> Iterator[tuple[int, str]]:
 def found(root: Path) -> list[str]:
     """Places at which a text that users read, a comment or a docstring has a retired word."""
     places = []
-    for path in sorted((root / "lockstep").rglob("*.py")):
+    for path in sorted((root / "src" / "samebits").rglob("*.py")):
         for line, text in _spoken(path):
             places += [
                 f"{path.relative_to(root)}:{line}: {match[0]!r} in {text[:60]!r}; write {instead}"
@@ -119,13 +119,13 @@ def test_no_text_has_a_retired_word(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("lockstep/x.py", 'raise ConfigError("nobody said so")\n'),
-        ("lockstep/x.py", 'x = Field(description="made-up lines")\n'),
-        ("lockstep/x.py", '"""Give a person\'s files to the model."""\n'),
-        ("lockstep/x.py", 'class A:\n    def f(self):\n        """Put\n        back the model."""\n'),
-        ("lockstep/x.py", "x = 1  # the facts of the dataset\n"),
-        ("lockstep/x.py", "# This process tells\n# the others.\n"),
-        ("lockstep/x.py", "# The run goes\n# on.\n"),
+        ("src/samebits/x.py", 'raise ConfigError("nobody said so")\n'),
+        ("src/samebits/x.py", 'x = Field(description="made-up lines")\n'),
+        ("src/samebits/x.py", '"""Give a person\'s files to the model."""\n'),
+        ("src/samebits/x.py", 'class A:\n    def f(self):\n        """Put\n        back the model."""\n'),
+        ("src/samebits/x.py", "x = 1  # the facts of the dataset\n"),
+        ("src/samebits/x.py", "# This process tells\n# the others.\n"),
+        ("src/samebits/x.py", "# The run goes\n# on.\n"),
         ("docs/x.md", "The run goes on.\n"),
     ],
 )
@@ -138,8 +138,8 @@ def test_a_retired_word_is_found(tmp_path: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("lockstep/x.py", 'figures = "somebody"\n'),
-        ("lockstep/recipes/pose/x.py", "# a person's joints\n"),
+        ("src/samebits/x.py", 'figures = "somebody"\n'),
+        ("src/samebits/recipes/pose/x.py", "# a person's joints\n"),
         ("docs/x.md", "All figures are in the log.\n"),
     ],
 )

@@ -14,7 +14,7 @@ from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
 from tests.lab import slurm as cluster
 from tests.lab.slurm import Slurm
-from tests.runs import LOCKSTEP, environment, lockstep, weights
+from tests.runs import SAMEBITS, environment, samebits, weights
 
 SETTINGS = ("digits", "epochs=1", "report.tensorboard=false")
 
@@ -47,16 +47,16 @@ def slurm(three: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the weights that one process alone gives."""
     folder = tmp_path_factory.mktemp("alone")
-    lockstep("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
+    samebits("train", *SETTINGS, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
     return weights(folder / "run")
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., list[str]]:
-    """`lockstep train` of the one job into tmp_path/run, with more arguments."""
+    """`samebits train` of the one job into tmp_path/run, with more arguments."""
 
     def make(*more: object) -> list[str]:
-        return [*LOCKSTEP, "train", *SETTINGS, "--run-dir", str(tmp_path / "run"), *map(str, more)]
+        return [*SAMEBITS, "train", *SETTINGS, "--run-dir", str(tmp_path / "run"), *map(str, more)]
 
     return make
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tests.cluster.hosts import Host
 from tests.lab.conftest import SETTINGS
-from tests.runs import LOCKSTEP, LONG_S, ROOT, wait_until, weights
+from tests.runs import LONG_S, ROOT, SAMEBITS, wait_until, weights
 
 Command = Callable[..., list[str]]
 # For machines that share no disk, where the launcher that serves the rendezvous could leave one.
-KEY = {"LOCKSTEP_KEY": "what the three machines were given"}
+KEY = {"SAMEBITS_KEY": "what the three machines were given"}
 
 
 @contextmanager
@@ -243,13 +243,13 @@ def test_a_port_without_a_listener_is_distinguished_from_a_host_that_is_down(
 
 
 def _another_version(environ: dict[str, str], place: Path) -> dict[str, str]:
-    """Variables with which a host finds a Lockstep of another version."""
-    shutil.copytree(ROOT / "lockstep", place / "lockstep")
-    (place / "lockstep" / "version.py").write_text('__version__ = "0.0.9"\n')
+    """Variables with which a host finds a Samebits of another version."""
+    shutil.copytree(ROOT / "src" / "samebits", place / "samebits")
+    (place / "samebits" / "version.py").write_text('__version__ = "0.0.9"\n')
     return {**environ, "PYTHONPATH": str(place)}
 
 
-def test_training_with_another_lockstep_on_one_rank_ends_on_all_with_one_text(
+def test_training_with_another_samebits_on_one_rank_ends_on_all_with_one_text(
     three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
 ) -> None:
     join = ("--init", "tcp://n1:29522", "--world-size", 2, "--rank")
@@ -262,14 +262,14 @@ def test_training_with_another_lockstep_on_one_rank_ends_on_all_with_one_text(
     assert [process.returncode for process in processes] == [4, 4], said
     for text in said:
         assert "launch error: rank 1 differs from rank 0 in 2 things" in text
-        assert "lockstep: 0.0.9 on rank 1" in text
-        assert "code of lockstep: " in text
+        assert "samebits: 0.0.9 on rank 1" in text
+        assert "code of samebits: " in text
 
 
-def test_the_doctor_names_the_rank_with_another_lockstep(
+def test_the_doctor_names_the_rank_with_another_samebits(
     three: list[Host], environ: dict[str, str], tmp_path: Path
 ) -> None:
-    join = [*LOCKSTEP, "doctor", "--init", "tcp://n1:29517", "--world-size", 3, "--rank"]
+    join = [*SAMEBITS, "doctor", "--init", "tcp://n1:29517", "--world-size", 3, "--rank"]
     variables = [environ, environ, _another_version(environ, tmp_path / "other")]
     # Each in a folder without a checkout: Python looks there first.
     started = [host.start(*join, rank, env=variables[rank], cwd=tmp_path) for rank, host in enumerate(three)]

@@ -1,4 +1,4 @@
-"""The link between two hosts, as `lockstep doctor` measures it for `lockstep plan --link`."""
+"""The link between two hosts, as `samebits doctor` measures it for `samebits plan --link`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.parallel.exchange.link import parse_link
+from samebits.parallel.exchange.link import parse_link
 from tests.cluster.hosts import Host
-from tests.runs import LOCKSTEP
+from tests.runs import SAMEBITS
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def slow_pair(three: list[Host]) -> Iterator[list[Host]]:
 def test_doctor_measures_the_rate_of_a_slow_link(
     slow_pair: list[Host], environ: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [*LOCKSTEP, "doctor", "--json", "--init", "tcp://n1:29535", "--world-size", 2, "--rank"]
+    command = [*SAMEBITS, "doctor", "--json", "--init", "tcp://n1:29535", "--world-size", 2, "--rank"]
     running = [
         host.start(*command, rank, env=environ, cwd=tmp_path, stderr=None) for rank, host in enumerate(slow_pair)
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Host
-from tests.runs import LONG_S, ROOT, weights
+from tests.runs import LONG_S, PYTHON_PATH, ROOT, weights
 
 MPIRUN = {
     "open mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"],
@@ -67,7 +67,7 @@ def test_open_mpi_over_two_hosts_meets_at_mpirun(
         "-x",
         "PYTHONPATH",
         *command(),
-        env={**environ, "PYTHONPATH": str(ROOT)},
+        env={**environ, "PYTHONPATH": PYTHON_PATH},
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,13 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab.slurm import Slurm
-from tests.runs import LOCKSTEP, LONG_S, ROOT, lockstep, processes_with, records, result, wait_until, weights
+from tests.runs import (
+    LONG_S,
+    PYTHON_PATH,
+    ROOT,
+    SAMEBITS,
+    processes_with,
+    records,
+    result,
+    samebits,
+    wait_until,
+    weights,
+)
 
 Command = Callable[..., list[str]]
 
 
 def _srun(slurm: Slurm, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return slurm.run("srun", *arguments, PYTHONPATH=str(ROOT), NO_COLOR="1", COLUMNS="80", OMP_NUM_THREADS="1")
+    return slurm.run("srun", *arguments, PYTHONPATH=PYTHON_PATH, NO_COLOR="1", COLUMNS="80", OMP_NUM_THREADS="1")
 
 
 def test_the_tasks_of_a_step_on_two_nodes_are_one_world(
@@ -46,7 +57,7 @@ def test_a_step_of_one_task_starts_its_own_processes(
 
 
 def test_the_doctor_looks_at_all_nodes_of_a_step(slurm: Slurm) -> None:
-    done = _srun(slurm, "-N2", "-n2", *LOCKSTEP, "doctor", "digits")
+    done = _srun(slurm, "-N2", "-n2", *SAMEBITS, "doctor", "digits")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts (gloo)" in done.stdout
     assert "every pair" in done.stdout
@@ -55,7 +66,7 @@ def test_the_doctor_looks_at_all_nodes_of_a_step(slurm: Slurm) -> None:
 
 
 def test_a_task_that_is_killed_ends_the_step_and_is_named(slurm: Slurm, command: Command, tmp_path: Path) -> None:
-    running = slurm.start("srun", "--kill-on-bad-exit=1", "-N2", "-n2", *command("epochs=500"), PYTHONPATH=str(ROOT))
+    running = slurm.start("srun", "--kill-on-bad-exit=1", "-N2", "-n2", *command("epochs=500"), PYTHONPATH=PYTHON_PATH)
     wait_until(lambda: records(tmp_path / "run", "train"))
     (pid,) = [pid for pid in processes_with(str(tmp_path)) if "SLURM_PROCID=1" in _environ(pid)]
     os.kill(pid, signal.SIGKILL)
@@ -75,7 +86,13 @@ def _environ(pid: int) -> str:
 def _submit(slurm: Slurm, *arguments: object) -> str:
     """Submit a job, and give its number."""
     done = slurm.run(
-        *LOCKSTEP, "submit", "digits", "report.tensorboard=false", *arguments, PYTHONPATH=str(ROOT), COLUMNS="80"
+        *SAMEBITS,
+        "submit",
+        "digits",
+        "report.tensorboard=false",
+        *arguments,
+        PYTHONPATH=PYTHON_PATH,
+        COLUMNS="80",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Submitted batch job ")
@@ -90,7 +107,7 @@ def test_a_job_before_its_time_limit_saves_requeues_itself_and_resumes_to_the_sa
     slurm: Slurm, tmp_path: Path
 ) -> None:
     settings = ["epochs=12", "report.every_steps=1", "checkpoint.every=100s"]
-    lockstep(
+    samebits(
         "train",
         "digits",
         "report.tensorboard=false",
@@ -127,7 +144,7 @@ def test_an_array_trains_each_variant_in_a_folder_of_its_own(slurm: Slurm, tmp_p
 
 def test_a_refusal_by_sbatch_is_reported_in_its_words(slurm: Slurm, tmp_path: Path) -> None:
     options = ["--run-dir", tmp_path / "run", "--sbatch=--partition=none"]
-    done = slurm.run(*LOCKSTEP, "submit", "digits", *options, PYTHONPATH=str(ROOT))
+    done = slurm.run(*SAMEBITS, "submit", "digits", *options, PYTHONPATH=PYTHON_PATH)
     assert done.returncode == 4
     assert "sbatch refused the job" in done.stderr
     assert "invalid partition" in done.stderr

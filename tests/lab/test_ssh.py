@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.hosts import Host
 from tests.lab import ssh
 from tests.lab.conftest import SETTINGS
-from tests.runs import LOCKSTEP, LONG_S, processes_with, records, wait_until, weights
+from tests.runs import LONG_S, SAMEBITS, processes_with, records, wait_until, weights
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def variables(path: Path, environ: dict[str, str]) -> dict[str, str]:
 def test_two_machines_train_from_one_and_the_logs_come_back(
     three: list[Host], variables: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:
-    command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1:2,n2:1", "--run-dir", tmp_path / "run"]
+    command = [*SAMEBITS, "train", *SETTINGS, "--hosts", "n1:2,n2:1", "--run-dir", tmp_path / "run"]
     done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 processes on 2 hosts" in done.stdout
@@ -46,7 +46,7 @@ def test_ctrl_c_and_a_kill_here_end_both_sides(
     number: signal.Signals, three: list[Host], variables: dict[str, str], tmp_path: Path
 ) -> None:
     more = ["epochs=2000", "report.every_steps=1", "--hosts", "n1:1,n2:1", "--run-dir", tmp_path / "run"]
-    running = three[0].start(*LOCKSTEP, "train", *SETTINGS, *more, env=variables, cwd=tmp_path)
+    running = three[0].start(*SAMEBITS, "train", *SETTINGS, *more, env=variables, cwd=tmp_path)
     wait_until(lambda: records(tmp_path / "run", "train"), timeout_s=LONG_S)
     (here,) = [pid for pid in processes_with(f"{tmp_path}/run") if _is_ours(pid)]
     os.kill(here, number)
@@ -62,7 +62,7 @@ def test_a_doctor_that_waits_over_there_ends_with_the_one_here(
     number: signal.Signals, three: list[Host], variables: dict[str, str], tmp_path: Path
 ) -> None:
     running = three[0].start(
-        *LOCKSTEP, "doctor", "--hosts", "n1,n2", "--run-dir", tmp_path / "run", env=variables, cwd=tmp_path
+        *SAMEBITS, "doctor", "--hosts", "n1,n2", "--run-dir", tmp_path / "run", env=variables, cwd=tmp_path
     )
     there = wait_until(lambda: [pid for pid in processes_with(f"{tmp_path}/run") if _has(pid, b"1")], timeout_s=LONG_S)
     for pid in there:  # the one on n1 now waits for it, for minutes
@@ -106,7 +106,7 @@ def _words(pid: int) -> list[bytes]:
 def test_a_machine_that_ssh_cannot_reach_is_named_and_the_other_is_stopped(
     three: list[Host], variables: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [*LOCKSTEP, "train", *SETTINGS, "--hosts", "n1,n3", "--run-dir", tmp_path / "run"]
+    command = [*SAMEBITS, "train", *SETTINGS, "--hosts", "n1,n3", "--run-dir", tmp_path / "run"]
     done = three[0].run(*command, env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 255
     assert "n3: ssh could not connect" in done.stderr
@@ -114,7 +114,7 @@ def test_a_machine_that_ssh_cannot_reach_is_named_and_the_other_is_stopped(
 
 
 def test_the_doctor_compares_machines_through_ssh(three: list[Host], variables: dict[str, str], tmp_path: Path) -> None:
-    done = three[0].run(*LOCKSTEP, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=LONG_S)
+    done = three[0].run(*SAMEBITS, "doctor", "--hosts", "n1,n2", env=variables, cwd=tmp_path, timeout=LONG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts" in done.stdout
     assert done.stdout.rstrip().endswith("no problems found")

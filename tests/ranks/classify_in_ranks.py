@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.cluster.world import World
-from lockstep.config.sections import CheckpointConfig, LoaderConfig
-from lockstep.engine.parts import Parts
-from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.recipe import build, dataset_info
+from samebits.cluster.world import World
+from samebits.config.sections import CheckpointConfig, LoaderConfig
+from samebits.engine.parts import Parts
+from samebits.recipes.classify.config import Config
+from samebits.recipes.classify.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts
 
 

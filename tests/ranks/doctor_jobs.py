@@ -8,9 +8,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from lockstep.cluster.world import World
-from lockstep.doctor import compare
-from lockstep.doctor import links as between
+from samebits.cluster.world import World
+from samebits.doctor import compare
+from samebits.doctor import links as between
 
 
 def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:

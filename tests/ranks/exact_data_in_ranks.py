@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from lockstep.cluster.world import World
-from lockstep.errors import DataError
-from lockstep.own_loop.agreement import check_same_data
-from lockstep.own_loop.samples import source_of
+from samebits.cluster.world import World
+from samebits.errors import DataError
+from samebits.own_loop.agreement import check_same_data
+from samebits.own_loop.samples import source_of
 
 
 class Values:

@@ -11,14 +11,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from lockstep.cluster import collectives
-from lockstep.cluster.world import World
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.engine.assemble import make_job
-from lockstep.engine.parts import Parts
-from lockstep.errors import LockstepError
-from lockstep.provenance import environment
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.engine.assemble import make_job
+from samebits.engine.parts import Parts
+from samebits.errors import SamebitsError
+from samebits.provenance import environment
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import loss, settings
@@ -63,7 +63,7 @@ def begin(world: World, folder: Path, fault: str, mode: str = "exact") -> list[s
             mock.patch.object(environment.torch.backends.cpu, "get_cpu_capability", return_value=capability),
         ):
             return make_job(config, lambda: replace(parts, model=model()), world).warnings
-    except LockstepError as error:
+    except SamebitsError as error:
         return str(error)
     finally:
         os.chdir(before)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import World
-from lockstep.data.keyed import IntArray, KeyArray, keys
-from lockstep.data.loader import Loader
-from lockstep.data.order import MicroBatch, Order
-from lockstep.data.samples import Batch
-from lockstep.engine.evaluate import EvaluationStopped, evaluate
-from lockstep.engine.graceful_stop import StopFlag
-from lockstep.errors import TrainError
-from lockstep.parallel import reduce
-from lockstep.parallel.exchange import halving, tree_all_reduce
-from lockstep.parallel.reduce import Reducer
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import World
+from samebits.data.keyed import IntArray, KeyArray, keys
+from samebits.data.loader import Loader
+from samebits.data.order import MicroBatch, Order
+from samebits.data.samples import Batch
+from samebits.engine.evaluate import EvaluationStopped, evaluate
+from samebits.engine.graceful_stop import StopFlag
+from samebits.errors import TrainError
+from samebits.parallel import reduce
+from samebits.parallel.exchange import halving, tree_all_reduce
+from samebits.parallel.reduce import Reducer
+from samebits.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples
 
 
@@ -260,13 +260,13 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
 
     flag = StopFlag(world, Asked(world.rank == asked_rank))
     answers = []
-    with patch("lockstep.engine.graceful_stop.POLL_S", 0.0):
+    with patch("samebits.engine.graceful_stop.POLL_S", 0.0):
         for _ in range(num_calls):
             answers.append(flag())
             if world.size > 1:
                 dist.barrier()
     if world.signed is not None and world.is_main:
-        world.signed.store.delete_key("lockstep/stop")
+        world.signed.store.delete_key("samebits/stop")
     return answers
 
 

@@ -9,17 +9,17 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import LoaderConfig, OptimConfig
-from lockstep.config.sync import SyncConfig
-from lockstep.engine.assemble import make_job
-from lockstep.engine.job import Job
-from lockstep.engine.parts import Parts
-from lockstep.engine.step import run_step
-from lockstep.parallel.exchange import tree_all_reduce
-from lockstep.parallel.local_steps.placement import SubWorld, place_sites
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.config.sections import LoaderConfig, OptimConfig
+from samebits.config.sync import SyncConfig
+from samebits.engine.assemble import make_job
+from samebits.engine.job import Job
+from samebits.engine.parts import Parts
+from samebits.engine.step import run_step
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.local_steps.placement import SubWorld, place_sites
+from samebits.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import make
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, loss

@@ -1,4 +1,4 @@
-"""Loops that use `lockstep.exact`, in the ranks of the pool."""
+"""Loops that use `samebits.exact`, in the ranks of the pool."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.cluster import collectives
-from lockstep.cluster.world import World
+import samebits
+from samebits.cluster import collectives
+from samebits.cluster.world import World
 from tests.runs import ROOT
 
 
 def import_same_modules(world: World) -> None:
-    """Import the modules in tests/ranks that any rank has: `lockstep.exact` compares those in the script's folder."""
+    """Import the modules in tests/ranks that any rank has: `samebits.exact` compares those in the script's folder."""
     # A job of a test file is in a module of that file's name only, without "tests.".
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
     mine = [name for name, file in files.items() if file.startswith(f"{ROOT}/tests/ranks/") and name != "__main__"]
@@ -112,7 +112,7 @@ def _train(world: World, case: Case) -> str:
         num_workers=case.num_workers,
         drop_last=case.drop_last,
     )
-    _, _, loader = lockstep.exact(nets, optimizers, data, global_batch=case.global_batch, seed=3, hang_timeout_s=None)
+    _, _, loader = samebits.exact(nets, optimizers, data, global_batch=case.global_batch, seed=3, hang_timeout_s=None)
     for epoch in range(case.epochs):
         if case.unfreezes:
             nets[0].first.requires_grad_(epoch > 0)
@@ -124,7 +124,7 @@ def _train(world: World, case: Case) -> str:
     for number, optimizer in enumerate(optimizers):
         for index, values in optimizer.state_dict()["state"].items():
             state |= {f"optimizer {number}, {index}, {name}": torch.as_tensor(value) for name, value in values.items()}
-    return lockstep.weights_sha256(state)
+    return samebits.weights_sha256(state)
 
 
 def _body(
@@ -151,7 +151,7 @@ def _body(
 def evaluate(world: World, num_samples: int, with_metrics: bool) -> tuple[dict[str, float], list[float]]:
     """Return sums over a dataset, and the values of two torchmetrics."""
     data = DataLoader(Noisy(num_samples), batch_size=4, shuffle=True)
-    loader = lockstep.EvalLoader(data)
+    loader = samebits.EvalLoader(data)
     metrics: list[Any] = []
     if with_metrics:
         import torchmetrics

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-import lockstep
-from lockstep.cluster import collectives
-from lockstep.cluster.backends import group_for
-from lockstep.cores import SCHED_SETATTR, core_ids, gloo_threads
-from lockstep.parallel.reduce import Reducer
+import samebits
+from samebits.cluster import collectives
+from samebits.cluster.backends import group_for
+from samebits.cores import SCHED_SETATTR, core_ids, gloo_threads
+from samebits.parallel.reduce import Reducer
 
 
 def placements() -> Any:
     """Return for each rank policies and cores of gloo's threads, then cores and time slice (ns) of the main thread."""
-    with lockstep.world() as world:
+    with samebits.world() as world:
         gloo = gloo_threads()
         policies = [os.sched_getscheduler(each) for each in gloo]
         mine = [policies, [sorted(os.sched_getaffinity(each)) for each in gloo], sorted(core_ids()), slice_ns()]
@@ -36,7 +36,7 @@ def slice_ns() -> int:
 
 def groups() -> Any:
     """Return for each rank the names of the groups in which it sends to the other ranks and receives from them."""
-    with lockstep.world() as world:
+    with samebits.world() as world:
         others = [rank for rank in range(world.size) if rank != world.rank]
         names = {
             **{(world.rank, other): group_for(other, is_receive=False).group_name for other in others},
@@ -52,6 +52,6 @@ def groups() -> Any:
 
 def policies_with_batch_norm() -> Any:
     """Return for each rank the policies of gloo's threads once a model with synchronized batch norm has its sums."""
-    with lockstep.world() as world:
+    with samebits.world() as world:
         Reducer(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), world, synchronised=True)
         return collectives.all_gather_object(world, [os.sched_getscheduler(each) for each in gloo_threads()])

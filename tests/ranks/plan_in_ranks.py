@@ -7,11 +7,11 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lockstep.cluster.world import World
-from lockstep.data.order import Order
-from lockstep.parallel.exchange import tree_all_reduce
-from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import World
+from samebits.data.order import Order
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.reduce import Reducer
 from tests.ranks.networks import samples
 
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.cluster.world import World
-from lockstep.config.sections import CheckpointConfig
-from lockstep.recipes.pose.config import Config, DataConfig, ModelConfig, TestConfig
-from lockstep.recipes.pose.recipe import build
+from samebits.cluster.world import World
+from samebits.config.sections import CheckpointConfig
+from samebits.recipes.pose.config import Config, DataConfig, ModelConfig, TestConfig
+from samebits.recipes.pose.recipe import build
 from tests.ranks.train_in_ranks import train_parts
 
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lockstep.cluster import stacks
-from lockstep.cluster.stacks import StackDumper
+from samebits.cluster import stacks
+from samebits.cluster.stacks import StackDumper
 from tests import guards, warm_start
 from tests.runs import ROOT, environment
 
 if TYPE_CHECKING:
-    from lockstep.cluster.world import World
+    from samebits.cluster.world import World
 
 LIMIT_S = 180.0
 # How long the others may take once a rank has failed: some answer, and some wait for it for ever.
@@ -164,8 +164,8 @@ def _lead() -> None:
     # All that a rank and its loader workers need is imported once, before processes are forked.
     import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it, which takes seconds
 
-    import lockstep.engine.run
-    import lockstep.recipes.catalog  # noqa: F401
+    import samebits.engine.run
+    import samebits.recipes.catalog  # noqa: F401
 
     with socket.socket(fileno=os.dup(0)) as control:
         _, (tracker, *descriptors), _, _ = socket.recv_fds(control, 1, 64)
@@ -220,10 +220,10 @@ def _form(meeting: str, rank: int, size: int) -> World:
     import torch
     import torch.distributed as dist
 
-    from lockstep.cluster.backends import add_group
-    from lockstep.cluster.env import RankAssignment
-    from lockstep.cluster.signed import Seal, SignedStore
-    from lockstep.cluster.world import World
+    from samebits.cluster.backends import add_group
+    from samebits.cluster.env import RankAssignment
+    from samebits.cluster.signed import Seal, SignedStore
+    from samebits.cluster.world import World
 
     if dist.is_initialized():
         dist.destroy_process_group()

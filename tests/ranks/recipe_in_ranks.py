@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.cluster.signals import StopSignal
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import ReportConfig
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.errors import CheckpointError, DataError, LockstepError
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.config.sections import ReportConfig
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.errors import CheckpointError, DataError, SamebitsError
+from samebits.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import loss
@@ -84,7 +84,7 @@ def carry_out(world: World, folder: Path, resume: str, wanted: Mapping[str, Any]
         with redirect_stdout(said), StopSignal() as stop:
             code = run(request, recipe, world, stop)
         assert code == 0
-    except LockstepError as error:
+    except SamebitsError as error:
         return str(error)
     finally:
         torch.use_deterministic_algorithms(False)

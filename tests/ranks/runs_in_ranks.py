@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, LoaderConfig, OptimConfig, WatchConfig
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.loop import train
-from lockstep.engine.nonfinite import RollBack
-from lockstep.engine.parts import Parts
-from lockstep.errors import LockstepError
-from lockstep.parallel.recheck import RecheckedReducer
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, LoaderConfig, OptimConfig, WatchConfig
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.loop import train
+from samebits.engine.nonfinite import RollBack
+from samebits.engine.parts import Parts
+from samebits.errors import SamebitsError
+from samebits.parallel.recheck import RecheckedReducer
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 
@@ -125,7 +125,7 @@ def carry_out(
         if job.average is not None:
             state |= {f"average:{name}": tensor for name, tensor in job.average.state.items()}
         return weights_sha256(state), progress, is_complete, quiet.said
-    except LockstepError as error:
+    except SamebitsError as error:
         return str(error)
     finally:
         torch.use_deterministic_algorithms(False)

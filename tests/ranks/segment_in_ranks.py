@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.cluster.world import World
-from lockstep.recipes.segment.config import Config
-from lockstep.recipes.segment.recipe import build, dataset_info
+from samebits.cluster.world import World
+from samebits.recipes.segment.config import Config
+from samebits.recipes.segment.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts
 
 

@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.engine.assemble import init_weights as bring_to_start
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.loop import train
-from lockstep.engine.nonfinite import RollBack
-from lockstep.engine.parts import Parts
-from lockstep.errors import LockstepError
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256, write_weights
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.engine.assemble import init_weights as bring_to_start
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.loop import train
+from samebits.engine.nonfinite import RollBack
+from samebits.engine.parts import Parts
+from samebits.errors import SamebitsError
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256, write_weights
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, Poisoned, Quiet, loss
@@ -78,7 +78,7 @@ def carry_out(
         is_small = network is not Wide
         weights = {name: tensor.detach().numpy().copy() for name, tensor in final.items() if is_small}
         return weights, job.progress.to_json(), quiet.said, held, kept
-    except LockstepError as error:
+    except SamebitsError as error:
         return str(error)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from lockstep.errors import ConfigError
-from lockstep.module.activation_checkpointing import checkpoint_activations
+from samebits.errors import ConfigError
+from samebits.module.activation_checkpointing import checkpoint_activations
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import settings

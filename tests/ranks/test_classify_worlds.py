@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.recipes.classify.config import MakeConfig
-from lockstep.recipes.classify.make import make
+from samebits.recipes.classify.config import MakeConfig
+from samebits.recipes.classify.make import make
 from tests.ranks.classify_in_ranks import carry_out, settings
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recorded import check_recorded, record

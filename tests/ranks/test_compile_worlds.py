@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep.cluster.world import World
+from samebits.cluster.world import World
 from tests.ranks import rank_pool, runs_in_ranks
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import settings

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.cluster.world import World
-from lockstep.data.order import Order
-from lockstep.parallel import reduce
-from lockstep.parallel.compress import Compression
-from lockstep.parallel.exchange import tree_all_reduce
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import World
+from samebits.data.order import Order
+from samebits.parallel import reduce
+from samebits.parallel.compress import Compression
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
 from tests.ranks.networks import make, mean_loss, samples
 from tests.ranks.rank_pool import RankPool

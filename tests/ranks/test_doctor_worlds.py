@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.doctor.links import rounds
+from samebits.doctor.links import rounds
 from tests.ranks import doctor_jobs
 from tests.ranks.rank_pool import RankPool
 
@@ -35,7 +35,7 @@ def test_a_healthy_world_is_all_well(pool: RankPool, world: int) -> None:
     assert (sums["check"], sums["verdict"]) == ("all-reduce", "ok")
     assert sums["value"].startswith("correct; ")
     assert link["check"] == "link"
-    assert re.fullmatch(r"[\d.e+]+[KMGT]bit,[\d.]+(us|ms) for lockstep plan --link", link["value"])
+    assert re.fullmatch(r"[\d.e+]+[KMGT]bit,[\d.]+(us|ms) for samebits plan --link", link["value"])
 
 
 def test_a_wrong_sum_is_a_problem(pool: RankPool) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.storage.checkpoint import load_checkpoint
-from lockstep.storage.run_weights import weights_of
-from lockstep.storage.weights import weights_sha256
+from samebits.storage.checkpoint import load_checkpoint
+from samebits.storage.run_weights import weights_of
+from samebits.storage.weights import weights_sha256
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.storage.checkpoint import load_checkpoint
+from samebits.storage.checkpoint import load_checkpoint
 from tests.ranks.networks import Sometimes
 from tests.ranks.rank_pool import RankPool, new_pool
 from tests.ranks.runs_in_ranks import settings

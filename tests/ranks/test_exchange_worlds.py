@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from lockstep.cluster.world import World
-from lockstep.data.order import Order
-from lockstep.parallel.exchange import tree_all_reduce
+from samebits.cluster.world import World
+from samebits.data.order import Order
+from samebits.parallel.exchange import tree_all_reduce
 from tests.ranks import jobs
 from tests.ranks.rank_pool import RankPool
 

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from lockstep.cluster.world import World
-from lockstep.engine import loss_scale
-from lockstep.storage.checkpoint import load_checkpoint, steps
+from samebits.cluster.world import World
+from samebits.engine import loss_scale
+from samebits.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
 from tests.ranks.pose_in_ranks import carry_out as train_pose
 from tests.ranks.pose_in_ranks import settings as pose_settings

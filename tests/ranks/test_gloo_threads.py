@@ -6,15 +6,13 @@ import os
 import platform
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-import lockstep
-from lockstep.cores import SCHED_SETATTR, TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice, time_slice
+import samebits
+from samebits.cores import SCHED_SETATTR, TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice, time_slice
 from tests.ranks.placement_in_ranks import groups, placements, policies_with_batch_norm, slice_ns
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.runs import PYTHON_PATH
 
 has_time_slices = pytest.mark.skipif(
     tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2]) < (6, 12)
@@ -25,9 +23,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Li
 
 
 def test_gloo_takes_no_core_from_its_main_thread_and_stays_on_one_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
     cores = sorted(core_ids())
-    for rank, (policies, affinities, main, _) in enumerate(lockstep.launch(placements, procs=2)):
+    for rank, (policies, affinities, main, _) in enumerate(samebits.launch(placements, procs=2)):
         assert policies
         assert set(policies) == {os.SCHED_BATCH}
         assert affinities == [[cores[rank % len(cores)]]] * len(policies)
@@ -36,8 +34,8 @@ def test_gloo_takes_no_core_from_its_main_thread_and_stays_on_one_of_its_rank(mo
 
 @has_time_slices
 def test_the_main_thread_of_a_rank_has_a_longer_time_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert [slice_ns for *_, slice_ns in lockstep.launch(placements, procs=2)] == [TIME_SLICE_MS * 1e6] * 2
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+    assert [slice_ns for *_, slice_ns in samebits.launch(placements, procs=2)] == [TIME_SLICE_MS * 1e6] * 2
 
 
 @has_time_slices
@@ -64,9 +62,9 @@ def test_another_policy_of_the_user_stays() -> None:
 
 
 def test_each_direction_between_two_ranks_has_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
     upwards, downwards = set(), set()
-    for names, timeouts in lockstep.launch(groups, procs=3):
+    for names, timeouts in samebits.launch(groups, procs=3):
         assert len(timeouts) == 1
         for (source, destination), name in names:
             (upwards if source < destination else downwards).add(name)
@@ -78,9 +76,9 @@ def test_each_direction_between_two_ranks_has_its_group(monkeypatch: pytest.Monk
 def test_gloo_preempts_a_model_with_synchronized_batch_norm_if_each_rank_has_a_core(
     monkeypatch: pytest.MonkeyPatch, procs: int
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
     expected = os.SCHED_OTHER if procs <= len(core_ids()) else os.SCHED_BATCH
-    for policies in lockstep.launch(policies_with_batch_norm, procs=procs):
+    for policies in samebits.launch(policies_with_batch_norm, procs=procs):
         assert {*policies} == {expected}
 
 

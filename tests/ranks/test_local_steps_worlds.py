@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config.sync import SyncConfig
-from lockstep.data.order import Order
-from lockstep.storage.checkpoint import load_checkpoint
+from samebits.config.sync import SyncConfig
+from samebits.data.order import Order
+from samebits.storage.checkpoint import load_checkpoint
 from tests.ranks.local_steps_in_ranks import messages, trained, trained_plain
 from tests.ranks.networks import make, samples
 from tests.ranks.rank_pool import RankPool

@@ -1,4 +1,4 @@
-"""Loops with `lockstep.exact` give the same weights, buffers and optimizer states at any number of ranks."""
+"""Loops with `samebits.exact` give the same weights, buffers and optimizer states at any number of ranks."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.data.order import Order
-from lockstep.scaling.plan import bytes_sent, sizes_of
+from samebits.data.order import Order
+from samebits.scaling.plan import bytes_sent, sizes_of
 from tests.ranks.plan_in_ranks import Planned, bytes_of_a_step
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import settings

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.data.order import MicroBatch, Order
-from lockstep.engine import loss_scale
-from lockstep.module.precision import use_precision
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.data.order import MicroBatch, Order
+from samebits.engine import loss_scale
+from samebits.module.precision import use_precision
+from samebits.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from lockstep.cluster.stacks import StackDumper
-from lockstep.cluster.world import World
+from samebits.cluster.stacks import StackDumper
+from samebits.cluster.world import World
 from tests.ranks import rank_pool
 from tests.ranks.rank_pool import RankPool
 

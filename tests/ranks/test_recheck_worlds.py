@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks import recheck as benchmark
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.parallel.bucket import Bucket, Leaf
-from lockstep.parallel.recheck import RecheckedReducer
-from lockstep.storage.checkpoint import steps
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.parallel.bucket import Bucket, Leaf
+from samebits.parallel.recheck import RecheckedReducer
+from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import Order
+from samebits.data.order import Order
 from tests.ranks import jobs
 from tests.ranks.networks import make, mean_loss, samples
 from tests.ranks.rank_pool import RankPool

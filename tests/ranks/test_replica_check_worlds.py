@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.engine.replica_check import ReplicaCheck
-from lockstep.storage.checkpoint import steps
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.engine.replica_check import ReplicaCheck
+from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import STEPS_PER_EPOCH, carry_out, settings
 
@@ -87,7 +87,7 @@ def test_the_difference_of_the_odd_ranks_machine_is_reported(pool: RankPool, tmp
 
 
 def with_other_code(world: World, path: Path, config: RunConfig) -> Any:
-    from lockstep.engine import replica_check
+    from samebits.engine import replica_check
 
     real = replica_check.environment
     with pytest.MonkeyPatch.context() as patch:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.order import Order
-from lockstep.storage.checkpoint import steps
+from samebits.data.order import Order
+from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, STEPS_PER_EPOCH, carry_out, settings, worlds_after_restore
 

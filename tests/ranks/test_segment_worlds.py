@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.recipes.segment.config import MakeConfig
-from lockstep.recipes.segment.make import make
+from samebits.recipes.segment.config import MakeConfig
+from samebits.recipes.segment.make import make
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.segment_in_ranks import carry_out, settings
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.cluster.world import World
-from lockstep.data.order import MicroBatch, Order
-from lockstep.parallel.reduce import Reducer
-from lockstep.parallel.tree import push
+from samebits.cluster.world import World
+from samebits.data.order import MicroBatch, Order
+from samebits.parallel.reduce import Reducer
+from samebits.parallel.tree import push
 from tests.ranks import jobs, runs_in_ranks
 from tests.ranks.networks import make, samples
 from tests.ranks.rank_pool import RankPool

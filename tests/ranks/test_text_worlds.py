@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import DataError
-from lockstep.recipes.text.config import LATIN
-from lockstep.recipes.text.fonts import find_fonts
+from samebits.errors import DataError
+from samebits.recipes.text.config import LATIN
+from samebits.recipes.text.fonts import find_fonts
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recorded import check_recorded, record
 from tests.ranks.text_in_ranks import carry_out, draw_digits, settings

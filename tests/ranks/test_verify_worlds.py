@@ -14,16 +14,16 @@ import torch
 from benchmarks.verify_trials.cheats import Changed
 from benchmarks.verify_trials.honest import honest_trial
 from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verify_in
-from lockstep.cluster.world import World
-from lockstep.data.loader import Loader
-from lockstep.data.order import Order, Step
-from lockstep.data.samples import Batch
-from lockstep.engine.job import Job
-from lockstep.engine.output.recorder import digest_of_step, sample_ids
-from lockstep.engine.step import StepResult, run_step
-from lockstep.provenance.step_log import OVERFLOW, StepLog, read_steps
-from lockstep.verify.segments import Segment
-from lockstep.verify.verdict import Verdict, lines, read_verdict
+from samebits.cluster.world import World
+from samebits.data.loader import Loader
+from samebits.data.order import Order, Step
+from samebits.data.samples import Batch
+from samebits.engine.job import Job
+from samebits.engine.output.recorder import digest_of_step, sample_ids
+from samebits.engine.step import StepResult, run_step
+from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
+from samebits.verify.segments import Segment
+from samebits.verify.verdict import Verdict, lines, read_verdict
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
 

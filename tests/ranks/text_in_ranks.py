@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.cluster.world import World
-from lockstep.config.sections import CheckpointConfig, LoaderConfig
-from lockstep.recipes.text.config import Config
-from lockstep.recipes.text.recipe import build, dataset_info
+from samebits.cluster.world import World
+from samebits.config.sections import CheckpointConfig, LoaderConfig
+from samebits.recipes.text.config import Config
+from samebits.recipes.text.recipe import build, dataset_info
 from tests.ranks.train_in_ranks import train_parts
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from lockstep.cluster.world import World
-from lockstep.config.schema import RunConfig
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.loop import train
-from lockstep.engine.parts import Parts
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.loop import train
+from samebits.engine.parts import Parts
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 from tests.ranks.runs_in_ranks import Quiet
 
 

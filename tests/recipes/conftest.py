@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import DataError
-from lockstep.recipes.text.config import LATIN
-from lockstep.recipes.text.fonts import Font, find_fonts
+from samebits.errors import DataError
+from samebits.recipes.text.config import LATIN
+from samebits.recipes.text.fonts import Font, find_fonts
 
 
 class _Parity(type(Path())):  # type: ignore[misc]  # Path itself can't be derived from in Python 3.11

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lockstep.data.keyed import keys
-from lockstep.engine.parts import Parts
-from lockstep.metrics.metric import Metric
+from samebits.data.keyed import keys
+from samebits.engine.parts import Parts
+from samebits.metrics.metric import Metric
 
 
 def evaluated(parts: Parts) -> Metric:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.recipes.pose.skeletons import CROWDPOSE
+from samebits.recipes.pose.skeletons import CROWDPOSE
 
 Change = Callable[[dict[str, Any]], Any]
 FAULTS: dict[str, tuple[Change, str]] = {

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lockstep.recipes.pose.config import Config
-from lockstep.recipes.pose.infer import Detections, make_infer, prepare
-from lockstep.recipes.pose.skeletons import COCO, SKELETONS
+from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.infer import Detections, make_infer, prepare
+from samebits.recipes.pose.skeletons import COCO, SKELETONS
 
 
 def config_of(settings: dict[str, Any]) -> Config:

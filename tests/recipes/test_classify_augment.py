@@ -10,15 +10,15 @@ import pytest
 import torch
 from torchvision.transforms import InterpolationMode, v2
 
-from lockstep.data.keyed import key, keys
-from lockstep.data.loader import Loader
-from lockstep.recipes.classify.augment import Augmentation
-from lockstep.recipes.classify.augment_config import AugmentConfig
-from lockstep.recipes.classify.config import DataConfig, MakeConfig
-from lockstep.recipes.classify.data import ImageFiles, open_files
-from lockstep.recipes.classify.folders import list_folder
-from lockstep.recipes.classify.make import make
-from tests.runs import lockstep, result, weights
+from samebits.data.keyed import key, keys
+from samebits.data.loader import Loader
+from samebits.recipes.classify.augment import Augmentation
+from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.classify.config import DataConfig, MakeConfig
+from samebits.recipes.classify.data import ImageFiles, open_files
+from samebits.recipes.classify.folders import list_folder
+from samebits.recipes.classify.make import make
+from tests.runs import result, samebits, weights
 
 CPU = torch.device("cpu")
 ALL: dict[str, Any] = {
@@ -138,7 +138,7 @@ def test_an_augmented_run_has_one_hash_at_any_world_size_and_after_a_resume(shap
                *(f"augment.{name}={value}" for name, value in ALL.items())]  # fmt: skip
 
     def train(name: str, *options: object) -> Path:
-        lockstep(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
+        samebits(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
         return tmp_path / name
 
     one = train("one", "--procs", 1)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from lockstep.config.load import load, mapping_layer
-from lockstep.errors import ConfigError
-from lockstep.recipes.classify.config import RESNETS, Config
+from samebits.config.load import load, mapping_layer
+from samebits.errors import ConfigError
+from samebits.recipes.classify.config import RESNETS, Config
 
 
 def refused(*settings: str) -> str:

@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from lockstep.data.keyed import keys
-from lockstep.data.loader import Loader, choose_num_workers
-from lockstep.errors import DataError
-from lockstep.recipes.classify.checking import drop_unreadable
-from lockstep.recipes.classify.config import DataConfig, MakeConfig
-from lockstep.recipes.classify.data import ImageFiles, open_files, preprocess
-from lockstep.recipes.classify.folders import Files, list_folder
-from lockstep.recipes.classify.listing import find_images, list_validation, split
-from lockstep.recipes.classify.make import make
+from samebits.data.keyed import keys
+from samebits.data.loader import Loader, choose_num_workers
+from samebits.errors import DataError
+from samebits.recipes.classify.checking import drop_unreadable
+from samebits.recipes.classify.config import DataConfig, MakeConfig
+from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
+from samebits.recipes.classify.folders import Files, list_folder
+from samebits.recipes.classify.listing import find_images, list_validation, split
+from samebits.recipes.classify.make import make
 
 CPU = torch.device("cpu")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.metrics import confusion
-from lockstep.metrics.classification import Accuracy
-from lockstep.metrics.confusion import Counts
-from lockstep.recipes.classify.drawing import draw_evaluation
-from lockstep.recipes.classify.recipe import to_prediction
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.metrics import confusion
+from samebits.metrics.classification import Accuracy
+from samebits.metrics.confusion import Counts
+from samebits.recipes.classify.drawing import draw_evaluation
+from samebits.recipes.classify.recipe import to_prediction
 
 
 def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_shared() -> None:
@@ -57,7 +57,7 @@ def test_many_classes_and_few_have_the_figures_that_say_something() -> None:
 
 
 def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
-    from lockstep.recipes.classify.drawing import _most_confused
+    from samebits.recipes.classify.drawing import _most_confused
 
     counts = np.diag(np.full(100, 9)).tolist()
     counts[7][70], counts[70][7] = 5, 4

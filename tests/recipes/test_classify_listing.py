@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.data.decoded import DecodedPictures
-from lockstep.data.images import read_rgb
-from lockstep.errors import DataError
-from lockstep.recipes.classify.config import Config, DataConfig, MakeConfig
-from lockstep.recipes.classify.data import open_files
-from lockstep.recipes.classify.folders import list_folder
-from lockstep.recipes.classify.listing import read_csv
-from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.recipe import build, dataset_info
+from samebits.data.decoded import DecodedPictures
+from samebits.data.images import read_rgb
+from samebits.errors import DataError
+from samebits.recipes.classify.config import Config, DataConfig, MakeConfig
+from samebits.recipes.classify.data import open_files
+from samebits.recipes.classify.folders import list_folder
+from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.classify.make import make
+from samebits.recipes.classify.recipe import build, dataset_info
 
 
 def touch(root: Path, *names: str) -> None:

@@ -21,13 +21,13 @@ from torch import nn
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, v2
 
-from lockstep.config.load import load
-from lockstep.optim.schedule import factor
-from lockstep.recipes.catalog import find
-from lockstep.recipes.classify.augment import Augmentation
-from lockstep.recipes.classify.config import Config, ModelConfig
-from lockstep.recipes.classify.data import resize_px
-from lockstep.recipes.classify.model import build_model
+from samebits.config.load import load
+from samebits.optim.schedule import factor
+from samebits.recipes.catalog import find
+from samebits.recipes.classify.augment import Augmentation
+from samebits.recipes.classify.config import Config, ModelConfig
+from samebits.recipes.classify.data import resize_px
+from samebits.recipes.classify.model import build_model
 
 STEPS = 1252  # an epoch of 1,281,167 images in batches of 1,024
 

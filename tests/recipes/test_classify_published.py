@@ -13,13 +13,13 @@ import torch
 import torchvision.models as zoo
 from safetensors.torch import save_file
 
-from lockstep.errors import CheckpointError, ConfigError, DataError
-from lockstep.recipes.classify import published
-from lockstep.recipes.classify.config import DataConfig, MakeConfig, ModelConfig
-from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.model import build_model
-from lockstep.recipes.classify.published import find_published, load_published
-from tests.runs import lockstep
+from samebits.errors import CheckpointError, ConfigError, DataError
+from samebits.recipes.classify import published
+from samebits.recipes.classify.config import DataConfig, MakeConfig, ModelConfig
+from samebits.recipes.classify.make import make
+from samebits.recipes.classify.model import build_model
+from samebits.recipes.classify.published import find_published, load_published
+from tests.runs import samebits
 
 VIT = "timm/vit_tiny_patch16_224"
 
@@ -138,9 +138,9 @@ def test_a_run_starts_from_published_weights_and_records_their_sha256(tmp_path: 
     file = fill_hub_cache(tmp_path / "hub", timm.create_model("vit_tiny_patch16_224").state_dict())
     command = ["train", "classify/shapes", f"data.root={tmp_path}/shapes", "data.size_px=224", f"model.name={VIT}",
                "model.weights=pretrained", "max_steps=1", "micro_batch=16", "--procs", 2]  # fmt: skip
-    done = lockstep(*command, "--run-dir", tmp_path / "run", cwd=tmp_path, HF_HUB_CACHE=str(tmp_path / "hub"))
+    done = samebits(*command, "--run-dir", tmp_path / "run", cwd=tmp_path, HF_HUB_CACHE=str(tmp_path / "hub"))
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     assert sha256 in "".join(done.stdout.split())
     assert json.loads((tmp_path / "run/dataset_info.json").read_text(encoding="utf-8"))["weights"]["sha256"] == sha256
     # Evaluation reads the trained weights, and needs neither cache nor network.
-    lockstep("eval", tmp_path / "run", cwd=tmp_path, HF_HUB_CACHE=str(tmp_path / "none"), HF_HUB_OFFLINE="1")
+    samebits("eval", tmp_path / "run", cwd=tmp_path, HF_HUB_CACHE=str(tmp_path / "none"), HF_HUB_OFFLINE="1")

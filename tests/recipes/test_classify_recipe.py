@@ -16,16 +16,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError
-from lockstep.optim.build import optimizer
-from lockstep.recipes.catalog import list_presets
-from lockstep.recipes.classify.config import Config, MakeConfig, ModelConfig
-from lockstep.recipes.classify.make import make
-from lockstep.recipes.classify.model import build_model
-from lockstep.recipes.classify.recipe import build, dataset_info
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError
+from samebits.optim.build import optimizer
+from samebits.recipes.catalog import list_presets
+from samebits.recipes.classify.config import Config, MakeConfig, ModelConfig
+from samebits.recipes.classify.make import make
+from samebits.recipes.classify.model import build_model
+from samebits.recipes.classify.recipe import build, dataset_info
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
 

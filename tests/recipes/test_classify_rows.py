@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from lockstep.data.keyed import keys
-from lockstep.errors import ConfigError, DataError
-from lockstep.recipes.classify.config import Config
-from lockstep.recipes.classify.recipe import build, dataset_info
+from samebits.data.keyed import keys
+from samebits.errors import ConfigError, DataError
+from samebits.recipes.classify.config import Config
+from samebits.recipes.classify.recipe import build, dataset_info
 
 NUM = 12
 NAMES = ("cat", "dog", "owl")

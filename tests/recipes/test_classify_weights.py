@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.engine.parts import Parts
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.optim.build import optimizer
-from lockstep.recipes.classify.config import Config, ModelConfig
-from lockstep.recipes.classify.model import backbone_of, build_model, frozen_row
-from lockstep.recipes.classify.recipe import build
+from samebits.engine.parts import Parts
+from samebits.errors import CheckpointError, ConfigError
+from samebits.optim.build import optimizer
+from samebits.recipes.classify.config import Config, ModelConfig
+from samebits.recipes.classify.model import backbone_of, build_model, frozen_row
+from samebits.recipes.classify.recipe import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

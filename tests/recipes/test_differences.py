@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config.sections import OptimConfig
-from lockstep.optim.schedule import factor
+from samebits.config.sections import OptimConfig
+from samebits.optim.schedule import factor
 
 PICTURES, BATCH = 2939, 64  # 3,670 of flower_photos less a fifth of each class; four processes of 16
 
@@ -41,7 +41,7 @@ def test_the_cosine_is_as_far_from_the_tutorials_as_documented(repo: Path) -> No
 
 @pytest.mark.parametrize("name", ["coco_w32_512", "coco_w48_640", "crowdpose_w32_512"])
 def test_the_pose_presets_synchronize_batch_norm_as_documented(repo: Path, name: str) -> None:
-    recipe = repo / "lockstep/recipes/pose"
+    recipe = repo / "src/samebits/recipes/pose"
     preset = yaml.safe_load((recipe / f"presets/{name}.yaml").read_text())
     assert preset["batch_norm"] == "sync"
     page = (recipe / "README.md").read_text()
@@ -49,6 +49,6 @@ def test_the_pose_presets_synchronize_batch_norm_as_documented(repo: Path, name:
 
 
 def test_each_recipe_documents_where_it_differs_from_its_reference(repo: Path) -> None:
-    pages = [*(repo / "lockstep/recipes").glob("*/README.md"), repo / "docs/own-images.md"]
+    pages = [*(repo / "src/samebits/recipes").glob("*/README.md"), repo / "docs/own-images.md"]
     saying = {page.parent.name for page in pages if "\n## Where it differs from " in page.read_text()}
     assert saying == {"mnist", "text", "pose", "docs"}

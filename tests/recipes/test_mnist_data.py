@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.keyed import keys
-from lockstep.errors import DataError
-from lockstep.recipes.mnist.config import DataConfig
-from lockstep.recipes.mnist.data import SCALES, DigitImages, open_images, read_digits, read_mnist
-from lockstep.recipes.mnist.idx import read_idx
+from samebits.data.keyed import keys
+from samebits.errors import DataError
+from samebits.recipes.mnist.config import DataConfig
+from samebits.recipes.mnist.data import SCALES, DigitImages, open_images, read_digits, read_mnist
+from samebits.recipes.mnist.idx import read_idx
 
 
 def _idx(content: np.ndarray) -> bytes:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError, DataError
-from lockstep.recipes.mnist.config import Config
-from lockstep.recipes.mnist.data import SCALES, read_digits
-from lockstep.recipes.mnist.predict import read_image
-from lockstep.recipes.mnist.recipe import build
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError, DataError
+from samebits.recipes.mnist.config import Config
+from samebits.recipes.mnist.data import SCALES, read_digits
+from samebits.recipes.mnist.predict import read_image
+from samebits.recipes.mnist.recipe import build
 from tests.recipes.evaluated import evaluated
 
 

@@ -13,13 +13,13 @@ import pytest
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
-from lockstep.data.keyed import keys
-from lockstep.errors import DataError
-from lockstep.recipes.pose.coco.files import open_files
-from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import EvalImages, TrainImages
-from lockstep.recipes.pose.skeletons import COCO
-from lockstep.recipes.pose.synthetic import describe, draw_synthetic_image
+from samebits.data.keyed import keys
+from samebits.errors import DataError
+from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.data import EvalImages, TrainImages
+from samebits.recipes.pose.skeletons import COCO
+from samebits.recipes.pose.synthetic import describe, draw_synthetic_image
 from tests.recipes.pose_faults import FAULTS
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.coco.store import Zip
-from lockstep.data.keyed import keys
-from lockstep.errors import DataError
-from lockstep.recipes.pose.affine import Placement
-from lockstep.recipes.pose.coco.files import open_files
-from lockstep.recipes.pose.config import DataConfig
-from lockstep.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
-from lockstep.recipes.pose.skeletons import COCO, SKELETONS
-from lockstep.recipes.pose.synthetic import SyntheticPeople, describe, draw_synthetic_image
+from samebits.data.coco.store import Zip
+from samebits.data.keyed import keys
+from samebits.errors import DataError
+from samebits.recipes.pose.affine import Placement
+from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
+from samebits.recipes.pose.skeletons import COCO, SKELETONS
+from samebits.recipes.pose.synthetic import SyntheticPeople, describe, draw_synthetic_image
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 

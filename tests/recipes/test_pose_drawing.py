@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.samples import Batch
-from lockstep.recipes.pose.drawing import draw_evaluation, draw_people, draw_prediction
-from lockstep.recipes.pose.infer import Detections, to_prediction
-from lockstep.recipes.pose.metric import PoseMetric
-from lockstep.recipes.pose.skeletons import COCO
-from lockstep.report.pictures import colours
+from samebits.data.samples import Batch
+from samebits.recipes.pose.drawing import draw_evaluation, draw_people, draw_prediction
+from samebits.recipes.pose.infer import Detections, to_prediction
+from samebits.recipes.pose.metric import PoseMetric
+from samebits.recipes.pose.skeletons import COCO
+from samebits.report.pictures import colours
 
 
 def _person(left: float, score: float = 0.9) -> Any:

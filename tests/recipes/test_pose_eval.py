@@ -1,4 +1,4 @@
-"""`lockstep eval` and `lockstep predict` from end to end: an official checkpoint, images in COCO's layout."""
+"""`samebits eval` and `samebits predict` from end to end: an official checkpoint, images in COCO's layout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.samples import Batch
-from lockstep.recipes.pose.config import Config
-from lockstep.recipes.pose.infer import make_infer, prepare
-from lockstep.recipes.pose.metric import PoseMetric
-from lockstep.recipes.pose.model import HigherHRNet
-from lockstep.recipes.pose.skeletons import COCO
-from tests.runs import lockstep
+from samebits.data.samples import Batch
+from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.infer import make_infer, prepare
+from samebits.recipes.pose.metric import PoseMetric
+from samebits.recipes.pose.model import HigherHRNet
+from samebits.recipes.pose.skeletons import COCO
+from tests.runs import samebits
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "coco", "size_px": 64},
@@ -81,7 +81,7 @@ def test_an_official_checkpoint_is_evaluated_with_the_same_figures_on_two_proces
     # As HigherHRNet's training writes it.
     state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save({"epoch": 300, "state_dict": state, "perf": 0.67}, tmp_path / "official.pth")
-    done = lockstep(
+    done = samebits(
         "eval", "official.pth", "--preset", "pose/coco_w32_512", *_overrides(tmp_path), "--procs", 2, "--json",
         cwd=tmp_path,
     )  # fmt: skip

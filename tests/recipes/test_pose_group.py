@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.recipes.pose.assign import SCORE, TAGS, assign, assignment_cost, match, tag_distances
-from lockstep.recipes.pose.group import Grouping, adjust, find_peaks, refine, top_k
-from lockstep.recipes.pose.skeletons import COCO
+from samebits.recipes.pose.assign import SCORE, TAGS, assign, assignment_cost, match, tag_distances
+from samebits.recipes.pose.group import Grouping, adjust, find_peaks, refine, top_k
+from samebits.recipes.pose.skeletons import COCO
 
 CASES = [
     "coco_5", "coco_6_flip_nms3", "coco_one_joint", "cp_3", "cp_40_people", "cp_8_flip", "cp_border", "cp_close_tags",

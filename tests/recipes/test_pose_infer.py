@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lockstep.data.samples import Batch
-from lockstep.recipes.pose.group import Grouping
-from lockstep.recipes.pose.infer import (
+from samebits.data.samples import Batch
+from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.infer import (
     coco_results,
     forward_views,
     make_infer,
@@ -26,8 +26,8 @@ from lockstep.recipes.pose.infer import (
     read_image,
     to_prediction,
 )
-from lockstep.recipes.pose.metric import PoseMetric
-from lockstep.recipes.pose.skeletons import COCO
+from samebits.recipes.pose.metric import PoseMetric
+from samebits.recipes.pose.skeletons import COCO
 from tests.recipes.pose_valid import Valid, config_of, paint_quickly
 
 CASES = [

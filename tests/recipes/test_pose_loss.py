@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.data.samples import Batch
-from lockstep.recipes.pose.config import LossConfig
-from lockstep.recipes.pose.loss import heatmap_loss, pose_loss, tag_loss
+from samebits.data.samples import Batch
+from samebits.recipes.pose.config import LossConfig
+from samebits.recipes.pose.loss import heatmap_loss, pose_loss, tag_loss
 
 CASES = ("cp_exp_mixed", "coco_exp_mixed", "cp_max_mixed", "cp_exp_empty", "cp_exp_factors")
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO as PeersCoco
 from pycocotools.cocoeval import COCOeval as PeersEvaluation
 
-from lockstep.data.samples import Batch
-from lockstep.errors import DataError
-from lockstep.recipes.pose.infer import Detections, coco_results
-from lockstep.recipes.pose.metric import COCO_NAMES, PoseMetric, keypoint_scores, run_evaluation
-from lockstep.recipes.pose.skeletons import COCO, CROWDPOSE, SKELETONS, Skeleton
+from samebits.data.samples import Batch
+from samebits.errors import DataError
+from samebits.recipes.pose.infer import Detections, coco_results
+from samebits.recipes.pose.metric import COCO_NAMES, PoseMetric, keypoint_scores, run_evaluation
+from samebits.recipes.pose.skeletons import COCO, CROWDPOSE, SKELETONS, Skeleton
 
 CASES = ["crowdpose_first200", "crowdpose_all", "coco_sample", "coco_150"]
 NAMES = {"AP_M": "APM", "AP_L": "APL", "AR_M": "AR/M", "AR_L": "AR/L", "AR50": "AR/50", "AR75": "AR/75"}

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.recipes.pose.config import ModelConfig
-from lockstep.recipes.pose.model import HigherHRNet
-from lockstep.storage.pretrained import load_pretrained
+from samebits.recipes.pose.config import ModelConfig
+from samebits.recipes.pose.model import HigherHRNet
+from samebits.storage.pretrained import load_pretrained
 
 CONFIGS = ("crowdpose_w32_512", "crowdpose_w48_640", "coco_w32_512", "coco_w48_640")
 TINY = ModelConfig(width=8, num_modules=(1, 2, 2), num_blocks=1, deconv_blocks=2)

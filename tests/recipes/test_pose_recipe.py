@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config.load import load
-from lockstep.data.keyed import keys
-from lockstep.engine.parts import Parts
-from lockstep.recipes.catalog import find
-from lockstep.recipes.pose.coco.files import open_files
-from lockstep.recipes.pose.config import Config, DataConfig, MakeConfig
-from lockstep.recipes.pose.data import TrainImages
-from lockstep.recipes.pose.make import make
-from lockstep.recipes.pose.recipe import build
+from samebits.config.load import load
+from samebits.data.keyed import keys
+from samebits.engine.parts import Parts
+from samebits.recipes.catalog import find
+from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.config import Config, DataConfig, MakeConfig
+from samebits.recipes.pose.data import TrainImages
+from samebits.recipes.pose.make import make
+from samebits.recipes.pose.recipe import build
 
 SMALL = {"width": 4, "num_modules": [1, 1, 1], "num_blocks": 1, "stem_width": 8, "stem_blocks": 1, "deconv_blocks": 0}
 

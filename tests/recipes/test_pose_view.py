@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.recipes.pose.infer import prepare
-from lockstep.recipes.pose.view import View, view
+from samebits.recipes.pose.infer import prepare
+from samebits.recipes.pose.view import View, view
 
 
 def test_views_have_the_references_sizes_and_matrices(parity_folder: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.recipes.classify.config import ModelConfig as ClassifyModel
-from lockstep.recipes.classify.model import build_model
-from lockstep.recipes.pose.config import ModelConfig as PoseModel
-from lockstep.recipes.pose.model import HigherHRNet
-from lockstep.recipes.text.alphabet import Alphabet
-from lockstep.recipes.text.model import crnn
+from samebits.recipes.classify.config import ModelConfig as ClassifyModel
+from samebits.recipes.classify.model import build_model
+from samebits.recipes.pose.config import ModelConfig as PoseModel
+from samebits.recipes.pose.model import HigherHRNet
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.model import crnn
 from tests.fixtures.make import digest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"

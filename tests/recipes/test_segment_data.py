@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.keyed import keys
-from lockstep.errors import DataError, LockstepError
-from lockstep.metrics.segmentation import IGNORED
-from lockstep.recipes.segment.config import Config, DataConfig, MakeConfig
-from lockstep.recipes.segment.data import LabelledImages
-from lockstep.recipes.segment.listing import check_micro_batches, list_images, open_source
-from lockstep.recipes.segment.make import make
+from samebits.data.keyed import keys
+from samebits.errors import DataError, SamebitsError
+from samebits.metrics.segmentation import IGNORED
+from samebits.recipes.segment.config import Config, DataConfig, MakeConfig
+from samebits.recipes.segment.data import LabelledImages
+from samebits.recipes.segment.listing import check_micro_batches, list_images, open_source
+from samebits.recipes.segment.make import make
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_deeplab_refuses_micro_batches_of_one_image(num_images: int, is_refused:
     settings = {"recipe": "segment", "global_batch": 8, "micro_batch": 4, "model": {"name": "deeplabv3_resnet50"}}
     config = Config.model_validate(settings)
     if is_refused:
-        with pytest.raises(LockstepError, match="needs two images in each micro-batch"):
+        with pytest.raises(SamebitsError, match="needs two images in each micro-batch"):
             check_micro_batches(config, num_images)
     else:
         check_micro_batches(config, num_images)

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from lockstep.data.samples import Batch
-from lockstep.metrics.segmentation import IGNORED
-from lockstep.recipes.segment.config import MODELS, Config, ModelConfig
-from lockstep.recipes.segment.loss import segment_loss
-from lockstep.recipes.segment.model import UNet, build_model
-from lockstep.recipes.segment.recipe import build, dataset_info
+from samebits.data.samples import Batch
+from samebits.metrics.segmentation import IGNORED
+from samebits.recipes.segment.config import MODELS, Config, ModelConfig
+from samebits.recipes.segment.loss import segment_loss
+from samebits.recipes.segment.model import UNet, build_model
+from samebits.recipes.segment.recipe import build, dataset_info
 from tests.recipes.evaluated import evaluated
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,20 +15,20 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.images import read_rgb
-from lockstep.errors import DataError
-from lockstep.recipes.classify.config import DataConfig
-from lockstep.recipes.classify.data import ImageFiles, preprocess
-from lockstep.recipes.classify.folders import MAX_CLASSES, list_folder
-from lockstep.recipes.classify.listing import read_csv
-from lockstep.recipes.mnist.idx import read_idx
-from lockstep.recipes.pose.infer import read_image
-from lockstep.recipes.text import packed_lmdb
-from lockstep.recipes.text.alphabet import MAX_CHARACTERS, Alphabet
-from lockstep.recipes.text.config import DataConfig as TextData
-from lockstep.recipes.text.fonts import Font
-from lockstep.recipes.text.labels import read_labels
-from lockstep.report.fonts import covered, family_of
+from samebits.data.images import read_rgb
+from samebits.errors import DataError
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.data import ImageFiles, preprocess
+from samebits.recipes.classify.folders import MAX_CLASSES, list_folder
+from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.mnist.idx import read_idx
+from samebits.recipes.pose.infer import read_image
+from samebits.recipes.text import packed_lmdb
+from samebits.recipes.text.alphabet import MAX_CHARACTERS, Alphabet
+from samebits.recipes.text.config import DataConfig as TextData
+from samebits.recipes.text.fonts import Font
+from samebits.recipes.text.labels import read_labels
+from samebits.report.fonts import covered, family_of
 
 
 def _png(width: int, height: int) -> bytes:
@@ -63,8 +63,8 @@ def test_a_picture_of_one_pixel_by_a_million_is_classified_and_not_looked_at_for
 def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_path: Path, size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    from lockstep.data.crop import centre_square, resized
-    from lockstep.recipes.classify.data import crop_centre
+    from samebits.data.crop import centre_square, resized
+    from samebits.recipes.classify.data import crop_centre
 
     whole = resized(pixels, None, 256, int(256 * size[0] / size[1]))
     assert torch.equal(crop_centre(pixels, DataConfig()), centre_square(whole, 224))
@@ -88,7 +88,7 @@ def test_a_head_that_takes_minutes_to_go_through_is_refused(tmp_path: Path, form
 
 
 def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_path: Path) -> None:
-    from lockstep.data.decoded import DecodedPictures
+    from samebits.data.decoded import DecodedPictures
 
     path = tmp_path / "a.png"
     Image.new("RGB", (400, 300)).save(path)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.data.keyed import keys
-from lockstep.data.loader import Loader
-from lockstep.errors import DataError, LockstepError
-from lockstep.recipes.text.alphabet import Alphabet, read_alphabet
-from lockstep.recipes.text.config import Config, DataConfig
-from lockstep.recipes.text.data import ground_truths
-from lockstep.recipes.text.files import choose, find_alphabet
-from lockstep.recipes.text.labels import Labels, read_labels
-from lockstep.recipes.text.recipe import build, dataset_info
+from samebits.data.keyed import keys
+from samebits.data.loader import Loader
+from samebits.errors import DataError, SamebitsError
+from samebits.recipes.text.alphabet import Alphabet, read_alphabet
+from samebits.recipes.text.config import Config, DataConfig
+from samebits.recipes.text.data import ground_truths
+from samebits.recipes.text.files import choose, find_alphabet
+from samebits.recipes.text.labels import Labels, read_labels
+from samebits.recipes.text.recipe import build, dataset_info
 
 alphabets = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).map(
     lambda text: Alphabet("".join(dict.fromkeys(text)))
@@ -265,7 +265,7 @@ def test_an_lmdb_set_is_read_as_the_field_packs_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_lmdb_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LockstepError, match=r"without data\.mdb"):
+    with pytest.raises(SamebitsError, match=r"without data\.mdb"):
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
 
 
@@ -273,4 +273,4 @@ def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
-    assert error.value.slots["fix"] == 'Run pip install "lockstep-train[lmdb]".'
+    assert error.value.slots["fix"] == 'Run pip install "samebits[lmdb]".'

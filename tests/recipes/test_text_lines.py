@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.errors import DataError
-from lockstep.recipes.text.config import LATIN, StyleConfig
-from lockstep.recipes.text.fonts import Font, check_fonts, find_fonts, split_fonts
-from lockstep.recipes.text.lines import LineRenderer
-from lockstep.report.fonts import covered
+from samebits.errors import DataError
+from samebits.recipes.text.config import LATIN, StyleConfig
+from samebits.recipes.text.fonts import Font, check_fonts, find_fonts, split_fonts
+from samebits.recipes.text.lines import LineRenderer
+from samebits.report.fonts import covered
 
 
 def maker(fonts: list[Font], **more: Any) -> LineRenderer:

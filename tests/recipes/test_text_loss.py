@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.samples import Batch
-from lockstep.recipes.text.alphabet import Alphabet
-from lockstep.recipes.text.decode import beam_search, greedy, read
-from lockstep.recipes.text.loss import ctc, ctc_loss, num_steps_needed
+from samebits.data.samples import Batch
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.decode import beam_search, greedy, read
+from samebits.recipes.text.loss import ctc, ctc_loss, num_steps_needed
 
 ABC = Alphabet("abc")
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.keyed import keys
-from lockstep.recipes.text.alphabet import Alphabet, read_alphabet, read_chars
-from lockstep.recipes.text.config import Config
-from lockstep.recipes.text.data import ground_truths
-from lockstep.recipes.text.loss import ctc_loss
-from lockstep.recipes.text.model import Reader, crnn
-from lockstep.recipes.text.recipe import build, dataset_info
+from samebits.data.keyed import keys
+from samebits.recipes.text.alphabet import Alphabet, read_alphabet, read_chars
+from samebits.recipes.text.config import Config
+from samebits.recipes.text.data import ground_truths
+from samebits.recipes.text.loss import ctc_loss
+from samebits.recipes.text.model import Reader, crnn
+from samebits.recipes.text.recipe import build, dataset_info
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 PARITY, TEXTS = SHARED / "parity", SHARED / "data" / "text"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.errors import DataError
-from lockstep.recipes.text.images import packed_size, read_grey, read_packed, size_of
+from samebits.errors import DataError
+from samebits.recipes.text.images import packed_size, read_grey, read_packed, size_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (20, 50), dtype=np.uint8)
 LINE = Image.fromarray(PIXELS)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from lockstep.data.keyed import keys
-from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError, DataError
-from lockstep.recipes.text.alphabet import Alphabet
-from lockstep.recipes.text.config import LATIN, Config, MakeConfig, ModelConfig
-from lockstep.recipes.text.data import ground_truths
-from lockstep.recipes.text.fonts import Font
-from lockstep.recipes.text.make import make
-from lockstep.recipes.text.model import build_model, crnn
-from lockstep.recipes.text.recipe import build, dataset_info
+from samebits.data.keyed import keys
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError, DataError
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.config import LATIN, Config, MakeConfig, ModelConfig
+from samebits.recipes.text.data import ground_truths
+from samebits.recipes.text.fonts import Font
+from samebits.recipes.text.make import make
+from samebits.recipes.text.model import build_model, crnn
+from samebits.recipes.text.recipe import build, dataset_info
 from tests.recipes.evaluated import evaluated
 
 

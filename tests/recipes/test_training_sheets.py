@@ -11,20 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config.load import load
-from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.recipes.catalog import find
-from lockstep.recipes.classify import recipe as classify
-from lockstep.recipes.classify.config import MakeConfig
-from lockstep.recipes.classify.make import make
-from lockstep.recipes.mnist import recipe as mnist
-from lockstep.recipes.pose import drawing, targets
-from lockstep.recipes.pose import recipe as pose
-from lockstep.recipes.pose.skeletons import COCO
-from lockstep.recipes.segment import recipe as segment
-from lockstep.recipes.text import recipe as text
+from samebits.config.load import load
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.recipes.catalog import find
+from samebits.recipes.classify import recipe as classify
+from samebits.recipes.classify.config import MakeConfig
+from samebits.recipes.classify.make import make
+from samebits.recipes.mnist import recipe as mnist
+from samebits.recipes.pose import drawing, targets
+from samebits.recipes.pose import recipe as pose
+from samebits.recipes.pose.skeletons import COCO
+from samebits.recipes.segment import recipe as segment
+from samebits.recipes.text import recipe as text
 
 
 def _parts(name: str, tmp_path: Path) -> Parts:

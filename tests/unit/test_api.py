@@ -1,4 +1,4 @@
-"""What `lockstep.train` refuses, and what it leaves behind."""
+"""What `samebits.train` refuses, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import api
-from lockstep.errors import ConfigError, DataError
+from samebits import api
+from samebits.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from lockstep import errors
-from lockstep.errors import KINDS, DataError, LockstepError, TrainError, from_json, to_json
+from samebits import errors
+from samebits.errors import KINDS, DataError, SamebitsError, TrainError, from_json, to_json
 
 ALL_SLOTS = {"given": "1", "where": "2", "allowed": "3", "cause": "4", "fix": "5"}
 
 
 def test_slots_are_printed_in_one_order_however_they_were_given() -> None:
     lines = "error: no\n  given    1\n  where    2\n  allowed  3\n  cause    4\n  fix      5"
-    assert str(LockstepError("no", **ALL_SLOTS)) == lines
-    assert str(LockstepError("no", **dict(reversed(ALL_SLOTS.items())))) == lines
-    error = LockstepError("no", fix=5)
+    assert str(SamebitsError("no", **ALL_SLOTS)) == lines
+    assert str(SamebitsError("no", **dict(reversed(ALL_SLOTS.items())))) == lines
+    error = SamebitsError("no", fix=5)
     error.slots["given"] = "1"
     assert str(error) == "error: no\n  given  1\n  fix    5"
     assert error.line == "no; given: 1; fix: 5"
 
 
 def test_empty_slots_are_left_out() -> None:
-    assert LockstepError("no", given=None, where="", cause=0).slots == {"cause": "0"}
+    assert SamebitsError("no", given=None, where="", cause=0).slots == {"cause": "0"}
 
 
 def test_a_slot_of_another_name_is_a_bug() -> None:
     with pytest.raises(TypeError, match="problem"):
-        LockstepError("no", problem="x")  # type: ignore[call-arg]
+        SamebitsError("no", problem="x")  # type: ignore[call-arg]
 
 
 def test_a_copy_keeps_the_kind_and_the_other_slots() -> None:
@@ -42,13 +42,13 @@ def test_a_copy_keeps_the_kind_and_the_other_slots() -> None:
 
 
 def test_the_registry_has_every_kind_of_the_package() -> None:
-    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LockstepError)}
+    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SamebitsError)}
     assert set(KINDS.values()) == kinds
     assert all(name == kind.__name__ for name, kind in KINDS.items())
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-def test_an_error_comes_back_from_json_and_from_a_loader_s_process(kind: type[LockstepError]) -> None:
+def test_an_error_comes_back_from_json_and_from_a_loader_s_process(kind: type[SamebitsError]) -> None:
     error = kind("it is\nwrong", **ALL_SLOTS)
     for back in (from_json(json.loads(json.dumps(to_json(error)))), pickle.loads(pickle.dumps(error))):
         assert type(back) is kind

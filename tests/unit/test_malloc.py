@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep import malloc
+from samebits import malloc
 
 has_mallopt = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")
 pytestmark = pytest.mark.skipif(not has_mallopt, reason="the C library has no mallopt (glibc only)")
@@ -22,7 +22,7 @@ import sys
 import threading
 from pathlib import Path
 import torch
-from lockstep import malloc
+from samebits import malloc
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6

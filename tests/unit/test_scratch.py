@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import scratch
+from samebits import scratch
 from tests.runs import environment
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lockstep import scratch
+from samebits import scratch
 with scratch.scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "file").write_text("x")
@@ -66,9 +66,9 @@ def test_a_folder_is_swept_after_its_process_was_killed_and_not_before(
 def test_what_is_not_proven_to_be_ours_is_never_swept(tmp_path: Path) -> None:
     owner = json.dumps({"host": os.uname().nodename, "boot": scratch._this_machine()["boot"]})
     for name, text in {
-        ".lockstep-without": None,
-        ".lockstep-other": json.dumps({"host": "another", "boot": "x"}),
-        ".lockstep-torn": "{",
+        ".samebits-without": None,
+        ".samebits-other": json.dumps({"host": "another", "boot": "x"}),
+        ".samebits-torn": "{",
         "photos": owner,
     }.items():
         (tmp_path / name).mkdir()
@@ -76,12 +76,12 @@ def test_what_is_not_proven_to_be_ours_is_never_swept(tmp_path: Path) -> None:
         if text is not None:
             (tmp_path / name / scratch.OWNER).write_text(text)
     # Of a real one only a link is there: what it leads to is not ours to delete.
-    real = tmp_path / "elsewhere" / ".lockstep-real"
+    real = tmp_path / "elsewhere" / ".samebits-real"
     real.mkdir(parents=True)
     (real / scratch.OWNER).write_text(owner)
-    (tmp_path / ".lockstep-link").symlink_to(real)
-    (tmp_path / ".lockstep-linked-owner").mkdir()
-    (tmp_path / ".lockstep-linked-owner" / scratch.OWNER).symlink_to(real / scratch.OWNER)
+    (tmp_path / ".samebits-link").symlink_to(real)
+    (tmp_path / ".samebits-linked-owner").mkdir()
+    (tmp_path / ".samebits-linked-owner" / scratch.OWNER).symlink_to(real / scratch.OWNER)
     before = sorted(tmp_path.rglob("*"))
     scratch.sweep(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
@@ -133,12 +133,12 @@ def test_partial_files_of_dead_processes_are_swept_and_those_of_living_ones_stay
     assert {path.name for path in tmp_path.iterdir()} == {mine.name, other.name, target.name, link.name}
 
 
-@pytest.mark.parametrize("module", ["lockstep.launch.cleanup", "lockstep.launch.forkserver", "lockstep.cli.main"])
+@pytest.mark.parametrize("module", ["samebits.launch.cleanup", "samebits.launch.forkserver", "samebits.cli.main"])
 def test_a_folder_named_in_the_environment_is_left_alone_and_the_exit_code_too(tmp_path: Path, module: str) -> None:
     (tmp_path / "file").touch()
     done = subprocess.run(
         [sys.executable, "-c", f"import {module}; raise SystemExit(3)"],
-        env=environment(LOCKSTEP_TEMP=str(tmp_path)), cwd=tmp_path, timeout=110,
+        env=environment(SAMEBITS_TEMP=str(tmp_path)), cwd=tmp_path, timeout=110,
     )  # fmt: skip
     assert done.returncode == 3
     assert (tmp_path / "file").exists()

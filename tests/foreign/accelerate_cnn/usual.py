@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import lockstep
+import samebits
 
 
 def get_datasets():
@@ -93,7 +93,7 @@ def main():
         accelerator.print(f"epoch {epoch}: {correct} of {total} are correct")
 
     if accelerator.is_main_process:
-        print("sha256", lockstep.weights_sha256(accelerator.unwrap_model(model).state_dict()))
+        print("sha256", samebits.weights_sha256(accelerator.unwrap_model(model).state_dict()))
     accelerator.end_training()
 
 

@@ -9,8 +9,8 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.integrations.accelerate import ExactAccelerator
+import samebits
+from samebits.integrations.accelerate import ExactAccelerator
 
 SIZE, STRIDE = 32, 4
 
@@ -121,7 +121,7 @@ def main():
         accelerator.print(f"epoch {epoch}: {found} boxes are found, {true} are there")
 
     if accelerator.is_main_process:
-        print("sha256", lockstep.weights_sha256(accelerator.unwrap_model(model).state_dict()))
+        print("sha256", samebits.weights_sha256(accelerator.unwrap_model(model).state_dict()))
     accelerator.end_training()
 
 

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lockstep
+import samebits
 
 NOISE = 16
 
@@ -78,7 +78,7 @@ def main():
 
     if accelerator.is_main_process:
         both = nn.ModuleList([accelerator.unwrap_model(generator), accelerator.unwrap_model(discriminator)])
-        print("sha256", lockstep.weights_sha256(both.state_dict()))
+        print("sha256", samebits.weights_sha256(both.state_dict()))
     accelerator.end_training()
 
 

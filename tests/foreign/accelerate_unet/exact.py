@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.integrations.accelerate import ExactAccelerator
+import samebits
+from samebits.integrations.accelerate import ExactAccelerator
 
 
 class Circles(Dataset):
@@ -102,7 +102,7 @@ def main():
         accelerator.print(f"epoch {epoch} is done")
 
     if accelerator.is_main_process:
-        print("sha256", lockstep.weights_sha256(ema.state_dict()))
+        print("sha256", samebits.weights_sha256(ema.state_dict()))
     accelerator.end_training()
 
 

@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.integrations.accelerate import ExactAccelerator
+import samebits
+from samebits.integrations.accelerate import ExactAccelerator
 
 
 class Digits(Dataset):
@@ -87,7 +87,7 @@ def main():
         accelerator.print(f"epoch {epoch}: learning rate {scheduler.get_last_lr()[0]:.5f}")
 
     if accelerator.is_main_process:
-        print("sha256", lockstep.weights_sha256(accelerator.unwrap_model(model).state_dict()))
+        print("sha256", samebits.weights_sha256(accelerator.unwrap_model(model).state_dict()))
     accelerator.end_training()
 
 

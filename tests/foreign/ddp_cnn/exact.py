@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import lockstep
+import samebits
 
 
 class Net(nn.Module):
@@ -50,7 +50,7 @@ def main():
     model = Net()
     ddp_model = model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    _, _, train_loader = lockstep.exact(model, optimizer, train_loader, global_batch=64)
+    _, _, train_loader = samebits.exact(model, optimizer, train_loader, global_batch=64)
     scheduler = train_loader.per_step(OneCycleLR(optimizer, 0.1, epochs=args.epochs, steps_per_epoch=len(train_loader)))
 
     start_epoch = 0
@@ -86,7 +86,7 @@ def main():
             torch.save(state, args.checkpoint)
 
     if rank == 0:
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
     dist.destroy_process_group()
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import lockstep
+import samebits
 
 
 class Net(nn.Module):
@@ -86,7 +86,7 @@ def main():
             torch.save(state, args.checkpoint)
 
     if rank == 0:
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
     dist.destroy_process_group()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-import lockstep
+import samebits
 
 
 class Squares(Dataset):
@@ -103,7 +103,7 @@ def main():
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-3)
     lr_scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.1)
     model_without_ddp = model
-    model, optimizer, data_loader = lockstep.exact(model, optimizer, data_loader, global_batch=12)
+    model, optimizer, data_loader = samebits.exact(model, optimizer, data_loader, global_batch=12)
 
     first_epoch = 0
     if os.path.isfile(args.checkpoint):
@@ -127,7 +127,7 @@ def main():
             torch.save(checkpoint, args.checkpoint)
 
     if rank == 0:
-        print("sha256", lockstep.weights_sha256(model_without_ddp.state_dict()))
+        print("sha256", samebits.weights_sha256(model_without_ddp.state_dict()))
     dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-import lockstep
+import samebits
 
 
 class Squares(Dataset):
@@ -128,7 +128,7 @@ def main():
             torch.save(checkpoint, args.checkpoint)
 
     if rank == 0:
-        print("sha256", lockstep.weights_sha256(model_without_ddp.state_dict()))
+        print("sha256", samebits.weights_sha256(model_without_ddp.state_dict()))
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ import torch.optim as optim
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import lockstep
+import samebits
 
 nz, ngf, ndf = 16, 16, 16
 
@@ -66,7 +66,7 @@ def main():
             part.load_state_dict(state[name])
         start_epoch = state["epoch"]
     criterion = nn.BCEWithLogitsLoss()
-    (modelG, modelD), _, dataloader = lockstep.exact(
+    (modelG, modelD), _, dataloader = samebits.exact(
         [netG, netD], [optimizerD, optimizerG], dataloader, global_batch=64
     )
 
@@ -100,7 +100,7 @@ def main():
             for name, net in (("G", netG), ("D", netD))
             for key, value in net.state_dict().items()
         }
-        print("sha256", lockstep.weights_sha256(weights))
+        print("sha256", samebits.weights_sha256(weights))
     dist.destroy_process_group()
 
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import lockstep
+import samebits
 
 nz, ngf, ndf = 16, 16, 16
 
@@ -99,7 +99,7 @@ def main():
             for name, net in (("G", netG), ("D", netD))
             for key, value in net.state_dict().items()
         }
-        print("sha256", lockstep.weights_sha256(weights))
+        print("sha256", samebits.weights_sha256(weights))
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler
 
-import lockstep
+import samebits
 
 WORDS = ["the", "a", "red", "blue", "old", "bird", "boat", "sings", "sails", "sank", "flew", "under", "twice"]
 
@@ -62,7 +62,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=20)
-    model, _, loader = lockstep.exact(net, optimizer, loader, global_batch=32, per_step=[scaler])
+    model, _, loader = samebits.exact(net, optimizer, loader, global_batch=32, per_step=[scaler])
 
     start = 0
     if os.path.exists(args.checkpoint):
@@ -87,7 +87,7 @@ def main():
             torch.save({**state, "epoch": epoch + 1}, args.checkpoint)
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(net.state_dict()))
+        print("sha256", samebits.weights_sha256(net.state_dict()))
     dist.destroy_process_group()
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler
 
-import lockstep
+import samebits
 
 WORDS = ["the", "a", "red", "blue", "old", "bird", "boat", "sings", "sails", "sank", "flew", "under", "twice"]
 
@@ -88,7 +88,7 @@ def main():
             torch.save({**state, "epoch": epoch + 1}, args.checkpoint)
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(net.state_dict()))
+        print("sha256", samebits.weights_sha256(net.state_dict()))
     dist.destroy_process_group()
 
 

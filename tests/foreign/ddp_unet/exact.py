@@ -13,7 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import lockstep
+import samebits
 
 
 class Shapes(Dataset):
@@ -76,7 +76,7 @@ def main():
     optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3, momentum=0.9)
     epoch_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     step = 0
-    model, _, loader = lockstep.exact(net, optimizer, loader, global_batch=20)
+    model, _, loader = samebits.exact(net, optimizer, loader, global_batch=20)
     if os.path.exists(args.checkpoint):
         state = torch.load(args.checkpoint)
         net.load_state_dict(state["net"])
@@ -101,7 +101,7 @@ def main():
         epoch_scheduler.step()
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(net.state_dict()))
+        print("sha256", samebits.weights_sha256(net.state_dict()))
     dist.destroy_process_group()
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import lockstep
+import samebits
 
 
 class Shapes(Dataset):
@@ -102,7 +102,7 @@ def main():
         epoch_scheduler.step()
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(net.state_dict()))
+        print("sha256", samebits.weights_sha256(net.state_dict()))
     dist.destroy_process_group()
 
 

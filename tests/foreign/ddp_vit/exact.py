@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import lockstep
+import samebits
 
 
 class ViT(nn.Module):
@@ -81,7 +81,7 @@ def main():
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     scheduler = LambdaLR(optimizer, lr_factor)
-    model, _, loader = lockstep.exact(model, optimizer, loader, global_batch=64, per_step=[scheduler, ema])
+    model, _, loader = samebits.exact(model, optimizer, loader, global_batch=64, per_step=[scheduler, ema])
 
     start_epoch = 0
     if os.path.exists(args.checkpoint):
@@ -100,7 +100,7 @@ def main():
             torch.save({**state, "scheduler": scheduler.state_dict(), "epoch": epoch + 1}, args.checkpoint)
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(ema.module.state_dict()))
+        print("sha256", samebits.weights_sha256(ema.module.state_dict()))
     dist.destroy_process_group()
 
 

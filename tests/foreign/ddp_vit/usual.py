@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import lockstep
+import samebits
 
 
 class ViT(nn.Module):
@@ -101,7 +101,7 @@ def main():
             torch.save({**state, "scheduler": scheduler.state_dict(), "epoch": epoch + 1}, args.checkpoint)
 
     if dist.get_rank() == 0:
-        print("sha256", lockstep.weights_sha256(ema.module.state_dict()))
+        print("sha256", samebits.weights_sha256(ema.module.state_dict()))
     dist.destroy_process_group()
 
 

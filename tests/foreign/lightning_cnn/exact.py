@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-import lockstep
-from lockstep.integrations.lightning import ExactStrategy
+import samebits
+from samebits.integrations.lightning import ExactStrategy
 
 
 class LitDigits(L.LightningModule):
@@ -83,7 +83,7 @@ def main():
             "val_loss",
             trainer.callback_metrics["val_loss"].item(),
         )
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-import lockstep
+import samebits
 
 
 class LitDigits(L.LightningModule):
@@ -82,7 +82,7 @@ def main():
             "val_loss",
             trainer.callback_metrics["val_loss"].item(),
         )
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.integrations.lightning import ExactStrategy
+import samebits
+from samebits.integrations.lightning import ExactStrategy
 
 
 class TwoViews(Dataset):
@@ -87,7 +87,7 @@ def main():
     trainer.fit(model, loader, ckpt_path="last")
     if trainer.is_global_zero:
         print("steps", trainer.global_step)
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

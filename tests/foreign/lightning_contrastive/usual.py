@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
+import samebits
 
 
 class TwoViews(Dataset):
@@ -86,7 +86,7 @@ def main():
     trainer.fit(model, loader, ckpt_path="last")
     if trainer.is_global_zero:
         print("steps", trainer.global_step)
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

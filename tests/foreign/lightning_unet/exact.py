@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
-from lockstep.integrations.lightning import ExactStrategy
+import samebits
+from samebits.integrations.lightning import ExactStrategy
 
 
 class Shapes(Dataset):
@@ -116,7 +116,7 @@ def main():
     if trainer.is_global_zero:
         print("steps", trainer.global_step)
         print("test_dice", test[0]["test_dice"])
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import lockstep
+import samebits
 
 
 class Shapes(Dataset):
@@ -115,7 +115,7 @@ def main():
     if trainer.is_global_zero:
         print("steps", trainer.global_step)
         print("test_dice", test[0]["test_dice"])
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

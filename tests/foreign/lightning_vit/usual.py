@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lockstep
+import samebits
 
 
 class LitViT(L.LightningModule):
@@ -75,7 +75,7 @@ def main():
     if trainer.is_global_zero:
         print("steps", trainer.global_step)
         print("val_acc", trainer.callback_metrics["val_acc"].item())
-        print("sha256", lockstep.weights_sha256(model.state_dict()))
+        print("sha256", samebits.weights_sha256(model.state_dict()))
 
 
 if __name__ == "__main__":

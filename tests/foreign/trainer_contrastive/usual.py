@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
-import lockstep
+import samebits
 
 
 class TwoViews(Dataset):
@@ -92,7 +92,7 @@ def main():
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
-        print("sha256", lockstep.weights_sha256(trainer.model.state_dict()))
+        print("sha256", samebits.weights_sha256(trainer.model.state_dict()))
 
 
 if __name__ == "__main__":

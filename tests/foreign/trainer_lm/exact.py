@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed
 
-import lockstep
-from lockstep.integrations.transformers import ExactTrainer
+import samebits
+from samebits.integrations.transformers import ExactTrainer
 
 VOCABULARY = 32
 
@@ -71,7 +71,7 @@ def main():
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
-        print("sha256", lockstep.weights_sha256(trainer.model.state_dict()))
+        print("sha256", samebits.weights_sha256(trainer.model.state_dict()))
 
 
 if __name__ == "__main__":

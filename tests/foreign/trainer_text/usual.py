@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-import lockstep
+import samebits
 
 VOCABULARY, CLS, PAD = 64, 1, 0
 
@@ -86,7 +86,7 @@ def main():
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
-        print("sha256", lockstep.weights_sha256(trainer.model.state_dict()))
+        print("sha256", samebits.weights_sha256(trainer.model.state_dict()))
 
 
 if __name__ == "__main__":

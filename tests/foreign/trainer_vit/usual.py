@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
-import lockstep
+import samebits
 
 
 class Digits(Dataset):
@@ -67,7 +67,7 @@ def main():
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
-        print("sha256", lockstep.weights_sha256(trainer.model.state_dict()))
+        print("sha256", samebits.weights_sha256(trainer.model.state_dict()))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
-from lockstep.check.digest import ModuleRecorder, digest_of
-from lockstep.check.sizes import small_sizes
-from lockstep.check.steps import steps_to_run
-from lockstep.config.schema import RunConfig
+from samebits.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
+from samebits.check.digest import ModuleRecorder, digest_of
+from samebits.check.sizes import small_sizes
+from samebits.check.steps import steps_to_run
+from samebits.config.schema import RunConfig
 
 
 def record() -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.check.judge import Outcome, judge
-from lockstep.check.steps import Trial
-from lockstep.errors import ConfigError
+from samebits.check.judge import Outcome, judge
+from samebits.check.steps import Trial
+from samebits.errors import ConfigError
 
 
 def test_a_recipe_that_fails_in_one_process_is_reported_as_that_and_not_as_a_difference() -> None:

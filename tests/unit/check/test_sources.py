@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.check import sources
-from lockstep.check.causes import loops_over_sets
-from lockstep.check.sources import SourceTracer
+from samebits.check import sources
+from samebits.check.causes import loops_over_sets
+from samebits.check.sources import SourceTracer
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.check.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
+from samebits.check.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
 
 SOURCE = """
 class Reader:

@@ -1,4 +1,4 @@
-"""`lockstep eval` and `lockstep predict`: what they hand over, and what they print."""
+"""`samebits eval` and `samebits predict`: what they hand over, and what they print."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-import lockstep.inference
-from lockstep.cli.main import run
-from lockstep.errors import DataError
-from lockstep.inference import predict
-from lockstep.inference.trained_model import TrainedModel
+import samebits.inference
+from samebits.cli.main import run
+from samebits.errors import DataError
+from samebits.inference import predict
+from samebits.inference.trained_model import TrainedModel
 
 
 class FakeTrained(SimpleNamespace):
-    """Stands for `lockstep.inference.predict`: notes what it is called with."""
+    """Stands for `samebits.inference.predict`: notes what it is called with."""
 
     def __init__(self) -> None:
         super().__init__(calls=[], prediction={"class": 7, "probability": 0.99123}, expand=list)
@@ -37,8 +37,8 @@ class FakeTrained(SimpleNamespace):
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTrained:
     fake = FakeTrained()
-    monkeypatch.setitem(sys.modules, "lockstep.inference.predict", fake)
-    monkeypatch.setattr(lockstep.inference, "predict", fake)
+    monkeypatch.setitem(sys.modules, "samebits.inference.predict", fake)
+    monkeypatch.setattr(samebits.inference, "predict", fake)
     return fake
 
 
@@ -104,7 +104,7 @@ def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
 
 def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "other=0.1"]) == DataError.exit_code
-    assert "lockstep predict runs/a FILE" in capsys.readouterr().err
+    assert "samebits predict runs/a FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-import lockstep
-import lockstep.version
-from lockstep.cli import start_run
-from lockstep.cli.main import run
-from lockstep.config.given import flat
-from lockstep.config.load import Loaded
-from lockstep.config.schema import RunConfig
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.launch.start import LaunchOptions
-from lockstep.recipes.catalog import RecipeSpec
+import samebits
+import samebits.version
+from samebits.cli import start_run
+from samebits.cli.main import run
+from samebits.config.given import flat
+from samebits.config.load import Loaded
+from samebits.config.schema import RunConfig
+from samebits.errors import CheckpointError, ConfigError
+from samebits.launch.start import LaunchOptions
+from samebits.recipes.catalog import RecipeSpec
 
-COMMAND = [sys.executable, "-m", "lockstep"]
+COMMAND = [sys.executable, "-m", "samebits"]
 
 
 class FakeApi(SimpleNamespace):
@@ -46,7 +46,7 @@ class FakeApi(SimpleNamespace):
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
     monkeypatch.setattr(start_run, "train_command", fake.train_command)
-    monkeypatch.delenv("LOCKSTEP_DEBUG", raising=False)
+    monkeypatch.delenv("SAMEBITS_DEBUG", raising=False)
     return fake
 
 
@@ -110,7 +110,7 @@ def test_an_error_gives_its_own_exit_code_and_no_traceback(api: FakeApi, capsys:
 def test_debug_shows_the_traceback(
     api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_option: bool
 ) -> None:
-    monkeypatch.setenv("LOCKSTEP_DEBUG", "" if by_option else "1")
+    monkeypatch.setenv("SAMEBITS_DEBUG", "" if by_option else "1")
     api.error = CheckpointError("torn")
     assert run(["train", "digits", *(["--debug"] if by_option else [])]) == CheckpointError.exit_code
     text = capsys.readouterr().err
@@ -169,8 +169,8 @@ def test_config_without_a_name_lists_what_there_is(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", ["mnist", "digits", "mnist/tutorial"])
 def test_config_shows_every_setting_within_80_columns(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    from lockstep.config.describe import settings
-    from lockstep.recipes.catalog import find
+    from samebits.config.describe import settings
+    from samebits.recipes.catalog import find
 
     assert run(["config", name]) == 0
     text = capsys.readouterr().out
@@ -194,7 +194,7 @@ def test_config_shows_a_recipe_with_a_setting_that_is_needed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "needy.py").write_text(
-        "from pydantic import Field\nfrom lockstep.config.schema import RunConfig\n"
+        "from pydantic import Field\nfrom samebits.config.schema import RunConfig\n"
         "class Config(RunConfig):\n    root: str = Field(description='where it is')\n"
         "def build(config): ...\n"
     )
@@ -215,13 +215,13 @@ def test_the_schema_is_json_with_the_presets_values(capsys: pytest.CaptureFixtur
 
 
 def shell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "LOCKSTEP_DEBUG"}
+    environment = {key: value for key, value in os.environ.items() if key != "SAMEBITS_DEBUG"}
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, **options)
 
 
 def test_the_module_is_the_command() -> None:
     done = shell("--version")
-    assert (done.returncode, done.stdout) == (0, f"lockstep {lockstep.version.__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"samebits {samebits.version.__version__}\n")
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ def test_help_fits_into_80_columns(arguments: list[str]) -> None:
     done = shell(*arguments)
     assert done.returncode == 0
     assert lines_fit(done.stdout)
-    assert "Usage: lockstep" in done.stdout
+    assert "Usage: samebits" in done.stdout
 
 
 def test_the_bare_command_shows_the_help() -> None:
     done = shell()
-    assert "Usage: lockstep" in done.stdout + done.stderr
+    assert "Usage: samebits" in done.stdout + done.stderr
 
 
 def test_help_mistakes_and_tables_do_not_import_torch() -> None:
@@ -248,7 +248,7 @@ def test_help_mistakes_and_tables_do_not_import_torch() -> None:
         ["train", "mnst"],
         ["verify", "no_such_run"],
     ):
-        code = f"import sys\nfrom lockstep.cli.main import run\nrun({arguments})\nprint('torch' in sys.modules)"
+        code = f"import sys\nfrom samebits.cli.main import run\nrun({arguments})\nprint('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.splitlines()[-1] == "False", arguments
 

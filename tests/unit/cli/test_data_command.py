@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-import lockstep.recipes
-from lockstep.cli.data import overrides_of
-from lockstep.cli.main import run
-from lockstep.errors import CheckpointError, ConfigError, DataError
+import samebits.recipes
+from samebits.cli.data import overrides_of
+from samebits.cli.main import run
+from samebits.errors import CheckpointError, ConfigError, DataError
 
 CONFIG = """
 from pydantic import Field
-from lockstep.config.sections import Settings
+from samebits.config.sections import Settings
 
 class MakeConfig(Settings):
     num: int = Field(default=2, ge=1, description="how many")
     font_name: str = Field(default="serif", description="in what they are written")
 """
 MAKE = """
-from lockstep.errors import DataError
+from samebits.errors import DataError
 
 def make(config, out):
     for place in range(config.num):
@@ -42,13 +42,13 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir(parents=True)
     for name, text in {"__init__": "", "config": CONFIG, "make": MAKE}.items():
         (folder / f"{name}.py").write_text(text)
-    monkeypatch.setattr(lockstep.recipes, "__path__", [*lockstep.recipes.__path__, str(tmp_path / "shelf")])
+    monkeypatch.setattr(samebits.recipes, "__path__", [*samebits.recipes.__path__, str(tmp_path / "shelf")])
     monkeypatch.chdir(tmp_path)
     yield
-    for name in [name for name in sys.modules if name.startswith("lockstep.recipes.notes")]:
+    for name in [name for name in sys.modules if name.startswith("samebits.recipes.notes")]:
         del sys.modules[name]
-    if hasattr(lockstep.recipes, "notes"):
-        del lockstep.recipes.notes
+    if hasattr(samebits.recipes, "notes"):
+        del samebits.recipes.notes
 
 
 @pytest.mark.parametrize("form", [["--font-name", "mono"], ["--font_name=mono"], ["font_name=mono"]])
@@ -61,7 +61,7 @@ def test_settings_are_taken_as_options_and_as_settings(capsys: pytest.CaptureFix
 def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "make", "notes"]) == 2
     text = capsys.readouterr().out
-    assert "lockstep data make notes --out DIR" in text
+    assert "samebits data make notes --out DIR" in text
     assert "num        2      how many (int >= 1)" in text
     assert all(len(line) <= 80 for line in text.splitlines())
 

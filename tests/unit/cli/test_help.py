@@ -6,8 +6,8 @@ import re
 
 import typer
 
-from lockstep.cli.app import app
-from lockstep.cli.options import Commands
+from samebits.cli.app import app
+from samebits.cli.options import Commands
 
 
 def test_help_names_arguments_and_no_types_of_python() -> None:
@@ -23,5 +23,5 @@ def test_help_names_arguments_and_no_types_of_python() -> None:
 
 def test_no_summary_is_cut_at_80_columns() -> None:
     commands = typer.main.get_command(app)
-    text = commands.get_help(commands.context_class(commands, info_name="lockstep", terminal_width=80))
+    text = commands.get_help(commands.context_class(commands, info_name="samebits", terminal_width=80))
     assert "..." not in text.partition("Commands:")[2]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lockstep.cli.options import print_report
+from samebits.cli.options import print_report
 
 LINE = "  FAIL     checkpoints/step-000161/weights.safetensors is truncated: 40000 of 286696 bytes"
 

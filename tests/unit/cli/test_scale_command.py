@@ -1,4 +1,4 @@
-"""How `lockstep scale` ends, where what it measures does not come to its end."""
+"""How `samebits scale` ends, where what it measures does not come to its end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.main import run
-from lockstep.errors import LaunchError
-from lockstep.launch import forkserver, start
+from samebits.cli.main import run
+from samebits.errors import LaunchError
+from samebits.launch import forkserver, start
 
 
 @pytest.mark.parametrize("code", [130, 143, 1])

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run
-from lockstep.errors import ConfigError
-from lockstep.report.console import Console
+from samebits.cli.main import run
+from samebits.errors import ConfigError
+from samebits.report.console import Console
 from tests.runs import environment
 
 FULL = "can't write the output: No space left on device"
-COMMAND = f"{sys.executable} -m lockstep"
+COMMAND = f"{sys.executable} -m samebits"
 
 
 def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -120,13 +120,13 @@ def test_a_file_that_ends_too_early_is_not_taken_for_ctrl_c(monkeypatch: pytest.
     def read(*arguments: object, **settings: object) -> None:
         gzip.decompress((tmp_path / "torn.gz").read_bytes())
 
-    monkeypatch.setattr("lockstep.config.load.load", read)
+    monkeypatch.setattr("samebits.config.load.load", read)
     with pytest.raises(EOFError):
         run(["train", "digits"])
 
 
 def test_what_a_program_reads_is_json_whatever_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.cli.options import json_text
+    from samebits.cli.options import json_text
 
     value = {"größe": "数\x9b\u202e\udcff😀"}
     for encoding in ("ascii", "gbk", "utf-8"):

@@ -1,4 +1,4 @@
-"""What `lockstep train` makes of its options before it hands them over."""
+"""What `samebits train` makes of its options before it hands them over."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli import start_run
-from lockstep.cli.main import run
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.launch.start import LaunchOptions
+from samebits.cli import start_run
+from samebits.cli.main import run
+from samebits.errors import CheckpointError, ConfigError
+from samebits.launch.start import LaunchOptions
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.cluster.activity import COMPUTING, READING, REDUCING, UPDATING, Activity
+from samebits.cluster.activity import COMPUTING, READING, REDUCING, UPDATING, Activity
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_own_work_is_a_step_s_reading_and_computing_without_waiting_for_others(m
     def passes(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("lockstep.cluster.activity.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("samebits.cluster.activity.time", SimpleNamespace(perf_counter=lambda: now[0]))
     activity = Activity()
     for step in range(2):
         activity.begin_step(step, CPU)

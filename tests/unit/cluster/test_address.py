@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from lockstep.cluster.address import ReservedPort, command_of, interface_towards, is_local_address, port_holder
-from lockstep.cluster.store import _listen
+from samebits.cluster.address import ReservedPort, command_of, interface_towards, is_local_address, port_holder
+from samebits.cluster.store import _listen
 from tests.runs import own_port
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.cluster.backends import choose_backend
-from lockstep.cluster.rendezvous import RankInfo, ranks_text
-from lockstep.cluster.world import alone
-from lockstep.errors import LaunchError
+from samebits.cluster.backends import choose_backend
+from samebits.cluster.rendezvous import RankInfo, ranks_text
+from samebits.cluster.world import alone
+from samebits.errors import LaunchError
 
 
 def infos(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[RankInfo]:

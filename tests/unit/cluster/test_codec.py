@@ -16,9 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep import errors
-from lockstep.cluster.codec import MessageError, decode, encode
-from lockstep.errors import DataError, LockstepError
+from samebits import errors
+from samebits.cluster.codec import MessageError, decode, encode
+from samebits.errors import DataError, SamebitsError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(
@@ -91,7 +91,7 @@ def test_an_array_and_a_scalar_of_numpy_arrive_as_such(array: Any) -> None:
 
 
 def test_every_error_of_the_package_arrives_as_itself() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LockstepError)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SamebitsError)]
     assert len(kinds) > 5
     for kind in kinds:
         back = decode(encode(kind("x is wrong", where="a\nb", fix="mend it")))

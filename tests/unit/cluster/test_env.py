@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cluster.env import RankAssignment, is_in_world, read_assignment
-from lockstep.errors import LaunchError
+from samebits.cluster.env import RankAssignment, is_in_world, read_assignment
+from samebits.errors import LaunchError
 
 TORCHRUN = {
     "RANK": "3",
@@ -37,9 +37,9 @@ def test_torchrun_is_recognised() -> None:
 
 
 def test_our_launcher_is_recognised() -> None:
-    here = read_assignment(TORCHRUN | {"LOCKSTEP_LAUNCHED": "1"})
+    here = read_assignment(TORCHRUN | {"SAMEBITS_LAUNCHED": "1"})
     assert here is not None
-    assert here.started_by == "lockstep"
+    assert here.started_by == "samebits"
 
 
 def test_variables_set_by_hand_are_a_world_of_the_command_line() -> None:
@@ -134,5 +134,5 @@ def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_
     "module", ["cluster.env", "cluster.signals", "cluster.address", "launch.forkserver", "launch.failures"]
 )
 def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
-    code = f"import sys, lockstep.{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, samebits.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

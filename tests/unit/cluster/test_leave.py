@@ -11,7 +11,7 @@ from tests.runs import LONG_S, environment
 
 SCRIPT = """
 import atexit, threading, time
-from lockstep.cluster import abort
+from samebits.cluster import abort
 
 atexit.register(print, "cleaned up")
 print("unflushed", end=" ")

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from lockstep.cluster import address
-from lockstep.cluster.store import _listen, wait_for_listener
+from samebits.cluster import address
+from samebits.cluster.store import _listen, wait_for_listener
 from tests.runs import own_port
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.epochs.membership import (
+from samebits.cluster.epochs.membership import (
     LATE_S,
     Epoch,
     Membership,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cluster.env import RankAssignment, is_in_world, read_assignment
-from lockstep.cluster.schedulers import PORTS, first_host, to_torchrun_env
-from lockstep.errors import LaunchError
+from samebits.cluster.env import RankAssignment, is_in_world, read_assignment
+from samebits.cluster.schedulers import PORTS, first_host, to_torchrun_env
+from samebits.errors import LaunchError
 
 SRUN = {
     "SLURM_PROCID": "3",

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from lockstep.cluster.signals import StopSignal
+from samebits.cluster.signals import StopSignal
 from tests.runs import LONG_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_requests_a_stop(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCKSTEP_LAUNCHED", raising=False)
+    monkeypatch.delenv("SAMEBITS_LAUNCHED", raising=False)
     heard: list[str] = []
     with StopSignal(patience_s=1000, on_stop=heard.append) as stop:
         assert not stop.requested
@@ -37,7 +37,7 @@ def test_earlier_handlers_are_restored() -> None:
 
 
 def test_under_our_launcher_workers_do_not_handle_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_LAUNCHED", "1")
+    monkeypatch.setenv("SAMEBITS_LAUNCHED", "1")
     before = signal.getsignal(signal.SIGINT)
     with StopSignal():
         assert signal.getsignal(signal.SIGINT) == before
@@ -58,7 +58,7 @@ def test_in_a_thread_no_stop_is_requested() -> None:
 
 def test_a_second_signal_later_ends_the_process_at_once() -> None:
     code = (
-        "import os, time\nfrom lockstep.cluster.signals import StopSignal\n"
+        "import os, time\nfrom samebits.cluster.signals import StopSignal\n"
         "def say(text): os.write(1, (text + '\\n').encode())\n"
         "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(200)\n    time.sleep(200)\n"
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster import stacks
-from lockstep.cluster.stacks import StackDumper
+from samebits.cluster import stacks
+from samebits.cluster.stacks import StackDumper
 from tests.runs import wait_until
 
 pytestmark = pytest.mark.skipif(stacks.SIGNAL is None or not Path("/proc").exists(), reason="needs Linux")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.env import RankAssignment
-from lockstep.cluster.store import open_store
-from lockstep.errors import LaunchError
+from samebits.cluster.env import RankAssignment
+from samebits.cluster.store import open_store
+from samebits.errors import LaunchError
 
 
 def open_at(path: Path) -> None:

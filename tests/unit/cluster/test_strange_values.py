@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 
-from lockstep.cluster import rendezvous, signed
-from lockstep.cluster.env import RankAssignment
-from lockstep.cluster.generations import Generations
-from lockstep.cluster.rendezvous import RankInfo
-from lockstep.cluster.signed import Seal, SignedStore
-from lockstep.launch.nodes import admission, clocks
-from lockstep.launch.nodes.rendezvous import ended_elsewhere
-from lockstep.scratch import is_running
-from lockstep.watchdog import detector
+from samebits.cluster import rendezvous, signed
+from samebits.cluster.env import RankAssignment
+from samebits.cluster.generations import Generations
+from samebits.cluster.rendezvous import RankInfo
+from samebits.cluster.signed import Seal, SignedStore
+from samebits.launch.nodes import admission, clocks
+from samebits.launch.nodes.rendezvous import ended_elsewhere
+from samebits.scratch import is_running
+from samebits.watchdog import detector
 
 HUGE = 10**400
 

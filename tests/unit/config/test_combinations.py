@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.cli.main import run
-from lockstep.config.schema import RunConfig
-from lockstep.sweeps.prefixes import groups_of
+from samebits.cli.main import run
+from samebits.config.schema import RunConfig
+from samebits.sweeps.prefixes import groups_of
 from tests.runs import TINY
 
 
@@ -62,7 +62,7 @@ def test_a_command_without_local_steps_refuses_them(
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     assert run([*map(str, command), "sync.every=4"]) == 2
     text = capsys.readouterr().err
-    name = " ".join(["lockstep", command[0]])
+    name = " ".join(["samebits", command[0]])
     assert f"{name} does not support sync.every=4 with sync.sites=2" in " ".join(text.split())
     assert "Set sync.every=1" in text
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lockstep.config.describe import Row, defaults, schema, settings, table
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
+from samebits.config.describe import Row, defaults, schema, settings, table
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
 
 
 class Inner(Settings):
@@ -70,7 +70,7 @@ def test_the_table_shows_the_presets_values_and_sections_last() -> None:
 
 def test_the_schema_stands_alone_and_needs_only_the_recipe() -> None:
     config = RunConfig(recipe="x", epochs=7).model_dump(mode="json")
-    tree: dict[str, Any] = schema(RunConfig, config, "lockstep x")
+    tree: dict[str, Any] = schema(RunConfig, config, "samebits x")
     text = json.dumps(tree)
     assert "$ref" not in text
     assert "$defs" not in text

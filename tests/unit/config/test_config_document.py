@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config.document import parse, parse_value, read, to_yaml
-from lockstep.errors import ConfigError
+from samebits.config.document import parse, parse_value, read, to_yaml
+from samebits.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config.given import as_overrides, given_path
-from lockstep.errors import ConfigError
+from samebits.config.given import as_overrides, given_path
+from samebits.errors import ConfigError
 
 
 def test_a_mapping_in_either_form_becomes_what_the_command_line_takes() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import Field, model_validator
 
-from lockstep.config.describe import settings
-from lockstep.config.document import parse, to_yaml
-from lockstep.config.explain import _ALIASES
-from lockstep.config.load import Layer, load, mapping_layer, preview, read_layer
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import OptimConfig, Settings
-from lockstep.errors import ConfigError
+from samebits.config.describe import settings
+from samebits.config.document import parse, to_yaml
+from samebits.config.explain import _ALIASES
+from samebits.config.load import Layer, load, mapping_layer, preview, read_layer
+from samebits.config.schema import RunConfig
+from samebits.config.sections import OptimConfig, Settings
+from samebits.errors import ConfigError
 
 
 class DataConfig(Settings):
@@ -98,7 +98,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest() -> None:
         "  given  on the command line: optim.lrr=0.1\n"
         "  fix    Use optim.lr (float > 0, now 0.05): Peak learning rate for the\n"
         "         global batch.\n"
-        "         For all settings: lockstep config shapes"
+        "         For all settings: samebits config shapes"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_wrong_value_comes_with_one_that_is_allowed(override: str, fix: str) -
 
 
 def test_every_name_of_other_tools_leads_to_a_setting() -> None:
-    from lockstep.recipes.catalog import find, list_recipes
+    from samebits.recipes.catalog import find, list_recipes
 
     known = {setting.key for name in list_recipes() for setting in settings(find(name).config_class)}
     assert set(_ALIASES.values()) <= known
@@ -297,4 +297,4 @@ def test_all_settings_are_shown_for_what_was_typed() -> None:
     for source, shown in ((None, "mnist"), ("digits", "digits")):
         with pytest.raises(ConfigError) as caught:
             load(RunConfig, [replace(mapping_layer({"recipe": "mnist"}, "here"), source=source)], ["lrr=1"])
-        assert caught.value.slots["fix"].endswith(f"For all settings: lockstep config {shown}")
+        assert caught.value.slots["fix"].endswith(f"For all settings: samebits config {shown}")

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lockstep.config.describe import settings
-from lockstep.config.interval import Interval, parse_interval
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, OptimConfig
+from samebits.config.describe import settings
+from samebits.config.interval import Interval, parse_interval
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, OptimConfig
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.config.interval import parse_fraction, parse_interval
+from samebits.config.interval import parse_fraction, parse_interval
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.config.process_range import MAX_NODES, ProcessRange, parse_range
-from lockstep.errors import ConfigError
+from samebits.config.process_range import MAX_NODES, ProcessRange, parse_range
+from samebits.errors import ConfigError
 
 
 @pytest.mark.parametrize(

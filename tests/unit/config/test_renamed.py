@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-import lockstep
-from lockstep.config.describe import settings
-from lockstep.config.load import load, mapping_layer
-from lockstep.config.renamed import renamed_settings, with_present_names
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.errors import ConfigError
-from lockstep.recipes.catalog import find, list_recipes
+import samebits
+from samebits.config.describe import settings
+from samebits.config.load import load, mapping_layer
+from samebits.config.renamed import renamed_settings, with_present_names
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.errors import ConfigError
+from samebits.recipes.catalog import find, list_recipes
 
 
 class DataConfig(Settings):
@@ -51,7 +51,7 @@ def test_a_former_name_in_a_yaml_file_is_refused_with_the_present_one(name: str,
 
 def test_a_former_name_in_python_is_refused_with_the_present_one() -> None:
     with pytest.raises(ConfigError) as caught:
-        lockstep.train("digits", {"watch": {"drift_every": None}})
+        samebits.train("digits", {"watch": {"drift_every": None}})
     check(caught.value, "watch.drift_every")
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.keyed import keys
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.errors import ConfigError, DataError
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.errors import ConfigError, DataError
 
 FINE = torch.zeros(3, 4)
 

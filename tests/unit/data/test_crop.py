@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
-from lockstep.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized, resized_shorter
-from lockstep.data.keyed import keys
+from samebits.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized, resized_shorter
+from samebits.data.keyed import keys
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data import decoded
-from lockstep.data.decoded import DecodedPictures
-from lockstep.data.images import read_rgb
-from lockstep.errors import DataError
-from lockstep.scratch import partial_path
+from samebits.data import decoded
+from samebits.data.decoded import DecodedPictures
+from samebits.data.images import read_rgb
+from samebits.errors import DataError
+from samebits.scratch import partial_path
 
 
 def picture(path: Path, seed: int = 0) -> np.ndarray:
@@ -114,8 +114,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from lockstep.data.decoded import DecodedPictures
-from lockstep.data.images import read_rgb
+from samebits.data.decoded import DecodedPictures
+from samebits.data.images import read_rgb
 kept = DecodedPictures(Path(sys.argv[1]) / "kept", 10**6)
 print("ready", flush=True)
 while True:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.fetch import Download, fetch
-from lockstep.errors import DataError
+from samebits.data.fetch import Download, fetch
+from samebits.errors import DataError
 
 CONTENT = b"the right file" * 100_000
 MD5 = hashlib.md5(CONTENT).hexdigest()

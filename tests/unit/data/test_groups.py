@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.groups import Batches
-from lockstep.data.order import MicroBatch, Order
+from samebits.data.groups import Batches
+from samebits.data.order import MicroBatch, Order
 from tests.unit.data.test_order import Seat, plain, run
 
 worlds = st.integers(1, 5)

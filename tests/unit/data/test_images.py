@@ -12,8 +12,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from lockstep.data.images import EncodedImage, JpegHead, read_rgb
-from lockstep.errors import DataError
+from samebits.data.images import EncodedImage, JpegHead, read_rgb
+from samebits.errors import DataError
 
 
 def scene(width: int = 96, height: int = 64) -> Image.Image:

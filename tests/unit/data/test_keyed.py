@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, seeded, uniform, uniforms
+from samebits.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, seeded, uniform, uniforms
 
 words = st.integers(0, 2**64 - 1)
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import v2
 
-from lockstep.cluster.world import alone
-from lockstep.data.keyed import IntArray, KeyArray, keys
-from lockstep.data.loader import Loader, requests_of
-from lockstep.data.order import Order
-from lockstep.data.samples import Batch, DatasetSamples, Samples
-from lockstep.errors import ConfigError, DataError, SampleError
-from lockstep.storage.run_folder import RunFolder
+from samebits.cluster.world import alone
+from samebits.data.keyed import IntArray, KeyArray, keys
+from samebits.data.loader import Loader, requests_of
+from samebits.data.order import Order
+from samebits.data.samples import Batch, DatasetSamples, Samples
+from samebits.errors import ConfigError, DataError, SampleError
+from samebits.storage.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 
@@ -253,10 +253,10 @@ def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at
             import sys, time
             from pathlib import Path
             import numpy as np, torch
-            from lockstep.data.keyed import keys
-            from lockstep.data.loader import Loader
-            from lockstep.data.samples import Batch
-            from lockstep.storage.run_folder import RunFolder
+            from samebits.data.keyed import keys
+            from samebits.data.loader import Loader
+            from samebits.data.samples import Batch
+            from samebits.storage.run_folder import RunFolder
 
             class Endless:
                 def __len__(self): return 10

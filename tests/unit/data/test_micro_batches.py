@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.data.micro_batches import num_micro_batches
-from lockstep.data.order import Order
+from samebits.data.micro_batches import num_micro_batches
+from samebits.data.order import Order
 
 
 class Alone:

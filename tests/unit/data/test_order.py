@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data import order as order_module
-from lockstep.data.micro_batches import part
-from lockstep.data.order import MicroBatch, Order, Step, permute
+from samebits.data import order as order_module
+from samebits.data.micro_batches import part
+from samebits.data.order import MicroBatch, Order, Step, permute
 
 
 @dataclass(frozen=True)

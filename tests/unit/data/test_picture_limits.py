@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lockstep.data import image_file
+from samebits.data import image_file
 
 FULL = pytest.mark.full
 _MEASURE = """
 import sys
 from pathlib import Path
-from lockstep.data.images import EncodedImage
+from samebits.data.images import EncodedImage
 
 def kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()

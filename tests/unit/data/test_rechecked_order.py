@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.loader import Loader, requests_of
-from lockstep.data.order import MicroBatch, Order
-from lockstep.data.rechecked_order import RecheckedOrder
-from lockstep.data.samples import DatasetSamples
+from samebits.data.loader import Loader, requests_of
+from samebits.data.order import MicroBatch, Order
+from samebits.data.rechecked_order import RecheckedOrder
+from samebits.data.samples import DatasetSamples
 
 
 @dataclass(frozen=True)

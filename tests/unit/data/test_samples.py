@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.groups import groups_of
-from lockstep.data.keyed import IntArray, KeyArray, keys
-from lockstep.data.loader import Loader, Request, choose_num_workers
-from lockstep.data.samples import Batch, Samples, as_samples
+from samebits.data.groups import groups_of
+from samebits.data.keyed import IntArray, KeyArray, keys
+from samebits.data.loader import Loader, Request, choose_num_workers
+from samebits.data.samples import Batch, Samples, as_samples
 
 CPU = torch.device("cpu")
 

@@ -17,23 +17,23 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config.document import read
-from lockstep.data.coco.fields import read_json
-from lockstep.data.coco.store import Zip
-from lockstep.data.images import EncodedImage, read_rgb
-from lockstep.data.names import first_outside
-from lockstep.errors import ConfigError, DataError, LockstepError
-from lockstep.provenance.environment import commit_of
-from lockstep.recipes.classify.listing import read_csv
-from lockstep.recipes.mnist.data import SCALES
-from lockstep.recipes.mnist.idx import read_idx
-from lockstep.recipes.mnist.predict import read_image
-from lockstep.recipes.text.alphabet import read_alphabet
-from lockstep.recipes.text.config import Config as TextConfig
-from lockstep.recipes.text.config import DataConfig
-from lockstep.recipes.text.files import choose, find_alphabet
-from lockstep.recipes.text.labels import read_labels
-from lockstep.storage.pretrained import read_state
+from samebits.config.document import read
+from samebits.data.coco.fields import read_json
+from samebits.data.coco.store import Zip
+from samebits.data.images import EncodedImage, read_rgb
+from samebits.data.names import first_outside
+from samebits.errors import ConfigError, DataError, SamebitsError
+from samebits.provenance.environment import commit_of
+from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.mnist.data import SCALES
+from samebits.recipes.mnist.idx import read_idx
+from samebits.recipes.mnist.predict import read_image
+from samebits.recipes.text.alphabet import read_alphabet
+from samebits.recipes.text.config import Config as TextConfig
+from samebits.recipes.text.config import DataConfig
+from samebits.recipes.text.files import choose, find_alphabet
+from samebits.recipes.text.labels import read_labels
+from samebits.storage.pretrained import read_state
 
 READERS: dict[str, Callable[[Path], object]] = {
     "a picture": read_rgb,
@@ -53,7 +53,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 def test_a_fifo_or_a_device_is_refused_and_not_read_for_ever(tmp_path: Path, reader: str) -> None:
     os.mkfifo(tmp_path / "fifo.jpg")
     for path in (tmp_path / "fifo.jpg", Path("/dev/zero")):
-        with pytest.raises(LockstepError, match=r"can't be read|not a regular file"):
+        with pytest.raises(SamebitsError, match=r"can't be read|not a regular file"):
             READERS[reader](path)
 
 
@@ -157,7 +157,7 @@ def test_weights_that_unpack_to_very_much_are_refused(tmp_path: Path) -> None:
     ):
         for member in whole.namelist():
             small.writestr(member, whole.read(member))
-    with pytest.raises(LockstepError, match=r"would\s+unpack\s+to\s+120,"):
+    with pytest.raises(SamebitsError, match=r"would\s+unpack\s+to\s+120,"):
         read_state(tmp_path / "small.pth")
 
 
@@ -169,7 +169,7 @@ def test_a_pickle_with_a_tuple_that_stands_for_very_much_is_refused(tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "b.pth", "w") as archive:
         archive.writestr("archive/data.pkl", pickle.replace(b"0h", b"h").replace(b"q", b"q"))
     for name in ("a.pth", "b.pth"):
-        with pytest.raises(LockstepError, match="can't be read as weights"):
+        with pytest.raises(SamebitsError, match="can't be read as weights"):
             read_state(tmp_path / name)
 
 
@@ -203,21 +203,21 @@ def test_the_commit_is_read_without_running_what_the_repository_names(tmp_path: 
 def test_opencv_is_imported_in_one_place_where_its_threads_are_off(repo: Path) -> None:
     found = {
         path.relative_to(repo).as_posix()
-        for path in (repo / "lockstep").rglob("*.py")
+        for path in (repo / "src" / "samebits").rglob("*.py")
         if re.search(r"^\s*(import|from) cv2\b|setNumThreads", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    assert found == {"lockstep/data/opencv.py"}
+    assert found == {"src/samebits/data/opencv.py"}
 
 
 def test_pictures_are_opened_in_one_place(repo: Path) -> None:
     found = {
         path.relative_to(repo).as_posix()
-        for path in (repo / "lockstep").rglob("*.py")
+        for path in (repo / "src" / "samebits").rglob("*.py")
         if re.search(r"Image\.open\(|imread|imdecode|decode_jpeg\(|decode_image", path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "lockstep/data/image_file.py",
-        "lockstep/data/images.py",
-        "lockstep/run_views/page/pictures.py",  # a run's own PNG files, made smaller
-        "lockstep/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
+        "src/samebits/data/image_file.py",
+        "src/samebits/data/images.py",
+        "samebits/run_views/page/pictures.py",  # a run's own PNG files, made smaller
+        "samebits/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }

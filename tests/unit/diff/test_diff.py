@@ -1,4 +1,4 @@
-"""`lockstep diff` on runs of a tiny recipe: the fifty planted differences are in benchmarks/diff_faults.py."""
+"""`samebits diff` on runs of a tiny recipe: the fifty planted differences are in benchmarks/diff_faults.py."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.diff_trials.faults import faults
 from benchmarks.diff_trials.runs import NUM_STEPS, Trials
-from lockstep.cli.main import run
-from lockstep.diff.diff import diff_runs, lines
-from lockstep.diff.folders import first_difference
-from lockstep.provenance.step_log import StepLog, StepRecord, read_steps, write_steps
+from samebits.cli.main import run
+from samebits.diff.diff import diff_runs, lines
+from samebits.diff.folders import first_difference
+from samebits.provenance.step_log import StepLog, StepRecord, read_steps, write_steps
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.doctor.compare import code_hash, compared, fingerprint
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.doctor.compare import code_hash, compared, fingerprint
 
 
 class Numbers:

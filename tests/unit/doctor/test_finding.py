@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from lockstep.doctor.check_result import CheckResult, merged, table, verdict_line
-from lockstep.report.console import Console
+from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
+from samebits.report.console import Console
 
 
 def shown(results: list[CheckResult]) -> list[str]:

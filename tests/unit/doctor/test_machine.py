@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lockstep.doctor import machine
+from samebits.doctor import machine
 
 
 class Usage(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.storage.run_folder import RunFolder
+from samebits.storage.run_folder import RunFolder
 
 
 @pytest.fixture

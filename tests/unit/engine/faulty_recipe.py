@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from lockstep import Batch, DatasetSamples, Parts
-from lockstep.config.schema import RunConfig
-from lockstep.metrics.classification import Accuracy
+from samebits import Batch, DatasetSamples, Parts
+from samebits.config.schema import RunConfig
+from samebits.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 8, "micro_batch": 4, "epochs": 1, "device": "cpu", "report": {"tensorboard": False}}
 

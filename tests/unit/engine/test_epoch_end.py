@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, OptimConfig
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.job import Job
-from lockstep.engine.loop import train
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError
-from lockstep.report.records import read_records
-from lockstep.storage.checkpoint import steps
-from lockstep.storage.run_folder import RunFolder
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.job import Job
+from samebits.engine.loop import train
+from samebits.engine.output.reports import Reports
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError
+from samebits.report.records import read_records
+from samebits.storage.checkpoint import steps
+from samebits.storage.run_folder import RunFolder
 
 STEPS_PER_EPOCH = 2
 

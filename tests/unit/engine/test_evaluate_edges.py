@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.cluster.world import alone
-from lockstep.data.samples import DatasetSamples
-from lockstep.engine.evaluate import evaluate
-from lockstep.errors import DataError
-from lockstep.metrics.classification import Accuracy
+from samebits.cluster.world import alone
+from samebits.data.samples import DatasetSamples
+from samebits.engine.evaluate import evaluate
+from samebits.errors import DataError
+from samebits.metrics.classification import Accuracy
 
 
 def run(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.cli.main import run
+from samebits.cli.main import run
 
 RECIPE = Path(__file__).with_name("faulty_recipe.py")
 

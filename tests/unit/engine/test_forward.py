@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.config.schema import RunConfig
-from lockstep.data.samples import Batch
-from lockstep.engine.forward import forward
-from lockstep.engine.job import MAX_TERMS
-from lockstep.errors import ConfigError
-from lockstep.parallel.running import RunningBuffers
+from samebits.config.schema import RunConfig
+from samebits.data.samples import Batch
+from samebits.engine.forward import forward
+from samebits.engine.job import MAX_TERMS
+from samebits.errors import ConfigError
+from samebits.parallel.running import RunningBuffers
 
 BATCH = Batch(torch.ones(1, 3, 1, 1), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
 

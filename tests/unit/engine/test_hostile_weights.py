@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.pickle_walk import CALLABLE
-from lockstep.storage.pretrained import load_pretrained, read_state
-from lockstep.storage.weights import read
+from samebits.errors import CheckpointError
+from samebits.storage.pickle_walk import CALLABLE
+from samebits.storage.pretrained import load_pretrained, read_state
+from samebits.storage.weights import read
 
 PROTO = b"\x80\x02"
 

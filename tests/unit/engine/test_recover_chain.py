@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.engine.output.recorder import recover_chain
-from lockstep.errors import CheckpointError
-from lockstep.provenance.step_log import FIRST_LINK
+from samebits.engine.output.recorder import recover_chain
+from samebits.errors import CheckpointError
+from samebits.provenance.step_log import FIRST_LINK
 
 
 def job(step: int) -> Any:

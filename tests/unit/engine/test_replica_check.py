@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.engine.replica_check import describe_tensor, odd_ranks
-from lockstep.parallel import checksum
-from lockstep.parallel.checksum import checksums
+from samebits.engine.replica_check import describe_tensor, odd_ranks
+from samebits.parallel import checksum
+from samebits.parallel.checksum import checksums
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 

@@ -11,19 +11,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, OptimConfig
-from lockstep.data.samples import Batch, DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.job import Job
-from lockstep.engine.loop import train
-from lockstep.engine.output.reports import NUM_SAMPLES, Reports
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.job import Job
+from samebits.engine.loop import train
+from samebits.engine.output.reports import NUM_SAMPLES, Reports
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 
 Drawn = list[tuple[list[Batch], Path]]
 

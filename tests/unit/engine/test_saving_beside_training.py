@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.config.sections import CheckpointConfig
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.job import Job
-from lockstep.engine.loop import train
-from lockstep.engine.nonfinite import RollBack
-from lockstep.engine.output.reports import Reports
-from lockstep.errors import CheckpointError
-from lockstep.storage import checkpoint
-from lockstep.storage.checkpoint import load_checkpoint, steps
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.config.sections import CheckpointConfig
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.job import Job
+from samebits.engine.loop import train
+from samebits.engine.nonfinite import RollBack
+from samebits.engine.output.reports import Reports
+from samebits.errors import CheckpointError
+from samebits.storage import checkpoint
+from samebits.storage.checkpoint import load_checkpoint, steps
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 from tests.unit.engine.test_epoch_end import job_of, parts
 
 

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.data.keyed import IntArray, KeyArray
-from lockstep.data.samples import Batch
-from lockstep.engine.assemble import make_job
-from lockstep.engine.job import Job
-from lockstep.engine.output.reports import Reports
-from lockstep.engine.output.summary import finish, head
-from lockstep.engine.parts import Parts
-from lockstep.engine.run_spec import RunSpec
-from lockstep.metrics.classification import Accuracy
-from lockstep.report.format import block
-from lockstep.storage.run_folder import RunFolder
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch
+from samebits.engine.assemble import make_job
+from samebits.engine.job import Job
+from samebits.engine.output.reports import Reports
+from samebits.engine.output.summary import finish, head
+from samebits.engine.parts import Parts
+from samebits.engine.run_spec import RunSpec
+from samebits.metrics.classification import Accuracy
+from samebits.report.format import block
+from samebits.storage.run_folder import RunFolder
 
 NUM_SAMPLES = 64
 
@@ -109,5 +109,5 @@ def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsy
     assert told[0].endswith("top-1 33.33% (64 samples, each once)")
     assert told[1] == "  all-reduce  33.3% of step time in communication that the backward pass did not"
     assert told[2] == "              hide, 16.7% waiting for slower processes"
-    assert f"  next        lockstep eval {folder.path}" in told
+    assert f"  next        samebits eval {folder.path}" in told
     assert json.loads((folder.path / "result.json").read_text())["metrics"] == {"top1": 1 / 3}

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lockstep.cluster.world import alone
-from lockstep.report import bottleneck
+from samebits.cluster.world import alone
+from samebits.report import bottleneck
 from tests.ranks.recipe_in_ranks import carry_out
 from tests.runs import records, result
 

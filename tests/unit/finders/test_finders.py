@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.finders.learning_rate import rates, suggest
-from lockstep.finders.memory import largest_that_fits
-from tests.runs import TINY, lockstep
+from samebits.finders.learning_rate import rates, suggest
+from samebits.finders.memory import largest_that_fits
+from tests.runs import TINY, samebits
 
 
 def test_rates_have_a_constant_ratio() -> None:
@@ -63,7 +63,7 @@ def test_a_size_that_runs_out_of_memory_is_approached_from_below() -> None:
 def test_a_range_test_has_the_same_bits_on_one_three_and_four_processes(tmp_path: Path) -> None:
     for procs in (1, 3, 4):
         options = ["--procs", procs, "--steps", 30, "--from", 1e-4, "--to", 100, "--out", f"on-{procs}"]
-        done = lockstep("find", "lr", TINY, "device=cpu", *options, cwd=tmp_path)
+        done = samebits("find", "lr", TINY, "device=cpu", *options, cwd=tmp_path)
         assert "learning rates from 0.0001 to 100" in done.stdout
     one, three, four = ((tmp_path / f"on-{procs}" / "lr.json").read_bytes() for procs in (1, 3, 4))
     assert one == three == four
@@ -75,8 +75,8 @@ def test_a_range_test_has_the_same_bits_on_one_three_and_four_processes(tmp_path
 @pytest.mark.full
 def test_the_micro_batch_found_is_written_as_a_setting(tmp_path: Path) -> None:
     options = ["--procs", 1, "--memory-gb", 100, "--out", "found.yaml"]
-    done = lockstep("find", "micro-batch", TINY, "device=cpu", *options, cwd=tmp_path)
+    done = samebits("find", "micro-batch", TINY, "device=cpu", *options, cwd=tmp_path)
     assert "largest that fits: micro_batch=24, the whole global_batch" in done.stdout
     assert yaml.safe_load((tmp_path / "found.yaml").read_text())["micro_batch"] == 24
-    done = lockstep("find", "micro-batch", TINY, "--memory-gb", 0.01, "device=cpu", "--procs", 1, cwd=tmp_path, code=2)
+    done = samebits("find", "micro-batch", TINY, "--memory-gb", 0.01, "device=cpu", "--procs", 1, cwd=tmp_path, code=2)
     assert "no micro-batch fits into 0.01 GB per process" in done.stderr

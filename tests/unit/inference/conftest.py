@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.cli.main import run as command
-from lockstep.recipes.trust import trust
+from samebits.cli.main import run as command
+from samebits.recipes.trust import trust
 from tests.unit.inference.whole_runs import RECIPE, SETTINGS
 
 

@@ -9,12 +9,12 @@ from PIL import Image
 from pydantic import Field
 from torch import nn
 
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.errors import DataError
-from lockstep.metrics.classification import Accuracy
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.errors import DataError
+from samebits.metrics.classification import Accuracy
 
 
 class DataConfig(Settings):

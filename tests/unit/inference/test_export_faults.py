@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.errors import ConfigError
-from lockstep.inference import export
+from samebits.errors import ConfigError
+from samebits.inference import export
 
 
 def test_an_onnx_file_that_can_not_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What `lockstep export` writes: the model's own outputs, in each format, with what they mean."""
+"""What `samebits export` writes: the model's own outputs, in each format, with what they mean."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from safetensors import safe_open
 from safetensors.torch import save, save_file
 from torch import nn
 
-from lockstep.cli.main import run as command
-from lockstep.cluster.world import alone
-from lockstep.config.load import load
-from lockstep.engine.build import build_parts, input_shape
-from lockstep.engine.dataset_info import dataset_info_for
-from lockstep.engine.parts import Parts
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.inference import export as export_module
-from lockstep.inference.export import FIELD, INPUT, export
-from lockstep.recipes.catalog import find
-from lockstep.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
-from lockstep.storage.own_files import is_export
+from samebits.cli.main import run as command
+from samebits.cluster.world import alone
+from samebits.config.load import load
+from samebits.engine.build import build_parts, input_shape
+from samebits.engine.dataset_info import dataset_info_for
+from samebits.engine.parts import Parts
+from samebits.errors import CheckpointError, ConfigError
+from samebits.inference import export as export_module
+from samebits.inference.export import FIELD, INPUT, export
+from samebits.recipes.catalog import find
+from samebits.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
+from samebits.storage.own_files import is_export
 
 DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))
 TINY = {
@@ -68,7 +68,7 @@ def outputs_of(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 
 # A file of weights that an earlier export has written.
-EARLIER = save({"a": torch.zeros(1)}, metadata={"lockstep": "0.1.0"})
+EARLIER = save({"a": torch.zeros(1)}, metadata={"samebits": "0.1.0"})
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_safetensors_have_the_weights_and_the_classes() -> None:
 )
 def test_a_file_of_someone_else_is_never_written_over_and_an_export_is(to: str) -> None:
     model_of("digits")
-    Path("net").write_text("mine: a text on lockstep")
+    Path("net").write_text("mine: a text on samebits")
     with pytest.raises(CheckpointError, match="net already exists"):
         export("w.safetensors", to, "net", preset="digits")
-    assert Path("net").read_text() == "mine: a text on lockstep"
+    assert Path("net").read_text() == "mine: a text on samebits"
     Path("net").unlink()
     export("w.safetensors", to, "net", preset="digits")
     assert is_export(Path("net"))
@@ -196,7 +196,7 @@ def test_without_onnx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "onnxscript", None)  # as Python has it for what can't be imported
     with pytest.raises(ConfigError, match="needs onnxscript") as caught:
         export("w.safetensors", "onnx", preset="digits")
-    assert caught.value.slots["fix"] == 'Run pip install "lockstep-train[onnx]".'
+    assert caught.value.slots["fix"] == 'Run pip install "samebits[onnx]".'
 
 
 def test_another_format_is_refused() -> None:

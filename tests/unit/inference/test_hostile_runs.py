@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.main import run as command
-from lockstep.config.schema import RunConfig
-from lockstep.engine.dataset_info import build_from
-from lockstep.errors import CheckpointError
-from lockstep.storage.manifest import sha256_of
+from samebits.cli.main import run as command
+from samebits.config.schema import RunConfig
+from samebits.engine.dataset_info import build_from
+from samebits.errors import CheckpointError
+from samebits.storage.manifest import sha256_of
 from tests.unit.inference.test_strange_runs import rewrite
 from tests.unit.inference.whole_runs import RESUME, checkpoints
 

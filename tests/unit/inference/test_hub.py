@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.inference.hub.pull import pull
-from lockstep.inference.hub.push import push
-from lockstep.inference.predict import predict
-from lockstep.recipes.classify.config import DataConfig, MakeConfig
-from lockstep.recipes.classify.data import preprocess
-from lockstep.recipes.classify.make import make
-from tests.runs import TINY, lockstep
+from samebits.errors import CheckpointError, ConfigError
+from samebits.inference.hub.pull import pull
+from samebits.inference.hub.push import push
+from samebits.inference.predict import predict
+from samebits.recipes.classify.config import DataConfig, MakeConfig
+from samebits.recipes.classify.data import preprocess
+from samebits.recipes.classify.make import make
+from tests.runs import TINY, samebits
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One step of a small network of timm."""
     folder = tmp_path_factory.mktemp("trained")
     make(MakeConfig(num_per_class=4, size_px=60), folder / "shapes")
-    lockstep("train", "classify/shapes", f"data.root={folder}/shapes", "model.name=timm/test_resnet", "max_steps=1",
+    samebits("train", "classify/shapes", f"data.root={folder}/shapes", "model.name=timm/test_resnet", "max_steps=1",
              "--procs", 1, "--run-dir", folder / "run", cwd=folder)  # fmt: skip
     return folder / "run"
 
@@ -143,7 +143,7 @@ def test_recipe_files_are_not_published(tmp_path: Path) -> None:
 
 
 def test_a_recipe_without_color_images_describes_what_it_has(tmp_path: Path) -> None:
-    lockstep("train", "digits", "max_steps=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    samebits("train", "digits", "max_steps=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     pushed = Path(push(tmp_path / "run", str(tmp_path / "pushed")))
     preprocessing = json.loads((pushed / "preprocessor_config.json").read_text(encoding="utf-8"))
     assert preprocessing["input_shape"] == [1, 8, 8]

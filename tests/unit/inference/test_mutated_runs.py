@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as command
+from samebits.cli.main import run as command
 from tests.unit.inference.whole_runs import RESUME, checkpoints, result
 
 FILES = ["config.yaml", "dataset_info.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.main import run as command
-from lockstep.storage.manifest import sha256_of
+from samebits.cli.main import run as command
+from samebits.storage.manifest import sha256_of
 from tests.unit.inference.whole_runs import RECIPE, RESUME, SETTINGS, checkpoints, result
 
 MB = 1024 * 1024
@@ -46,7 +46,7 @@ def test_final_weights_with_one_bit_flipped_are_refused(
     text = capsys.readouterr().err
     assert "run/weights.safetensors does not hold the weights that this run ended with" in text
     assert result(run)["weights_sha256"] in text
-    assert "lockstep train --run-dir run --resume auto, which writes it again" in text
+    assert "samebits train --run-dir run --resume auto, which writes it again" in text
 
 
 def test_final_weights_of_another_run_are_refused_and_written_again_by_a_resume(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.inference.taken_weights import describe_weights
+from samebits.inference.taken_weights import describe_weights
 
 BEST = {"step": 184, "metric": "top1", "value": 0.99444}
 

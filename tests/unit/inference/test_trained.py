@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lockstep.config.document import to_yaml
-from lockstep.errors import CheckpointError, ConfigError, DataError, LaunchError
-from lockstep.inference import predict as predict_module
-from lockstep.inference.export import export
-from lockstep.inference.predict import evaluate, expand, predict, predictions
-from lockstep.inference.trained_model import TrainedModel
-from lockstep.recipes.catalog import find
-from lockstep.recipes.trust import trust
-from lockstep.report.pictures import is_drawing, places_for
-from lockstep.storage.weights import weights_sha256
+from samebits.config.document import to_yaml
+from samebits.errors import CheckpointError, ConfigError, DataError, LaunchError
+from samebits.inference import predict as predict_module
+from samebits.inference.export import export
+from samebits.inference.predict import evaluate, expand, predict, predictions
+from samebits.inference.trained_model import TrainedModel
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import trust
+from samebits.report.pictures import is_drawing, places_for
+from samebits.storage.weights import weights_sha256
 
 RECIPE = Path(__file__).with_name("recipe_of_dots.py")
 
@@ -42,7 +42,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def _config():
-    from lockstep.config.load import load
+    from samebits.config.load import load
 
     found = find(str(RECIPE))
     return load(found.config_class, found.layers, ["eval_batch=1", "device=cpu"]).config

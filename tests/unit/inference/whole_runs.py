@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep.storage.checkpoint import steps
+from samebits.storage.checkpoint import steps
 
 RECIPE = Path(__file__).with_name("recipe_of_dots.py")
 SETTINGS = ["epochs=2", "global_batch=2", "micro_batch=1", "eval_batch=1", "device=cpu", "report.tensorboard=false"]

@@ -11,11 +11,11 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 
-from lockstep.config.process_range import ProcessRange, RendezvousConfig
-from lockstep.errors import LaunchError
-from lockstep.launch.nodes import admission, clocks
-from lockstep.launch.nodes.rendezvous import NodeRendezvous
-from lockstep.launch.shared_settings import shared_settings
+from samebits.config.process_range import ProcessRange, RendezvousConfig
+from samebits.errors import LaunchError
+from samebits.launch.nodes import admission, clocks
+from samebits.launch.nodes.rendezvous import NodeRendezvous
+from samebits.launch.shared_settings import shared_settings
 from tests.runs import own_port
 
 
@@ -73,7 +73,7 @@ def test_a_store_without_a_record_is_left_alone(
     store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "RECORD_S", 0.1)
-    assert "does not belong to a run of lockstep train --nodes" in refused(store, nodes(tmp_path / "run"))
+    assert "does not belong to a run of samebits train --nodes" in refused(store, nodes(tmp_path / "run"))
 
 
 def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def open_rendezvous(folder: Path) -> NodeRendezvous:
 def test_a_rendezvous_that_no_node_joined_leaves_no_folder_but_the_user_s_own(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LOCKSTEP_KEY", key)
+    monkeypatch.setenv("SAMEBITS_KEY", key)
     monkeypatch.setattr(clocks, "publish", lambda *_: None)  # its thread would outlive the test
     (tmp_path / "own").mkdir()
     for name in ("made", "own"):

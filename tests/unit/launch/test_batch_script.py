@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run
-from lockstep.errors import ConfigError
-from lockstep.launch.slurm import BatchJob, batch_script
+from samebits.cli.main import run
+from samebits.errors import ConfigError
+from samebits.launch.slurm import BatchJob, batch_script
 
 
 def test_a_folder_with_spaces_and_quotes_is_one_word_everywhere(tmp_path: Path) -> None:
     folder = tmp_path / 'my "best" $(touch x) run\'s'
     text = batch_script(
-        BatchJob(["python", "-m", "lockstep", "train", "digits"], folder, time="1:00:00", options=["-p gpu"])
+        BatchJob(["python", "-m", "samebits", "train", "digits"], folder, time="1:00:00", options=["-p gpu"])
     )
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert f"--output={folder}.log" in [shlex.split(option)[0] for option in options]
@@ -27,7 +27,7 @@ def test_a_folder_with_spaces_and_quotes_is_one_word_everywhere(tmp_path: Path) 
 
 def test_each_start_has_a_key_of_its_own_unless_the_user_gives_one(tmp_path: Path) -> None:
     srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\nprintenv LOCKSTEP_KEY\n", encoding="utf-8")
+    srun.write_text("#!/bin/sh\nprintenv SAMEBITS_KEY\n", encoding="utf-8")
     srun.chmod(0o700)
     text = batch_script(BatchJob(["true"], tmp_path / "run"))
 
@@ -39,7 +39,7 @@ def test_each_start_has_a_key_of_its_own_unless_the_user_gives_one(tmp_path: Pat
     keys = {key(), key()}
     assert len(keys) == 2
     assert all(re.fullmatch("[0-9a-f]{64}", found) for found in keys)
-    assert key(LOCKSTEP_KEY="one of my own, long enough") == "one of my own, long enough"
+    assert key(SAMEBITS_KEY="one of my own, long enough") == "one of my own, long enough"
 
 
 def test_signs_that_slurm_replaces_in_names_of_files_stand_for_themselves() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from lockstep.cluster.peer_errors import is_lost_peer
-from lockstep.errors import DataError
-from lockstep.launch.failures import ErrorReport, ProcessFailure, explain, root_cause
+from samebits.cluster.peer_errors import is_lost_peer
+from samebits.errors import DataError
+from samebits.launch.failures import ErrorReport, ProcessFailure, explain, root_cause
 
 
 def report(time: float, *, consequence: bool = False, ours: bool = False, text: str = "text") -> ErrorReport:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.launch import kernels
-from lockstep.launch.kernels import PINNED, pin_kernels
-from lockstep.module.determinism import check_kernels
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.launch import kernels
+from samebits.launch.kernels import PINNED, pin_kernels
+from samebits.module.determinism import check_kernels
 
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels= is for x86-64")
 
@@ -52,7 +52,7 @@ def test_it_is_too_late_once_torch_has_computed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_importing_torch_is_not_too_late() -> None:
-    code = "import torch; from lockstep.launch.kernels import pin_kernels; pin_kernels('portable')"
+    code = "import torch; from samebits.launch.kernels import pin_kernels; pin_kernels('portable')"
     done = subprocess.run([sys.executable, "-c", f"{code}; print(torch.__config__.show())"], capture_output=True,
                           text=True, timeout=180)  # fmt: skip
     assert "CPU capability usage: DEFAULT" in done.stdout, done.stderr

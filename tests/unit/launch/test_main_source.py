@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.launch.main_source import check_function, is_plain, module_text
+from samebits.errors import ConfigError
+from samebits.launch.main_source import check_function, is_plain, module_text
 
 
 class Notebook:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.epochs.membership import mark_path
-from lockstep.config.process_range import ProcessRange, RendezvousConfig
-from lockstep.launch.crew.crew import CrewSupervisor
-from lockstep.launch.crew.crew_process import Entry
-from lockstep.launch.crew.node_crew import NodeCrew
-from lockstep.launch.crew.shared_files import make_shared_folder
-from lockstep.launch.crew.shared_folder import SharedFolder
+from samebits.cluster.epochs.membership import mark_path
+from samebits.config.process_range import ProcessRange, RendezvousConfig
+from samebits.launch.crew.crew import CrewSupervisor
+from samebits.launch.crew.crew_process import Entry
+from samebits.launch.crew.node_crew import NodeCrew
+from samebits.launch.crew.shared_files import make_shared_folder
+from samebits.launch.crew.shared_folder import SharedFolder
 
 
 def train_nothing(folder: Path, number: int) -> int:

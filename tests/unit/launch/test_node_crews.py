@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.env import EPOCHS, WORKER
-from lockstep.cluster.epochs.membership import Epoch, Membership, broken_mark, mark_path, read_epoch
-from lockstep.config.process_range import ProcessRange, RendezvousConfig
-from lockstep.launch.crew.crew import CrewSupervisor
-from lockstep.launch.crew.crew_process import Entry
-from lockstep.launch.crew.node_crew import NodeCrew
-from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
-from lockstep.launch.crew.shared_folder import SharedFolder
+from samebits.cluster.env import EPOCHS, WORKER
+from samebits.cluster.epochs.membership import Epoch, Membership, broken_mark, mark_path, read_epoch
+from samebits.config.process_range import ProcessRange, RendezvousConfig
+from samebits.launch.crew.crew import CrewSupervisor
+from samebits.launch.crew.crew_process import Entry
+from samebits.launch.crew.node_crew import NodeCrew
+from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
+from samebits.launch.crew.shared_folder import SharedFolder
 from tests.runs import wait_until
 
 pytestmark = pytest.mark.full

@@ -8,9 +8,9 @@ import socket
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lockstep.cluster.signed import Seal, SignedStore
-from lockstep.errors import LaunchError
-from lockstep.launch.nodes.rank_claims import absent, claim, release
+from samebits.cluster.signed import Seal, SignedStore
+from samebits.errors import LaunchError
+from samebits.launch.nodes.rank_claims import absent, claim, release
 
 
 def a_store() -> SignedStore:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.launch.ssh import RemoteHost, parse_hosts
+from samebits.errors import ConfigError
+from samebits.launch.ssh import RemoteHost, parse_hosts
 
 
 def test_hosts_are_names_with_a_user_and_a_number_of_processes_where_wished_for() -> None:

@@ -11,13 +11,13 @@ from typing import cast
 
 import pytest
 
-from lockstep.cluster.signed import SignedStore
-from lockstep.config.process_range import ProcessRange, RendezvousConfig
-from lockstep.errors import LaunchError
-from lockstep.launch.crew import running_group
-from lockstep.launch.crew.running_group import describe_group, join_group, open_shared_folder
-from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
-from lockstep.launch.crew.shared_folder import SharedFolder
+from samebits.cluster.signed import SignedStore
+from samebits.config.process_range import ProcessRange, RendezvousConfig
+from samebits.errors import LaunchError
+from samebits.launch.crew import running_group
+from samebits.launch.crew.running_group import describe_group, join_group, open_shared_folder
+from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
+from samebits.launch.crew.shared_folder import SharedFolder
 
 
 def rendezvous(folder: Path, **shared: str) -> RendezvousConfig:
@@ -36,7 +36,7 @@ def launcher(path: Path) -> Iterator[None]:
 
 
 def test_a_group_with_a_heartbeat_is_joined_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCKSTEP_KEY", raising=False)
+    monkeypatch.delenv("SAMEBITS_KEY", raising=False)
     path = make_shared_folder(tmp_path, "one")
     describe_group(path, rendezvous(tmp_path, lr="1"), "k" * 64)
     with launcher(path):
@@ -53,7 +53,7 @@ def test_a_group_with_a_heartbeat_is_joined_with_its_key(tmp_path: Path, monkeyp
         (path / ".rendezvous-key").unlink()
         with pytest.raises(LaunchError, match="does not have the key"):
             join_group(rendezvous(tmp_path, lr="1"))
-        monkeypatch.setenv("LOCKSTEP_KEY", "m" * 64)
+        monkeypatch.setenv("SAMEBITS_KEY", "m" * 64)
         joined = join_group(rendezvous(tmp_path, lr="1"))
         assert joined is not None
         assert joined[1] == "m" * 64

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster.epochs.membership import Epoch
-from lockstep.errors import LaunchError
-from lockstep.launch.crew import shared_folder
-from lockstep.launch.crew.shared_files import NodeStatus, make_shared_folder
-from lockstep.launch.crew.shared_folder import SETTLING_S, SILENT_LOOKS, SILENT_S, SharedFolder
+from samebits.cluster.epochs.membership import Epoch
+from samebits.errors import LaunchError
+from samebits.launch.crew import shared_folder
+from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
+from samebits.launch.crew.shared_folder import SETTLING_S, SILENT_LOOKS, SILENT_S, SharedFolder
 
 NONE = Epoch(-1, 0, ())
 

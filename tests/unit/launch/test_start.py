@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.schema import RunConfig
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.launch.start import LaunchOptions, default_procs, rendezvous_config, resume_from
-from lockstep.storage.run_folder import check_run_dir
+from samebits.config.schema import RunConfig
+from samebits.errors import CheckpointError, ConfigError
+from samebits.launch.start import LaunchOptions, default_procs, rendezvous_config, resume_from
+from samebits.storage.run_folder import check_run_dir
 
 CONFIG = RunConfig(recipe="none")
 RUN = Path("runs/a")

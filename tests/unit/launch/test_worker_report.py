@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cluster.env import RankAssignment
-from lockstep.errors import LockstepError, SampleError, TrainError
-from lockstep.launch.worker import _report
+from samebits.cluster.env import RankAssignment
+from samebits.errors import SamebitsError, SampleError, TrainError
+from samebits.launch.worker import _report
 
 
-def reported(folder: Path, error: LockstepError) -> dict[str, object]:
+def reported(folder: Path, error: SamebitsError) -> dict[str, object]:
     here = RankAssignment(1, 2, 1, 2, "tcp://h:1", "torchrun")
     with (folder / "rank-1-0.part").open("w") as file:
         _report(file, here, error)
@@ -29,7 +29,7 @@ def test_an_error_that_names_the_ranks_at_fault_is_not_given_another_rank(tmp_pa
 def test_debug_shows_the_traceback_of_an_error_for_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: str
 ) -> None:
-    monkeypatch.setenv("LOCKSTEP_DEBUG", debug)
+    monkeypatch.setenv("SAMEBITS_DEBUG", debug)
     try:
         raise SampleError("sample 7 of Blobs raised OSError") from OSError("cannot read 7.png")
     except SampleError as error:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cluster import codec
-from lockstep.data.samples import Batch
-from lockstep.metrics import confusion
-from lockstep.metrics.classification import Accuracy
-from lockstep.metrics.confusion import Counts
+from samebits.cluster import codec
+from samebits.data.samples import Batch
+from samebits.metrics import confusion
+from samebits.metrics.classification import Accuracy
+from samebits.metrics.confusion import Counts
 
 
 def _batch(labels: list[int], start: int = 0) -> Batch:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config.interval import parse_steps
-from lockstep.config.sections import StopEarlyConfig
-from lockstep.metrics.early_stop import Patience, last_step, metric_of
+from samebits.config.interval import parse_steps
+from samebits.config.sections import StopEarlyConfig
+from samebits.metrics.early_stop import Patience, last_step, metric_of
 
 MONITOR = ("top1", "max")
 VALUES = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=20)

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cluster import codec
-from lockstep.data.samples import Batch
-from lockstep.errors import ConfigError
-from lockstep.metrics.make import make_metric
-from lockstep.metrics.metric import Metric
+from samebits.cluster import codec
+from samebits.data.samples import Batch
+from samebits.errors import ConfigError
+from samebits.metrics.make import make_metric
+from samebits.metrics.metric import Metric
 
 NUM_CLASSES, BATCH = 4, 8
 

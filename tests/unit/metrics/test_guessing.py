@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.data.samples import Batch
-from lockstep.metrics import confusion
-from lockstep.metrics.classification import Accuracy
-from lockstep.metrics.guessing import guess, is_guessing, single_answer
+from samebits.data.samples import Batch
+from samebits.metrics import confusion
+from samebits.metrics.classification import Accuracy
+from samebits.metrics.guessing import guess, is_guessing, single_answer
 
 COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=12).filter(lambda counts: sum(counts) >= 10)
 

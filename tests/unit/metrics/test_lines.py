@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.samples import Batch
-from lockstep.metrics.text import TextMetric
+from samebits.data.samples import Batch
+from samebits.metrics.text import TextMetric
 
 pairs = st.lists(
     st.tuples(st.text("ab你", max_size=4), st.text("ab你", max_size=4), st.sampled_from("xy")), max_size=20

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from lockstep.data.samples import Batch
-from lockstep.metrics.make import make_metric
+from samebits.data.samples import Batch
+from samebits.metrics.make import make_metric
 from tests.runs import ROOT
 
 

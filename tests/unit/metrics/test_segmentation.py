@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from lockstep.data.samples import Batch
-from lockstep.metrics import segmentation
-from lockstep.metrics.segmentation import IGNORED, SegmentationMetric, label_map
+from samebits.data.samples import Batch
+from samebits.metrics import segmentation
+from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
 
 CLASSES = ("background", "road", "tree", "car", "never")
 

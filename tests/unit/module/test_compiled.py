@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.cluster.activity import Activity
-from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.module import compiled
-from lockstep.module.compiled import COMPILING, Compiled
+from samebits.cluster.activity import Activity
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.module import compiled
+from samebits.module.compiled import COMPILING, Compiled
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.module.ema import ModelEma
+from samebits.module.ema import ModelEma
 
 
 def test_the_average_follows_its_rule() -> None:

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config.sections import OptimConfig
-from lockstep.errors import ConfigError
-from lockstep.module.freeze import freeze
-from lockstep.optim.build import optimizer
+from samebits.config.sections import OptimConfig
+from samebits.errors import ConfigError
+from samebits.module.freeze import freeze
+from samebits.optim.build import optimizer
 
 
 class Net(nn.Module):

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.data.order import Order
-from lockstep.engine.job import Progress
-from lockstep.engine.loss_scale import init_scale, update_scale
-from lockstep.errors import ConfigError
-from lockstep.module import precision
-from lockstep.module.precision import in_float32, use_precision
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.data.order import Order
+from samebits.engine.job import Progress
+from samebits.engine.loss_scale import init_scale, update_scale
+from samebits.errors import ConfigError
+from samebits.module import precision
+from samebits.module.precision import in_float32, use_precision
+from samebits.parallel.reduce import Reducer
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.config.sections import OptimConfig
-from lockstep.optim.build import optimizer
+from samebits.config.sections import OptimConfig
+from samebits.optim.build import optimizer
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config.sections import OptimConfig
-from lockstep.optim.schedule import factor
+from samebits.config.sections import OptimConfig
+from samebits.optim.schedule import factor
 
 
 def factors(num_steps: int, steps_per_epoch: int, **config: Any) -> list[float]:

@@ -13,12 +13,12 @@ import torch
 from timm.optim import Lamb as TimmLamb
 from torch import nn
 
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import OptimConfig
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.optim.build import load_state, optimizer
-from lockstep.optim.layers import layer_scales
-from tests.runs import TINY, lockstep, weights
+from samebits.config.schema import RunConfig
+from samebits.config.sections import OptimConfig
+from samebits.errors import CheckpointError, ConfigError
+from samebits.optim.build import load_state, optimizer
+from samebits.optim.layers import layer_scales
+from tests.runs import TINY, samebits, weights
 
 
 class Net(nn.Module):
@@ -154,7 +154,7 @@ def test_a_run_has_one_hash_at_any_world_size_and_after_a_resume(tmp_path: Path,
     command = ["train", recipe, f"optim.name={optim}", "optim.lr=0.01", "optim.weight_decay=0.1"]
 
     def train(name: str, *options: object) -> str:
-        lockstep(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
+        samebits(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
         return weights(tmp_path / name)
 
     one, two = train("one", "--procs", 1), train("two", "--procs", 2)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lockstep
-from lockstep.own_loop.loader import ExactLoader
+import samebits
+from samebits.own_loop.loader import ExactLoader
 
 
 @contextmanager
@@ -50,7 +50,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader: ExactLoader
         settings = {"global_batch": 8, **more}
-        _, _, self.loader = lockstep.exact(self.model, self.optimizer, data_loader(), **settings)
+        _, _, self.loader = samebits.exact(self.model, self.optimizer, data_loader(), **settings)
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y = batch
@@ -63,4 +63,4 @@ class Loop:
             self.optimizer.step()
 
     def sha256(self) -> str:
-        return lockstep.weights_sha256(self.model.state_dict())
+        return samebits.weights_sha256(self.model.state_dict())

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_model
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-import lockstep
+import samebits
 from tests.unit.own_loop.loops import data_loader
 
 
 def _trained() -> nn.Module:
     model: nn.Module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
+    model, optimizer, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
     for batch in loader:
         inputs = batch[0]
         optimizer.zero_grad()
@@ -54,7 +54,7 @@ def test_buffers_change_by_the_passes_before_a_backward_pass_only() -> None:
         model: nn.Module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ExponentialLR(optimizer, 0.9)  # wraps optimizer.step
-        model, optimizer, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
+        model, optimizer, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8, micro_batch=4)
         for batch in loader:
             optimizer.zero_grad()
             model(batch[0]).square().mean().backward()

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-import lockstep
-from lockstep.errors import ConfigError
+import samebits
+from samebits.errors import ConfigError
 from tests.unit.own_loop.loops import data_loader, dataset
 
 
 def test_each_sample_is_seen_once_and_sums_are_those_of_all() -> None:
-    loader = lockstep.EvalLoader(data_loader(15, batch_size=4))
+    loader = samebits.EvalLoader(data_loader(15, batch_size=4))
     assert len(loader) == 4
     for x, y in loader:
         loader.add(count=len(x), total=y.sum())
@@ -27,7 +27,7 @@ def test_each_sample_is_seen_once_and_sums_are_those_of_all() -> None:
 
 
 def test_a_sum_that_is_not_finite_is_nan() -> None:
-    loader = lockstep.EvalLoader(data_loader(4))
+    loader = samebits.EvalLoader(data_loader(4))
     for _ in loader:
         loader.add(loss=math.inf)
     assert math.isnan(loader.sums()["loss"])
@@ -37,24 +37,24 @@ def test_an_evaluation_leaves_the_random_numbers_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    seen = [torch.rand(1) for _ in lockstep.EvalLoader(data_loader(4))]
+    seen = [torch.rand(1) for _ in samebits.EvalLoader(data_loader(4))]
     assert torch.equal(torch.rand(1), expected)
     assert len(set(map(float, seen))) == 2
 
 
 def test_numbers_outside_of_the_loop_are_refused() -> None:
-    loader = lockstep.EvalLoader(data_loader(4))
+    loader = samebits.EvalLoader(data_loader(4))
     with pytest.raises(ConfigError, match=re.escape("add() and update() belong to the current batch")):
         loader.add(loss=1.0)
 
 
 def test_a_loader_without_a_batch_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="no batch_size"):
-        lockstep.EvalLoader(DataLoader(dataset(4), batch_size=None))
+        samebits.EvalLoader(DataLoader(dataset(4), batch_size=None))
 
 
 def test_a_metric_that_does_not_merge_is_refused() -> None:
-    loader = lockstep.EvalLoader(data_loader(4))
+    loader = samebits.EvalLoader(data_loader(4))
     with pytest.raises(ConfigError, match="the metric list has no merge_state"):
         for _ in loader:
             loader.update([])
@@ -63,7 +63,7 @@ def test_a_metric_that_does_not_merge_is_refused() -> None:
 def test_metrics_of_torchmetrics_have_the_value_over_all_samples() -> None:
     torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
     data = data_loader(15, batch_size=4)
-    loader = lockstep.EvalLoader(data)
+    loader = samebits.EvalLoader(data)
     error, values, average = torchmetrics.MeanSquaredError(), torchmetrics.CatMetric(), torchmetrics.MeanMetric()
     for x, y in loader:
         loader.update(error, x[:, :1], y)
@@ -77,7 +77,7 @@ def test_metrics_of_torchmetrics_have_the_value_over_all_samples() -> None:
 
 def test_a_metric_whose_states_do_not_merge_is_refused() -> None:
     torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
-    loader = lockstep.EvalLoader(data_loader(4))
+    loader = samebits.EvalLoader(data_loader(4))
 
     class Whole(torchmetrics.MeanSquaredError):  # type: ignore[misc]
         full_state_update = True

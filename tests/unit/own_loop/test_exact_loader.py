@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
-import lockstep
-from lockstep.errors import CheckpointError, TrainError
+import samebits
+from samebits.errors import CheckpointError, TrainError
 from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
 
 
 def loader_of(data: Any, **more: Any) -> Any:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return lockstep.exact(model, optimizer, data, **{"global_batch": 8, **more})[2]
+    return samebits.exact(model, optimizer, data, **{"global_batch": 8, **more})[2]
 
 
 def test_the_length_is_the_number_of_steps() -> None:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-import lockstep
-from lockstep.errors import ConfigError, TrainError
+import samebits
+from samebits.errors import ConfigError, TrainError
 from tests.unit.own_loop.loops import Loop, data_loader, network
 
 
@@ -106,7 +106,7 @@ def test_gradients_dropped_in_some_micro_batches_only_are_named() -> None:
 def test_gradients_of_a_part_of_an_optimizer_cannot_be_dropped() -> None:
     model, extra = network(), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
-    _, _, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8)
+    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
     with pytest.raises(TrainError, match="drops gradients of a part of an optimizer's parameters"):
         for x, _ in loader:
             (model(x) * extra).mean().backward()
@@ -172,7 +172,7 @@ def test_an_averaged_model_follows_the_steps() -> None:
     model = network()
     average = AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = lockstep.exact(model, optimizer, data_loader(), global_batch=8, per_step=[average])
+    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8, per_step=[average])
     for x, y in loader:
         (model(x) - y).square().mean().backward()
         optimizer.step()
@@ -184,15 +184,15 @@ def test_a_loss_scaler_skips_the_step_that_overflows() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
-    before = lockstep.weights_sha256(model.state_dict())
-    _, _, loader = lockstep.exact(model, optimizer, data_loader(8), global_batch=8, per_step=[scaler])
+    before = samebits.weights_sha256(model.state_dict())
+    _, _, loader = samebits.exact(model, optimizer, data_loader(8), global_batch=8, per_step=[scaler])
     for number, (x, y) in enumerate(loader):
         loss = (model(x) - y).square().mean() * (float("inf") if number == 1 else 1.0)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
     assert scaler.get_scale() == 2.0**3
-    assert lockstep.weights_sha256(model.state_dict()) == before
+    assert samebits.weights_sha256(model.state_dict()) == before
 
 
 @pytest.mark.parametrize("is_scheduled", [False, True])

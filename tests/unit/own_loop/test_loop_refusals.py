@@ -18,8 +18,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import lockstep
-from lockstep.errors import ConfigError
+import samebits
+from samebits.errors import ConfigError
 from tests.unit.own_loop.loops import data_loader, dataset, network
 
 
@@ -41,7 +41,7 @@ def make(model: Any = None, data: Any = None, optimizer: Any = None, **more: Any
     model = network() if model is None else model
     optimizer = optimizer or torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     data = data_loader() if data is None else data
-    lockstep.exact(model, optimizer, data, **{"global_batch": 8, **more})
+    samebits.exact(model, optimizer, data, **{"global_batch": 8, **more})
 
 
 @pytest.mark.parametrize(

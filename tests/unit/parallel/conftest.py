@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.parallel.coroutines import Coroutines
+from samebits.parallel.coroutines import Coroutines
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.data.order import Order
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import alone
+from samebits.data.order import Order
+from samebits.parallel.reduce import Reducer
 
 HERE = alone("cpu")
 Forward = Callable[[nn.Module, Tensor], Tensor]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.micro_batches import part
-from lockstep.parallel.agreement import Agreement, RankReport, agree, nodes_after
-from lockstep.parallel.tree import push
+from samebits.data.micro_batches import part
+from samebits.parallel.agreement import Agreement, RankReport, agree, nodes_after
+from samebits.parallel.tree import push
 
 NUM_STEPS = 2
 COMPUTES, HAS_SENT, HAS_ADDED = 0, 1, 2

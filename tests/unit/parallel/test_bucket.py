@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lockstep.parallel.bucket import Bucket, Leaf
-from lockstep.parallel.tree import partials
+from samebits.parallel.bucket import Bucket, Leaf
+from samebits.parallel.tree import partials
 
 SHAPES = ((3,), (2, 5), (20000,))
 Gradients = list[dict[int, Tensor]]  # of each leaf, by index of the parameter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.parallel.coroutines import Coroutines
+from samebits.parallel.coroutines import Coroutines
 
 
 class Global:

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.cluster.world import alone
-from lockstep.data.micro_batches import part
-from lockstep.data.order import MicroBatch
-from lockstep.errors import TrainError
-from lockstep.parallel.coroutines import Coroutines
-from lockstep.parallel.exchange.doubling import merged, plan_rounds
-from lockstep.parallel.exchange.halving import DIRECT_SIZE
-from lockstep.parallel.layer_sums import LayerSums
-from lockstep.parallel.tree import partials, push
-from lockstep.simulate.network import Network, SimulatedWorld
+from samebits.cluster.world import alone
+from samebits.data.micro_batches import part
+from samebits.data.order import MicroBatch
+from samebits.errors import TrainError
+from samebits.parallel.coroutines import Coroutines
+from samebits.parallel.exchange.doubling import merged, plan_rounds
+from samebits.parallel.exchange.halving import DIRECT_SIZE
+from samebits.parallel.layer_sums import LayerSums
+from samebits.parallel.tree import partials, push
+from samebits.simulate.network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")
 NUM_SUMS = 3

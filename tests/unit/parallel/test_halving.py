@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.data.micro_batches import part
-from lockstep.parallel.bucket import Bucket
-from lockstep.parallel.coroutines import Coroutines
-from lockstep.parallel.exchange import halving
-from lockstep.parallel.exchange.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
-from lockstep.parallel.exchange.tree_all_reduce import TreeAllReduce
-from lockstep.parallel.tree import partials, push
-from lockstep.simulate.network import Network, SimulatedWorld
+from samebits.cluster.world import alone
+from samebits.data.micro_batches import part
+from samebits.parallel.bucket import Bucket
+from samebits.parallel.coroutines import Coroutines
+from samebits.parallel.exchange import halving
+from samebits.parallel.exchange.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.tree import partials, push
+from samebits.simulate.network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")
 

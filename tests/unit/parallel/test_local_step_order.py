@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.loader import requests_of
-from lockstep.data.micro_batches import Alone
-from lockstep.data.order import Order, Step
-from lockstep.engine.output.recorder import sample_ids
-from lockstep.parallel.local_steps.order import LocalStepOrder, OuterStep
-from lockstep.parallel.local_steps.placement import place_sites
+from samebits.data.loader import requests_of
+from samebits.data.micro_batches import Alone
+from samebits.data.order import Order, Step
+from samebits.engine.output.recorder import sample_ids
+from samebits.parallel.local_steps.order import LocalStepOrder, OuterStep
+from samebits.parallel.local_steps.placement import place_sites
 
 
 @dataclass(frozen=True)

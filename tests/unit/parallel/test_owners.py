@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import Order
-from lockstep.data.padded_order import DealtOrder
-from lockstep.parallel.exact_fsdp.owners import assign_owners
-from lockstep.parallel.exact_fsdp.unit import Layout
+from samebits.data.order import Order
+from samebits.data.padded_order import DealtOrder
+from samebits.parallel.exact_fsdp.owners import assign_owners
+from samebits.parallel.exact_fsdp.unit import Layout
 
 SIZES = st.lists(st.integers(1, 10**6), max_size=60)
 

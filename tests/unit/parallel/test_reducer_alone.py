@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.world import alone
-from lockstep.data.order import Order, Step
-from lockstep.parallel.reduce import Reducer
+from samebits.cluster.world import alone
+from samebits.data.order import Order, Step
+from samebits.parallel.reduce import Reducer
 
 
 def first_step(num_samples: int = 8, micro_batch: int = 4) -> Step:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.cluster.world import alone
-from lockstep.parallel.replica import Replica, WholeReplica
+from samebits.cluster.world import alone
+from samebits.parallel.replica import Replica, WholeReplica
 
 
 def network() -> nn.Module:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import ConfigError
-from lockstep.parallel.running import RunningBuffers
+from samebits.errors import ConfigError
+from samebits.parallel.running import RunningBuffers
 
 
 class Counting(nn.Module):

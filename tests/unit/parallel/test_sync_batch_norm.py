@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lockstep.parallel.reduce import Reducer
+from samebits.parallel.reduce import Reducer
 from tests.unit.parallel.sync_step import HERE, objective, train_step
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.order import Order
-from lockstep.errors import ConfigError, TrainError
-from lockstep.parallel.reduce import Reducer
+from samebits.data.order import Order
+from samebits.errors import ConfigError, TrainError
+from samebits.parallel.reduce import Reducer
 from tests.unit.parallel.sync_step import HERE, call, train_step
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.micro_batches import part
-from lockstep.parallel.tree import Node, are_siblings, partials, push
+from samebits.data.micro_batches import part
+from samebits.parallel.tree import Node, are_siblings, partials, push
 
 
 def bracket(left: str, right: str) -> str:

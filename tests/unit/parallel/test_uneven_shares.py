@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.micro_batches import part
-from lockstep.data.order import Order
-from lockstep.parallel.uneven import divide, duration, uneven_steps
+from samebits.data.micro_batches import part
+from samebits.data.order import Order
+from samebits.parallel.uneven import divide, duration, uneven_steps
 
 TIMES = st.lists(st.floats(1e-4, 10), min_size=1, max_size=6).map(tuple)
 

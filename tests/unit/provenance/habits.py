@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.metrics.classification import Accuracy
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
 
 NUM_SAMPLES = 11
 

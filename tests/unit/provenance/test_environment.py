@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.launch import kernels
-from lockstep.provenance import environment
-from lockstep.provenance.environment import describe_kernels
+from samebits.launch import kernels
+from samebits.provenance import environment
+from samebits.provenance.environment import describe_kernels
 
 CPU = torch.device("cpu")
 INFO = {

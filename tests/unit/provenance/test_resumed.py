@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.cluster.signals import StopSignal
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, OptimConfig
-from lockstep.data.digests import sample_digests
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.errors import CheckpointError, DataError, LockstepError
-from lockstep.metrics.classification import Accuracy
-from lockstep.provenance import environment, fingerprint
-from lockstep.provenance.fingerprint import Fingerprint
-from lockstep.provenance.resumed import check_unchanged
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.data.digests import sample_digests
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.errors import CheckpointError, DataError, SamebitsError
+from samebits.metrics.classification import Accuracy
+from samebits.provenance import environment, fingerprint
+from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.resumed import check_unchanged
 
 NUM_SAMPLES = 12
 
@@ -176,17 +176,17 @@ def test_another_library_is_refused_in_exact_and_reported_in_fast(
 
 
 KNOWN = Fingerprint(
-    environment={"lockstep": "0.1.0", "torch": "2.15.0", "processor": "one"},
-    code={"code of lockstep": "a", "code of recipe.py": "b"},
+    environment={"samebits": "0.1.0", "torch": "2.15.0", "processor": "one"},
+    code={"code of samebits": "a", "code of recipe.py": "b"},
     data={"training sample 3": "c"},
     trial={"loss of a trial micro-batch": "d"},
 )
 
 
-def verdict(now: Fingerprint, before: Fingerprint = KNOWN, **more: Any) -> list[str] | LockstepError:
+def verdict(now: Fingerprint, before: Fingerprint = KNOWN, **more: Any) -> list[str] | SamebitsError:
     try:
         return check_unchanged(before, now, RunConfig(recipe="test", **more))
-    except LockstepError as error:
+    except SamebitsError as error:
         return error
 
 
@@ -197,14 +197,14 @@ def test_nothing_is_reported_if_nothing_changed() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        replace(KNOWN, environment={**KNOWN.environment, "lockstep": "0.2.0"}),
+        replace(KNOWN, environment={**KNOWN.environment, "samebits": "0.2.0"}),
         replace(KNOWN, environment={**KNOWN.environment, "ONEDNN_MAX_CPU_ISA": "AVX2"}),
         replace(KNOWN, environment={**KNOWN.environment, "MKL": "2025.1"}),
         replace(KNOWN, environment={**KNOWN.environment, "MKL_CBWR": "COMPATIBLE"}),
         replace(KNOWN, environment={**KNOWN.environment, "CPU vendor": "AuthenticAMD"}),
         replace(KNOWN, environment={**KNOWN.environment, "CPU instructions": "avx2 avx512f"}),
         replace(KNOWN, environment={**KNOWN.environment, "GPU": "NVIDIA H200"}),
-        replace(KNOWN, code={**KNOWN.code, "code of lockstep": "x"}),
+        replace(KNOWN, code={**KNOWN.code, "code of samebits": "x"}),
         replace(KNOWN, code={**KNOWN.code, "code of recipe.py": "x"}, data={"training sample 3": "x"}),
         replace(KNOWN, code={**KNOWN.code, "code of recipe.py": "x"}, trial={}),
         replace(
@@ -237,7 +237,7 @@ def test_a_checkpoint_without_a_fingerprint_is_reported() -> None:
 
 @pytest.mark.parametrize("content", [None, [], {"code": 3}, {"data": {"a": [1]}, "more": 5}])
 def test_a_strange_fingerprint_in_a_checkpoint_is_read_without_a_traceback(content: Any) -> None:
-    assert isinstance(verdict(KNOWN, Fingerprint.from_json(content)), (list, LockstepError))
+    assert isinstance(verdict(KNOWN, Fingerprint.from_json(content)), (list, SamebitsError))
 
 
 def test_digests_of_samples_tell_rows_apart_and_know_no_folders() -> None:
@@ -260,10 +260,10 @@ def test_modules_beside_a_recipe_count_and_installed_ones_do_not(
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("beside")
     found = fingerprint.code_digests(os.fspath(tmp_path / "recipe.py"))
-    assert set(found) == {"code of lockstep", "code of recipe.py", "code of beside.py"}
+    assert set(found) == {"code of samebits", "code of recipe.py", "code of beside.py"}
     (tmp_path / "beside.py").write_text("value = 2\n")
     assert (
         fingerprint.code_digests(os.fspath(tmp_path / "recipe.py"))["code of beside.py"] != found["code of beside.py"]
     )
-    assert set(fingerprint.code_digests("digits")) == {"code of lockstep"}
+    assert set(fingerprint.code_digests("digits")) == {"code of samebits"}
     del sys.modules["beside"]

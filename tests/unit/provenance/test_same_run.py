@@ -9,11 +9,11 @@ import pytest
 import yaml
 from pydantic import Field
 
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import Settings
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.provenance.same_run import check_came_from, check_same_run, plain_settings
-from lockstep.storage.run_folder import RunFolder
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.errors import CheckpointError, ConfigError
+from samebits.provenance.same_run import check_came_from, check_same_run, plain_settings
+from samebits.storage.run_folder import RunFolder
 
 CONFIG = RunConfig(recipe="test", global_batch=16, micro_batch=8)
 

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import CheckpointConfig, OptimConfig
-from lockstep.data.samples import DatasetSamples
-from lockstep.engine.assemble import make_job
-from lockstep.engine.checkpoints.saving import CheckpointManager
-from lockstep.engine.job import Job
-from lockstep.engine.loop import train
-from lockstep.engine.parts import Parts
-from lockstep.errors import ConfigError
-from lockstep.provenance.self_check import try_micro_batch
-from lockstep.storage.run_folder import RunFolder
-from lockstep.storage.weights import weights_sha256
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.data.samples import DatasetSamples
+from samebits.engine.assemble import make_job
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.job import Job
+from samebits.engine.loop import train
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError
+from samebits.provenance.self_check import try_micro_batch
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import weights_sha256
 from tests.ranks.runs_in_ranks import Quiet
 from tests.unit.provenance import habits
 from tests.unit.provenance.habits import Data, Net, parts

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import CheckpointError
-from lockstep.provenance.statement import (
+from samebits.errors import CheckpointError
+from samebits.provenance.statement import (
     Evaluation,
     RunRecord,
     make_statement,
@@ -28,7 +28,7 @@ RECORD = RunRecord(
     settings={"epochs": 2, "optim.milestones": [30, 60], "recipe": "digits"},
     chain="c" * 64,
     num_steps=46,
-    code=[{"code of lockstep": "0123456789abcdef"}],
+    code=[{"code of samebits": "0123456789abcdef"}],
     environment=[{"torch": "2.15.0+cpu", "processor": "a CPU", "numpy": "2.4.0"}],
     data={"training sample 3": "fedcba9876543210"},
     dataset_info_sha256="d" * 64,
@@ -56,7 +56,7 @@ def test_a_statement_has_the_form_of_in_toto_and_slsa() -> None:
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"]["epochs"] == 2
     assert {"uri": "pkg:pypi/torch@2.15.0+cpu"} in definition["resolvedDependencies"]
-    assert {"name": "code of lockstep", "digest": {"sha256First16": "0123456789abcdef"}} in definition[
+    assert {"name": "code of samebits", "digest": {"sha256First16": "0123456789abcdef"}} in definition[
         "resolvedDependencies"
     ]
     assert statement["predicate"]["runDetails"]["metadata"]["startedOn"] == "1970-01-01T00:00:10Z"
@@ -73,7 +73,7 @@ CHANGES: dict[str, Any] = {
     "settings": {"epochs": 3},
     "chain": "e" * 64,
     "num_steps": 47,
-    "code": [{"code of lockstep": "1123456789abcdef"}],
+    "code": [{"code of samebits": "1123456789abcdef"}],
     "environment": [{"torch": "2.15.1+cpu"}],
     "data": {"training sample 3": "0edcba9876543210"},
     "dataset_info_sha256": "e" * 64,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import CheckpointError
-from lockstep.provenance import step_log
-from lockstep.provenance.step_log import (
+from samebits.errors import CheckpointError
+from samebits.provenance import step_log
+from samebits.provenance.step_log import (
     FIRST_LINK,
     SKIPPED,
     StepLog,
@@ -192,12 +192,12 @@ def test_a_header_of_a_huge_step_with_records_to_match_is_no_whole_record(path: 
     first = (1 << 64) - 2
     numbers = [first, first + 1, 0]  # wraps around
     body = b"".join(struct.pack("<Q", number) + bytes(64) for number in numbers)
-    path.write_bytes(b"lockstep steps 1" + struct.pack("<Q", first) + FIRST_LINK + body)
+    path.write_bytes(b"samebits steps 1" + struct.pack("<Q", first) + FIRST_LINK + body)
     with pytest.raises(CheckpointError, match="altered"):
         read_steps(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"lockstep steps 1", b"lockstep steps 2" + bytes(40), bytes(200)])
+@pytest.mark.parametrize("content", [b"", b"samebits steps 1", b"samebits steps 2" + bytes(40), bytes(200)])
 def test_a_file_of_another_format_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="not a record of steps of this version"):
@@ -207,7 +207,7 @@ def test_a_file_of_another_format_is_refused(path: Path, content: bytes) -> None
 @given(content=st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "steps.bin"
-    path.write_bytes(b"lockstep steps 1" + content)
+    path.write_bytes(b"samebits steps 1" + content)
     try:
         log = read_steps(path)
     except CheckpointError:

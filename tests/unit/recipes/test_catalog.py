@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-import lockstep.recipes
-from lockstep.config.load import load
-from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.recipes import catalog
-from lockstep.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
-from lockstep.recipes.trust import trust
+import samebits.recipes
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.recipes import catalog
+from samebits.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
+from samebits.recipes.trust import trust
 
 CONFIG = """
 from pydantic import Field
-from lockstep.config.sections import Settings
-from lockstep.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig
 
 class DataConfig(Settings):
     sides: int = Field(default=3, ge=3, description="corners of a shape")
@@ -36,17 +36,17 @@ def _imports_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in set(sys.modules) - before:
         origin = getattr(sys.modules[name], "__file__", None) or ""
-        if "pytest" in origin or name.startswith(("lockstep.recipes.shapes", "lockstep.recipes.waves")):
+        if "pytest" in origin or name.startswith(("samebits.recipes.shapes", "samebits.recipes.waves")):
             del sys.modules[name]
             parent, _, child = name.rpartition(".")
-            if parent == "lockstep.recipes" and hasattr(lockstep.recipes, child):
-                delattr(lockstep.recipes, child)
+            if parent == "samebits.recipes" and hasattr(samebits.recipes, child):
+                delattr(samebits.recipes, child)
 
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of recipes beside Lockstep's own; the test works in tmp_path."""
-    monkeypatch.setattr(lockstep.recipes, "__path__", [*lockstep.recipes.__path__, str(tmp_path / "shelf")])
+    """A folder of recipes beside Samebits's own; the test works in tmp_path."""
+    monkeypatch.setattr(samebits.recipes, "__path__", [*samebits.recipes.__path__, str(tmp_path / "shelf")])
     monkeypatch.chdir(tmp_path)
     for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["small"]}.items():
         folder = tmp_path / "shelf" / name
@@ -134,7 +134,7 @@ def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
 
 def test_a_folder_of_images_is_no_misspelt_name(shelf: Path) -> None:
     (shelf / "shape").mkdir()
-    assert "lockstep train classify data.root=shape" in refused("shape").slots["fix"]
+    assert "samebits train classify data.root=shape" in refused("shape").slots["fix"]
 
 
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_yaml_file_can_go_over_another_preset(shelf: Path) -> None:
 
 
 def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
-    from lockstep.config.document import to_yaml
+    from samebits.config.document import to_yaml
 
     source = find("stars")
     first = load(source.config_class, source.layers, ["seed=3"])
@@ -262,7 +262,7 @@ def test_a_recipe_file_that_can_not_be_used_is_refused_with_the_reason(
     assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
 
 
-def test_every_preset_that_comes_with_lockstep_is_right() -> None:
+def test_every_preset_that_comes_with_samebits_is_right() -> None:
     found = [preset for recipe in catalog.list_recipes() for preset in list_presets(recipe)]
     assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}
     for preset in found:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run
-from lockstep.config.load import load
-from lockstep.errors import ConfigError
-from lockstep.recipes.catalog import find
-from lockstep.recipes.trust import list_path, trust, trust_named
+from samebits.cli.main import run
+from samebits.config.load import load
+from samebits.errors import ConfigError
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import list_path, trust, trust_named
 
 EVIL = "from pathlib import Path\nPath('{mark}').touch()\ndef build(config): return None\n"
 
@@ -64,7 +64,7 @@ def test_no_command_runs_the_recipe_file_that_a_stranger_s_run_folder_names(
     assert "recipe file run/strange_model.py is not trusted, so it was not run" in text
     assert "run/config.yaml:1: recipe: " in text
     assert "sha256" in text
-    assert f"lockstep trust {folder}/run/strange_model.py" in text
+    assert f"samebits trust {folder}/run/strange_model.py" in text
     assert not (folder / "ran").exists()
     assert not (folder / "new").exists()
 

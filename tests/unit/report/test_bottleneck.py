@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.report.bottleneck import WINDOW_S, DataWait, advice
+from samebits.report.bottleneck import WINDOW_S, DataWait, advice
 
 
 def test_the_share_is_that_since_the_last_call() -> None:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from lockstep.errors import CheckpointError
-from lockstep.report.chart import draw_curves, draw_lines
-from lockstep.report.fonts import font_path_for
+from samebits.errors import CheckpointError
+from samebits.report.chart import draw_curves, draw_lines
+from samebits.report.fonts import font_path_for
 
 BLUE, ORANGE, GREEN = (0, 114, 178), (213, 94, 0), (0, 158, 115)
 TRAIN = [{"epoch": step / 20, "loss": 2 * math.exp(-step / 40)} for step in range(1, 101)]
@@ -91,8 +91,8 @@ def test_names_in_chinese_are_drawn_and_not_as_boxes(tmp_path: Path) -> None:
 def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("figure.facecolor: black\ntext.usetex: True\n")
     code = (
-        "import sys; from pathlib import Path; import lockstep.cli.main, lockstep.recipes.mnist.drawing;"
-        "from lockstep.report.chart import draw_lines;"
+        "import sys; from pathlib import Path; import samebits.cli.main, samebits.recipes.mnist.drawing;"
+        "from samebits.report.chart import draw_lines;"
         "assert 'matplotlib' not in sys.modules, 'charts are imported with light commands';"
         "draw_lines({'a': [(1, 1)]}, Path('c.png'), title='t', x_name='x', y_name='y')"
     )

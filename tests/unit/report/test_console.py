@@ -11,8 +11,8 @@ import textwrap
 import pytest
 from rich.table import Table
 
-from lockstep.errors import ConfigError
-from lockstep.report.console import Console
+from samebits.errors import ConfigError
+from samebits.report.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -195,10 +195,10 @@ def test_a_block_has_its_facts_aligned() -> None:
 def test_a_block_fills_the_terminal_but_for_what_is_copied(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = io.StringIO()
-    Console(out, True).block("done", {"data": "word " * 40, "next": f"lockstep eval {'x' * 120}"}, whole=["next"])
+    Console(out, True).block("done", {"data": "word " * 40, "next": f"samebits eval {'x' * 120}"}, whole=["next"])
     *wrapped, copied = plain(out.getvalue()).splitlines()
     assert columns - 10 < max(map(len, wrapped)) <= columns
-    assert copied == f"  next  lockstep eval {'x' * 120}"
+    assert copied == f"  next  samebits eval {'x' * 120}"
 
 
 def test_markup_and_escapes_of_others_have_no_effect() -> None:
@@ -249,7 +249,7 @@ def test_an_error_has_the_same_text_on_a_terminal_as_in_a_file() -> None:
 
 
 def test_sentences_of_an_error_break_between_words_and_what_users_copy_stays_whole() -> None:
-    command = f"Run it with a checkpoint: lockstep train --run-dir {'demo ' * 15}"
+    command = f"Run it with a checkpoint: samebits train --run-dir {'demo ' * 15}"
     error = ConfigError(
         "optim.warmup_epochs (2) is more than epochs (1), so the learning rate would never reach its peak",
         given="a b " * 30,
@@ -294,7 +294,7 @@ def test_a_terminal_without_abilities_gets_plain_lines(term: str, monkeypatch: p
 def test_a_reader_that_goes_away_does_not_stop_the_run() -> None:
     program = """
         import sys, time
-        from lockstep.report.console import Console
+        from samebits.report.console import Console
         console = Console(sys.stdout)
         for line in range(2000):
             console.say("a line " * 20)

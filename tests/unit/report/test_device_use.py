@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.config.sections import ReportConfig
-from lockstep.module.flops import training_flops
-from lockstep.report.device_use import DeviceUse, nvml_reader, peak_tflops
-from lockstep.report.records import Records, read_records
-from lockstep.report.trackers.tail import values_of
-from lockstep.storage.run_folder import RunFolder
+from samebits.config.sections import ReportConfig
+from samebits.module.flops import training_flops
+from samebits.report.device_use import DeviceUse, nvml_reader, peak_tflops
+from samebits.report.records import Records, read_records
+from samebits.report.trackers.tail import values_of
+from samebits.storage.run_folder import RunFolder
 from tests.unit.engine.test_epoch_end import go, job_of, parts
 
 UUID = "1b5a2bc0-0000-4a7e-8c1c-2d3e4f5a6b7c"

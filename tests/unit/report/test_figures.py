@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lockstep.report.format import block, clock, duration, metric_name, metric_value, metric_width
-from lockstep.report.rate import Rate
+from samebits.report.format import block, clock, duration, metric_name, metric_value, metric_width
+from samebits.report.rate import Rate
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_word_that_is_too_long_is_left_whole() -> None:
 
 
 def test_what_is_there_to_be_copied_is_in_one_line() -> None:
-    rows = {"next": f"lockstep eval {'x' * 90}", "data": "word " * 30}
+    rows = {"next": f"samebits eval {'x' * 90}", "data": "word " * 30}
     assert block("", rows, whole=["next"]).splitlines()[1] == f"  next  {rows['next']}"
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.report.idle import idle_row
+from samebits.report.idle import idle_row
 
 
 def num_micro(batch: int, micro_batch: int) -> int:

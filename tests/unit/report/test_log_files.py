@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import CheckpointError
-from lockstep.report.log import LOGGER, log_path, rank_log
+from samebits.errors import CheckpointError
+from samebits.report.log import LOGGER, log_path, rank_log
 
 
 def test_each_rank_writes_to_its_own_file(tmp_path: Path) -> None:

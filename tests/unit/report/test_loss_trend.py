@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.report.loss_trend import LossTrend, block_size, grows_from
+from samebits.report.loss_trend import LossTrend, block_size, grows_from
 
 LOSSES = st.lists(st.floats(0.001, 1000), min_size=1, max_size=30)
 

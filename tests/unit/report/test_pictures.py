@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.report.fonts import font_path_for
-from lockstep.report.pictures import draw_confusion, draw_sheet
+from samebits.report.fonts import font_path_for
+from samebits.report.pictures import draw_confusion, draw_sheet
 
 
 def _colours(path: Path) -> set[tuple[int, ...]]:

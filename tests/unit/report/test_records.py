@@ -9,8 +9,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lockstep.errors import CheckpointError
-from lockstep.report.records import FILE_NAME, Records, read_records
+from samebits.errors import CheckpointError
+from samebits.report.records import FILE_NAME, Records, read_records
 
 
 def _write(folder: Path, steps: range, *, tensorboard: bool = False) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.starting import notice_if_slow
+from samebits.report.starting import notice_if_slow
 
 
 def test_a_slow_start_is_reported_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:

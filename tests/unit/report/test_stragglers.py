@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.stragglers import WINDOW_S, Stragglers
+from samebits.report.stragglers import WINDOW_S, Stragglers
 
 
 def after(steps: int, micro_s: list[float], shares: list[int]) -> list[tuple[float, int, int]]:

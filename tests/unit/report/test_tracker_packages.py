@@ -16,7 +16,7 @@ ONLINE = ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_I
 
 
 def needs(package: str) -> None:
-    pytest.importorskip(package, reason=f"needs {package}: pip install 'lockstep-train[{package}]'")
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'samebits[{package}]'")
 
 
 @pytest.fixture

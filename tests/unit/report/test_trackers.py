@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.sections import ReportConfig
-from lockstep.errors import ConfigError
-from lockstep.recipes.trust import check_tracker_files
-from lockstep.report.trackers.known import check_trackers
-from lockstep.report.trackers.start import TrackerProcess, Trackers
-from tests.runs import LONG_S, TINY, lockstep, processes_with, wait_until, weights
+from samebits.config.sections import ReportConfig
+from samebits.errors import ConfigError
+from samebits.recipes.trust import check_tracker_files
+from samebits.report.trackers.known import check_trackers
+from samebits.report.trackers.start import TrackerProcess, Trackers
+from tests.runs import LONG_S, TINY, processes_with, samebits, wait_until, weights
 from tests.unit.report.tracked_runs import NOTES, SHA256, make_run, notes, track, write_records, write_result
 
 HANGS = NOTES.replace(
@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_is_reported_with_its_log_and_the_command_to_repeat
     write_records(run, range(1, 3))
     (text,) = track(run, str(run.parent / "fails.py"), "done")
     assert text.startswith("tracker fails.py failed, and the run is not affected: OSError: [Errno 28] full")
-    assert f"lockstep track {run} --to " in text
+    assert f"samebits track {run} --to " in text
     assert "raise OSError" in (run / "logs" / "tracker-fails.py.log").read_text()
 
 
@@ -118,7 +118,7 @@ def test_a_tracker_that_hangs_is_killed_shortly_after_the_run(run: Path) -> None
 def test_a_tracker_ends_without_the_training_process(run: Path) -> None:
     write_records(run, range(1, 3))
     code = (
-        "import os, sys; from pathlib import Path; from lockstep.report.trackers.start import TrackerProcess\n"
+        "import os, sys; from pathlib import Path; from samebits.report.trackers.start import TrackerProcess\n"
         f"TrackerProcess({str(run.parent / 'notes.py')!r}, Path({str(run)!r}), print, is_new=True)\n"
         "os.kill(os.getpid(), 9)"
     )
@@ -130,7 +130,7 @@ def test_a_tracker_ends_without_the_training_process(run: Path) -> None:
 
 def test_a_tracker_takes_at_most_its_share_of_the_disk(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from lockstep.report.trackers.guard import Guard\n"
+        "import sys, time; from pathlib import Path; from samebits.report.trackers.guard import Guard\n"
         "folder = Path(sys.argv[1]); Guard(folder, 1000, lambda text: print(text, flush=True))\n"
         "(folder / 'a').write_bytes(bytes(600)); (folder / 'b').write_bytes(bytes(600)); time.sleep(999)"
     )
@@ -177,14 +177,14 @@ def test_functions_of_a_file_are_called_with_the_record_of_each_kind(run: Path) 
 def test_a_file_without_exactly_one_tracker_is_reported(run: Path, file: str) -> None:
     (run.parent / "wrong.py").write_text(file)
     (text,) = track(run, str(run.parent / "wrong.py"), "done")
-    assert "of lockstep.Tracker" in text
+    assert "of samebits.Tracker" in text
 
 
 def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         check_trackers(["tensorboard", "wandb"])
-    assert error.value.slots["fix"] == "pip install 'lockstep-train[wandb]'"
+    assert error.value.slots["fix"] == "pip install 'samebits[wandb]'"
     with pytest.raises(ConfigError, match="there is no such file"):
         check_trackers(["no_such_tracker.py"])
 
@@ -208,9 +208,9 @@ def test_trackers_that_fail_and_hang_change_no_bit_of_a_run(tmp_path: Path) -> N
         (tmp_path / name).write_text(text)
     train = ["train", TINY, "device=cpu", "report.every_steps=1", "report.tensorboard=false", "--procs", 2, "--run-dir"]
     home = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    lockstep(*train, "plain", cwd=tmp_path, **home)
+    samebits(*train, "plain", cwd=tmp_path, **home)
     settings = ["report.trackers=[notes.py, hangs.py, fails.py, watch.py]", "report.project=garden"]
-    done = lockstep(*train, "tracked", *settings, cwd=tmp_path, **home)
+    done = samebits(*train, "tracked", *settings, cwd=tmp_path, **home)
     assert weights(tmp_path / "tracked") == weights(tmp_path / "plain")
     assert "tracker fails.py failed, and the run is not affected" in done.stdout
     assert "tracker hangs.py failed, and the run is not affected" in done.stdout
@@ -223,7 +223,7 @@ def test_trackers_that_fail_and_hang_change_no_bit_of_a_run(tmp_path: Path) -> N
     assert (run / saved).is_dir()
     assert not processes_with(str(tmp_path))
     (tmp_path / "fails.py").write_text(NOTES)  # corrected
-    lockstep("track", "tracked", "--to", "fails.py", cwd=tmp_path, **home)
+    samebits("track", "tracked", "--to", "fails.py", cwd=tmp_path, **home)
     received = (run / "trackers" / "fails.py" / "notes.jsonl").read_text()
     assert received.count("train/loss") == 10
 
@@ -236,7 +236,7 @@ def test_a_tracker_file_that_only_a_run_folder_names_is_not_executed(
     file.write_text(NOTES)
     with pytest.raises(ConfigError, match="is not trusted") as error:
         check_tracker_files([str(file)], ["epochs=3"])
-    assert error.value.slots["fix"].endswith(f"lockstep trust {file}")
+    assert error.value.slots["fix"].endswith(f"samebits trust {file}")
     check_tracker_files([str(file)], [f"report.trackers=[{file}]"])  # the command line names it
     check_tracker_files([str(file), "wandb"], [])
     file.write_text(FAILS)

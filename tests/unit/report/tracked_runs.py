@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lockstep.report.trackers.start import TrackerProcess
-from lockstep.report.trackers.tracker import Outcome
+from samebits.report.trackers.start import TrackerProcess
+from samebits.report.trackers.tracker import Outcome
 
 CONFIG = """\
 recipe: flowers
@@ -19,9 +19,9 @@ SHA256 = "ab" * 32
 # Writes what it receives to a file of its folder.
 NOTES = """
 import json
-import lockstep
+import samebits
 
-class Notes(lockstep.Tracker):
+class Notes(samebits.Tracker):
     def start(self, run):
         self.file = open(run.folder / "notes.jsonl", "a", buffering=1)
         self.note("start", run.name, run.id, run.project, run.settings["optim"]["lr"], run.is_resumed)

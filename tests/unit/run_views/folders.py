@@ -54,8 +54,8 @@ def make_run(
     (run / "checkpoints").mkdir()
     (run / "config.yaml").write_text(SETTINGS.format(epochs=epochs, lr=lr))
     (run / "config.diff.yaml").write_text(f"optim: {{lr: {lr}}}\n")
-    worlds = [{"size": 2, "from_step": 0, "environment": {"torch": "2.15.0"}, "code": {"code of lockstep": "60d1"}}]
-    environment = {"name": name, "python": "3.11.7", "command": ["lockstep", "train"], "world": {"size": 2}}
+    worlds = [{"size": 2, "from_step": 0, "environment": {"torch": "2.15.0"}, "code": {"code of samebits": "60d1"}}]
+    environment = {"name": name, "python": "3.11.7", "command": ["samebits", "train"], "world": {"size": 2}}
     (run / "environment.json").write_text(json.dumps({**environment, "worlds": worlds}))
     (run / "run.lock").write_text(lock)
     records = [line for epoch in range(done) for line in epoch_records(epoch, epochs, top1)]
@@ -113,7 +113,7 @@ def epoch_records(epoch: int, epochs: int, top1: float) -> list[dict[str, Any]]:
 
 def log_line(seconds: int, level: str, text: str) -> str:
     """A line of a rank's log."""
-    return f"2026-11-20 10:{seconds // 60:02}:{seconds % 60:02},123 {level:<7} lockstep: {text}\n"
+    return f"2026-11-20 10:{seconds // 60:02}:{seconds % 60:02},123 {level:<7} samebits: {text}\n"
 
 
 def launcher_line(seconds: int, text: str) -> str:

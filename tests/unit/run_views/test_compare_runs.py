@@ -1,4 +1,4 @@
-"""`lockstep compare`: what differs, side by side."""
+"""`samebits compare`: what differs, side by side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as run_command
-from lockstep.run_views.compare import compare
-from lockstep.run_views.history import read_history
+from samebits.cli.main import run as run_command
+from samebits.run_views.compare import compare
+from samebits.run_views.history import read_history
 from tests.unit.run_views.folders import launcher_line, log_line, make_run
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as run_command
-from lockstep.run_views.history import read_history
-from lockstep.run_views.page.build import report_page
-from lockstep.run_views.summary import read_summary
+from samebits.cli.main import run as run_command
+from samebits.run_views.history import read_history
+from samebits.run_views.page.build import report_page
+from samebits.run_views.summary import read_summary
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, png
 from tests.unit.run_views.hostile import HOSTILE, poison
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
-from lockstep.run_views.compare import compare
-from lockstep.run_views.history import read_history
-from lockstep.run_views.page.build import comparison_page, report_page
+import samebits
+from samebits.run_views.compare import compare
+from samebits.run_views.history import read_history
+from samebits.run_views.page.build import comparison_page, report_page
 from tests.unit.run_views.browser import Page, browser, find_chromium
 from tests.unit.run_views.folders import make_run
 from tests.unit.run_views.hostile import HOSTILE, poison
@@ -110,7 +110,7 @@ def test_50_hostile_texts_run_nothing_in_a_notebook_where_no_policy_helps(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for number, text in enumerate(HOSTILE):
         poison(make_run(tmp_path / "runs" / f"{number:02}"), text)
-    runs = lockstep.runs(tmp_path / "runs")
+    runs = samebits.runs(tmp_path / "runs")
     target = tmp_path / "cells.html"
     cells = [runs._repr_html_(), *(run._repr_html_() for run in runs)]
     target.write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{''.join(cells)}", encoding="utf-8")
@@ -127,6 +127,6 @@ def test_the_policy_stops_script_even_if_escaping_failed(page: Page, report: Pat
     )
     report.write_text(report.read_text().replace("<h1>", f"{bad}<h1>"))
     page.open(report)
-    assert page.eval("document.title") == "run, Lockstep"
+    assert page.eval("document.title") == "run, Samebits"
     refused = page.problems()
     assert sum("Content Security Policy" in text for text in refused) >= 3

@@ -1,4 +1,4 @@
-"""`lockstep report`: what the page has, its size, and that it replaces only its own file."""
+"""`samebits report`: what the page has, its size, and that it replaces only its own file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as run_command
-from lockstep.run_views.history import read_history
-from lockstep.run_views.page.build import MAX_PICTURE_BYTES, report_page
+from samebits.cli.main import run as run_command
+from samebits.run_views.history import read_history
+from samebits.run_views.page.build import MAX_PICTURE_BYTES, report_page
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, png
 
 
@@ -45,7 +45,7 @@ def test_a_page_has_each_part_of_a_run(tmp_path: Path) -> None:
         "Validation top-1", "Learning rate", "Gradient norm", "Own work of each rank per step", "Samples per second",
         "Images", "12 of 14 correct", "waiting for data", "starts, evaluation, checkpoints, repeated steps",
         "was killed by signal 9", "restart 1 of 3", "data loading is the bottleneck", "1 evaluation, shown",
-        "2.15.0", "optim.lr", "chain of all steps", "d" * 64, "lockstep verify RUN",
+        "2.15.0", "optim.lr", "chain of all steps", "d" * 64, "samebits verify RUN",
     ):  # fmt: skip
         assert text in page, text
     assert "Connection reset by peer" not in page  # the consequence of a fault that the launcher names

@@ -1,4 +1,4 @@
-"""`lockstep runs`: states, conditions, order, widths, the cache."""
+"""`samebits runs`: states, conditions, order, widths, the cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as run_command
-from lockstep.errors import ConfigError
-from lockstep.run_views import index
-from lockstep.run_views.select import parse_condition, select
-from lockstep.run_views.summary import RunSummary
-from tests.runs import LOCKSTEP, environment
+from samebits.cli.main import run as run_command
+from samebits.errors import ConfigError
+from samebits.run_views import index
+from samebits.run_views.select import parse_condition, select
+from samebits.run_views.summary import RunSummary
+from tests.runs import SAMEBITS, environment
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, own_lock
 
 
@@ -34,7 +34,7 @@ def test_a_run_is_done_stopped_failed_or_running(tmp_path: Path) -> None:
     make_run(runs / "done")
     stopped = make_run(runs / "stopped", done_epochs=1)
     with (stopped / "logs/rank-0.log").open("a") as file:
-        file.write(log_line(30, "WARNING", "stopped after step 50 and saved; resume with\n  lockstep train"))
+        file.write(log_line(30, "WARNING", "stopped after step 50 and saved; resume with\n  samebits train"))
     failed = make_run(runs / "failed", done_epochs=1)
     (failed / "logs/launcher.log").write_text(launcher_line(20, "training error: loss is not finite\n  rank  1"))
     raised = make_run(runs / "raised", done_epochs=1)
@@ -125,7 +125,7 @@ def test_the_table_fits_the_width_and_drops_columns_by_importance(
 def test_the_output_has_no_escapes_and_no_other_characters_in_an_ascii_locale(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / ("long-" * 12))
     done = subprocess.run(
-        [*LOCKSTEP, "runs", str(tmp_path / "runs")],
+        [*SAMEBITS, "runs", str(tmp_path / "runs")],
         env=environment(LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii", XDG_CACHE_HOME=str(tmp_path / "cache")),
         capture_output=True,
         check=True,
@@ -183,7 +183,7 @@ def test_a_process_that_ended_shows_without_a_change_of_its_files(
 def test_a_damaged_cache_is_ignored(tmp_path: Path, content: bytes) -> None:
     make_run(tmp_path / "runs/a")
     before = index.read_summaries(tmp_path / "runs")
-    (cache,) = (tmp_path / "cache/lockstep/runs").iterdir()
+    (cache,) = (tmp_path / "cache/samebits/runs").iterdir()
     cache.write_bytes(content)
     assert index.read_summaries(tmp_path / "runs") == before
     cache.unlink()
@@ -200,7 +200,7 @@ def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) ->
     assert index.read_summaries(tmp_path / "runs") == first
     assert time.perf_counter() - started < first_s / 2
     code = (
-        "import sys; from lockstep.cli.main import run\n"
+        "import sys; from samebits.cli.main import run\n"
         "for command in sys.argv[3:]: assert run(eval(command)) == 0\n"
         "assert not {'torch', 'numpy', 'matplotlib', 'tensorboard'} & set(sys.modules)"
     )
@@ -215,7 +215,7 @@ def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) ->
 def test_1000_runs_are_listed_within_seconds(tmp_path: Path) -> None:
     for number in range(1000):
         make_run(tmp_path / "runs" / f"run-{number:04}", epochs=1, lr=0.001 * (number + 1))
-    command = [*LOCKSTEP, "runs", str(tmp_path / "runs"), "--where", "optim.lr>0.5", "--sort", "top1"]
+    command = [*SAMEBITS, "runs", str(tmp_path / "runs"), "--where", "optim.lr>0.5", "--sort", "top1"]
     for _ in range(2):
         started = time.perf_counter()
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`lockstep watch`: follows the files of a run until it ends."""
+"""`samebits watch`: follows the files of a run until it ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import run as run_command
-from lockstep.run_views.record_reader import RecordReader
-from lockstep.run_views.watch import LiveView
-from tests.runs import LOCKSTEP, environment, kill_session, start
+from samebits.cli.main import run as run_command
+from samebits.run_views.record_reader import RecordReader
+from samebits.run_views.watch import LiveView
+from tests.runs import SAMEBITS, environment, kill_session, start
 from tests.unit.run_views.folders import epoch_records, log_line, make_run, own_lock, write_result
 
 
@@ -134,7 +134,7 @@ def test_colours_are_left_out_with_no_color_on_a_terminal(tmp_path: Path) -> Non
     run = make_run(tmp_path / "a")
     for variables, has_colours in (({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)):
         # `script` gives the command a terminal.
-        command = ["script", "-qec", f"{' '.join(LOCKSTEP)} watch {run}", "/dev/null"]
+        command = ["script", "-qec", f"{' '.join(SAMEBITS)} watch {run}", "/dev/null"]
         done = subprocess.run(
             command, env=environment(TERM="xterm-256color", **variables), capture_output=True, check=True
         )

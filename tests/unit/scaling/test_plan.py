@@ -1,4 +1,4 @@
-"""The output of `lockstep plan`, compared with a real pass."""
+"""The output of `samebits plan`, compared with a real pass."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
-from lockstep.cli.main import run
-from lockstep.cluster.world import alone
-from lockstep.config.schema import RunConfig
-from lockstep.config.sections import OptimConfig
-from lockstep.data.order import MicroBatch, Order
-from lockstep.errors import ConfigError
-from lockstep.parallel.bucket import Flat
-from lockstep.parallel.compress import Compression
-from lockstep.parallel.reduce import Reducer
-from lockstep.scaling.plan import bucket_copies, bytes_sent, memory, owner_copies, pass_through, sizes_of
+from samebits.cli.main import run
+from samebits.cluster.world import alone
+from samebits.config.schema import RunConfig
+from samebits.config.sections import OptimConfig
+from samebits.data.order import MicroBatch, Order
+from samebits.errors import ConfigError
+from samebits.parallel.bucket import Flat
+from samebits.parallel.compress import Compression
+from samebits.parallel.reduce import Reducer
+from samebits.scaling.plan import bucket_copies, bytes_sent, memory, owner_copies, pass_through, sizes_of
 
 NUM_SAMPLES, SIZE_PX = 12, 128
 _MEASURED = f"""
@@ -236,9 +236,9 @@ RECIPE_WITHOUT_SHAPE = """
 import numpy as np
 import torch
 
-from lockstep.data.samples import Batch
-from lockstep.engine.parts import Parts
-from lockstep.errors import DataError
+from samebits.data.samples import Batch
+from samebits.engine.parts import Parts
+from samebits.errors import DataError
 
 
 class Samples:
@@ -291,6 +291,6 @@ def test_a_model_that_depends_on_missing_data_is_reported(tmp_path: Path, capsys
     assert run(["plan", "classify", f"data.root={tmp_path}/nowhere"]) == 3
     told = capsys.readouterr().err
     assert "nowhere" in told
-    assert "lockstep data make classify --out DIR" in told
+    assert "samebits data make classify --out DIR" in told
     assert run(["data", "make", "classify", "--out", f"{tmp_path}/made", "num_per_class=2"]) == 0
     assert run(["plan", "classify", f"data.root={tmp_path}/made", "model.name=resnet18", "data.size_px=32"]) == 0

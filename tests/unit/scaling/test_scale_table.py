@@ -1,12 +1,12 @@
-"""The table and the conclusions of `lockstep scale`."""
+"""The table and the conclusions of `samebits scale`."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-from lockstep.report.console import Console
-from lockstep.scaling.table import FOOTNOTE, conclusions, table
+from samebits.report.console import Console
+from samebits.scaling.table import FOOTNOTE, conclusions, table
 
 ROW = {"step_s": 0.1, "reading_s": 0.01, "waiting_s": 0.02, "sending_s": 0.015}
 

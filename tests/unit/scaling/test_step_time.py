@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep.cli.main import run
-from lockstep.config.schema import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.parallel.exchange.link import Link, parse_link
-from lockstep.scaling.step_time.costs import costs_from_json, costs_to_json
-from lockstep.scaling.step_time.model import FORWARD_SHARE, MachineGroup, StepCosts, last_that_pays, predict
-from lockstep.scaling.step_time.table import StepPlan, bar, step_values
-from lockstep.scaling.step_time.traffic import MessageRound, check_countable, count_traffic
-from tests.runs import TINY, lockstep
+from samebits.cli.main import run
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.parallel.exchange.link import Link, parse_link
+from samebits.scaling.step_time.costs import costs_from_json, costs_to_json
+from samebits.scaling.step_time.model import FORWARD_SHARE, MachineGroup, StepCosts, last_that_pays, predict
+from samebits.scaling.step_time.table import StepPlan, bar, step_values
+from samebits.scaling.step_time.traffic import MessageRound, check_countable, count_traffic
+from tests.runs import TINY, samebits
 
 SECONDS = st.floats(0.0, 1.0)
 LINKS = st.builds(Link, st.floats(1e6, 1e12), st.floats(0.0, 0.1))
@@ -67,8 +67,8 @@ def test_counted_messages_are_those_of_simulated_ranks(procs: int, capsys: pytes
     more = ["global_batch=40", "micro_batch=1"]
     assert run(["simulate", str(TINY), *more, "--procs", str(procs), "--steps", "1", "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)["runs"][0]
-    from lockstep.config.load import load
-    from lockstep.recipes.catalog import find
+    from samebits.config.load import load
+    from samebits.recipes.catalog import find
 
     found = find(str(TINY))
     config = load(found.config_class, found.layers, more).config
@@ -233,7 +233,7 @@ def test_options_of_the_step_time_need_a_link(capsys: pytest.CaptureFixture[str]
 @pytest.mark.full
 def test_the_command_measures_the_step_on_this_machine(tmp_path: Path) -> None:
     more = ["--link", "1Gbit,50us", "--nodes", "2", "--gpus", "3", "--json", "device=cpu"]
-    values = json.loads(lockstep("plan", TINY, *more, cwd=tmp_path).stdout)["step_time"]
+    values = json.loads(samebits("plan", TINY, *more, cwd=tmp_path).stdout)["step_time"]
     assert values["slowdown"] == 1  # measured in three processes
     assert values["costs"]["compute_s"] > 0
     assert 0 < values["costs"]["message_s"] < 1

@@ -1,4 +1,4 @@
-"""`lockstep simulate`: virtual ranks train like real ones, and their costs are counted."""
+"""`samebits simulate`: virtual ranks train like real ones, and their costs are counted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lockstep.cli.main import run
-from lockstep.simulate import table
-from lockstep.simulate.run import Simulated
-from tests.runs import TINY, lockstep, weights
+from samebits.cli.main import run
+from samebits.simulate import table
+from samebits.simulate.run import Simulated
+from tests.runs import TINY, samebits, weights
 
 SMALL = ["global_batch=40", "micro_batch=1"]
 
@@ -25,7 +25,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[di
 
 def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    lockstep("train", TINY, *SMALL, "max_steps=3", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    samebits("train", TINY, *SMALL, "max_steps=3", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
     runs = simulated(capsys, TINY, *SMALL, "max_steps=3", "--steps", 9, "--procs", "1,2,5,33,40-17-1,50")
     assert [each["procs"] for each in runs] == [[1], [2], [5], [33], [40, 17, 1], [50]]
     assert {each["steps"] for each in runs} == {3}
@@ -34,7 +34,7 @@ def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytes
 
 def test_synchronized_batch_norm_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, settings = tmp_path / "run", [*SMALL, "batch_norm=sync", "max_steps=3"]
-    lockstep("train", TINY, *settings, "--procs", 1, "--run-dir", folder, cwd=tmp_path)
+    samebits("train", TINY, *settings, "--procs", 1, "--run-dir", folder, cwd=tmp_path)
     runs = simulated(capsys, TINY, *settings, "--steps", 3, "--procs", "1,3,20,40-17-1")
     assert {each["sha256"] for each in runs} == {weights(folder)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.simulate.start_up import join_calls
+from samebits.simulate.start_up import join_calls
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 256])

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.checkpoint import Checkpoint, clean, load_checkpoint, newest, save
+from samebits.errors import CheckpointError
+from samebits.storage.checkpoint import Checkpoint, clean, load_checkpoint, newest, save
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
@@ -178,12 +178,12 @@ _SAVES = """
 import os, random, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from lockstep.cluster.world import alone
-from lockstep.config.sections import CheckpointConfig
-from lockstep.storage.checkpoint import clean, save
-from lockstep.engine.job import Progress
-from lockstep.storage.run_folder import RunFolder
-from lockstep.engine.checkpoints.saving import CheckpointManager
+from samebits.cluster.world import alone
+from samebits.config.sections import CheckpointConfig
+from samebits.storage.checkpoint import clean, save
+from samebits.engine.job import Progress
+from samebits.storage.run_folder import RunFolder
+from samebits.engine.checkpoints.saving import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some
 
 run = RunFolder(Path(sys.argv[1]))

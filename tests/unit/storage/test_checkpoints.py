@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.config.sections import OptimConfig
-from lockstep.errors import CheckpointError
-from lockstep.optim.build import load_state, optimizer
-from lockstep.storage import checkpoint
-from lockstep.storage.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps
-from lockstep.storage.run_weights import weights_of
-from lockstep.storage.weights import load_into, weights_sha256
+from samebits.config.sections import OptimConfig
+from samebits.errors import CheckpointError
+from samebits.optim.build import load_state, optimizer
+from samebits.storage import checkpoint
+from samebits.storage.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps
+from samebits.storage.run_weights import weights_of
+from samebits.storage.weights import load_into, weights_sha256
 
 
 def small(step: int, value: float = 0.5) -> Checkpoint:

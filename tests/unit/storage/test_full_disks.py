@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.checkpoint import Checkpoint, load_checkpoint, mark_best, save
-from lockstep.storage.run_folder import RunFolder, new_folder, write_atomically
+from samebits.errors import CheckpointError
+from samebits.storage.checkpoint import Checkpoint, load_checkpoint, mark_best, save
+from samebits.storage.run_folder import RunFolder, new_folder, write_atomically
 from tests.unit.conftest import make_read_only
 
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.pretrained import load_pretrained, read_state
+from samebits.errors import CheckpointError
+from samebits.storage.pretrained import load_pretrained, read_state
 
 
 def net(num_classes: int = 5, fill: float | None = None) -> nn.Sequential:

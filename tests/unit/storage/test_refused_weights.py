@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.pretrained import load_pretrained, read_state
+from samebits.errors import CheckpointError
+from samebits.storage.pretrained import load_pretrained, read_state
 
 
 def net() -> nn.Sequential:

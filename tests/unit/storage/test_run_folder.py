@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.run_folder import RunFolder, check_target, new_folder, write_atomically
+from samebits.errors import CheckpointError
+from samebits.storage.run_folder import RunFolder, check_target, new_folder, write_atomically
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         """
         import sys, time
         from pathlib import Path
-        from lockstep.storage.run_folder import RunFolder
+        from samebits.storage.run_folder import RunFolder
         folder = RunFolder(Path(sys.argv[1]))
         folder.open()
         print("open", flush=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.run_folder import RunFolder, check_run_dir
+from samebits.errors import CheckpointError
+from samebits.storage.run_folder import RunFolder, check_run_dir
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_logs_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
 
 
 def test_partial_files_of_a_killed_process_are_gone_after_the_next_start(tmp_path: Path) -> None:
-    from lockstep.scratch import partial_path
+    from samebits.scratch import partial_path
 
     dead = subprocess.Popen(["true"])
     dead.wait()

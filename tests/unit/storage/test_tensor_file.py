@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lockstep.storage.tensor_file import write_tensors
+from samebits.storage.tensor_file import write_tensors
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
          torch.int8, torch.uint8, torch.bool]  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.errors import CheckpointError
-from lockstep.storage.weights import load_into, read, weights_sha256, write_weights
+from samebits.errors import CheckpointError
+from samebits.storage.weights import load_into, read, weights_sha256, write_weights
 
 
 def state() -> dict[str, torch.Tensor]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster.signals import StopSignal
-from lockstep.cluster.world import alone
-from lockstep.config.load import load
-from lockstep.engine.run import run
-from lockstep.engine.run_spec import RunSpec
-from lockstep.provenance.statement import read_statement
-from lockstep.recipes.catalog import find
-from lockstep.sweeps.handover import hand_over, is_at
-from lockstep.verify.files import open_run
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.world import alone
+from samebits.config.load import load
+from samebits.engine.run import run
+from samebits.engine.run_spec import RunSpec
+from samebits.provenance.statement import read_statement
+from samebits.recipes.catalog import find
+from samebits.sweeps.handover import hand_over, is_at
+from samebits.verify.files import open_run
 from tests.runs import TINY, chain, records, result, weights
 
 SPE = 5  # steps per epoch: 101 samples in batches of 24

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.main import run
-from lockstep.config.load import load
-from lockstep.cores import core_ids, num_cores
-from lockstep.errors import ConfigError
-from lockstep.launch.slurm import BatchJob, batch_script
-from lockstep.recipes.catalog import find
-from lockstep.sweeps.batch import array_job, arrays_of
-from lockstep.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
-from lockstep.sweeps.prefixes import Part, learning_rates, num_steps_of, plan
-from lockstep.sweeps.slots import combined, make_slots
-from lockstep.sweeps.state_file import Group, Sweep, read_sweep
+from samebits.cli.main import run
+from samebits.config.load import load
+from samebits.cores import core_ids, num_cores
+from samebits.errors import ConfigError
+from samebits.launch.slurm import BatchJob, batch_script
+from samebits.recipes.catalog import find
+from samebits.sweeps.batch import array_job, arrays_of
+from samebits.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
+from samebits.sweeps.prefixes import Part, learning_rates, num_steps_of, plan
+from samebits.sweeps.slots import combined, make_slots
+from samebits.sweeps.state_file import Group, Sweep, read_sweep
 
 SPE = 23
 MULTI = "optim.schedule=multi_step"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.extras import is_installed
-from lockstep.sweeps.grid import parse_space
-from lockstep.sweeps.search import Search, choose, until_pruned
-from lockstep.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, read_sweep
+from samebits.extras import is_installed
+from samebits.sweeps.grid import parse_space
+from samebits.sweeps.search import Search, choose, until_pruned
+from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, read_sweep
 
 pytestmark = pytest.mark.skipif(not is_installed("optuna"), reason="needs optuna")
 SPACE = ["optim.lr=1e-4:1e-1:log", "optim.name=sgd,adam", "model.width=4:8"]

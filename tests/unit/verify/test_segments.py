@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.verify.segments import Segment, choose, covering, cut, describe, escape_probability, share_of
+from samebits.verify.segments import Segment, choose, covering, cut, describe, escape_probability, share_of
 
 STARTS = st.lists(st.integers(-5, 300), max_size=20)
 

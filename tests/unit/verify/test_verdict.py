@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.verify.compare import Difference
-from lockstep.verify.segments import Segment, cut, share_of
-from lockstep.verify.verdict import Verdict, lines, merge, read_verdict
+from samebits.errors import ConfigError
+from samebits.verify.compare import Difference
+from samebits.verify.segments import Segment, cut, share_of
+from samebits.verify.verdict import Verdict, lines, merge, read_verdict
 
 SEGMENTS = cut(range(0, 100, 10), 100)
 CHOSEN = SEGMENTS[2:6]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lockstep.cluster import abort
-from lockstep.cluster.activity import COMPUTING, READING, REDUCING
-from lockstep.cluster.world import alone
-from lockstep.errors import LaunchError
-from lockstep.watchdog.detector import HangDetector
-from lockstep.watchdog.hang import RankStatus, explain, find_stalled_ranks
+from samebits.cluster import abort
+from samebits.cluster.activity import COMPUTING, READING, REDUCING
+from samebits.cluster.world import alone
+from samebits.errors import LaunchError
+from samebits.watchdog.detector import HangDetector
+from samebits.watchdog.hang import RankStatus, explain, find_stalled_ranks
 
 TIMEOUT_S = 60.0
 

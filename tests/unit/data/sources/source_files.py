@@ -17,8 +17,8 @@ import pyarrow.parquet
 import torch
 from torch.utils.data import Dataset
 
-from lockstep.data.sources.parquet_rows import ParquetRows
-from lockstep.data.sources.tar_shards import TarShards
+from samebits.data.sources.parquet_rows import ParquetRows
+from samebits.data.sources.tar_shards import TarShards
 
 if TYPE_CHECKING:
     import datasets  # takes a second

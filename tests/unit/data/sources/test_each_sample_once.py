@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.loader import Loader, requests_of
-from lockstep.data.order import Order
-from lockstep.data.padded_order import PaddedOrder
-from lockstep.data.samples import DatasetSamples, Samples
-from lockstep.own_loop.samples import CollatedSamples, LoopOrder
+from samebits.data.loader import Loader, requests_of
+from samebits.data.order import Order
+from samebits.data.padded_order import PaddedOrder
+from samebits.data.samples import DatasetSamples, Samples
+from samebits.own_loop.samples import CollatedSamples, LoopOrder
 from tests.unit.data.sources.source_files import SOURCES, collate
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def opened(
     return form(SOURCES[kind](Path(folder), num_samples, num_files), collate)
 
 
-# How recipes read, whole models and sharded ones, and how `lockstep.exact` reads a DataLoader that shuffles or not.
+# How recipes read, whole models and sharded ones, and how `samebits.exact` reads a DataLoader that shuffles or not.
 FORMS: dict[str, tuple[Callable[..., Order], Callable[..., Samples]]] = {
     "recipe": (Order, DatasetSamples),
     "sharded": (PaddedOrder, DatasetSamples),

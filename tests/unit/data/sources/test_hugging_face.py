@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.data.keyed import keys
-from lockstep.data.samples import DatasetSamples
-from lockstep.errors import ConfigError
+from samebits.data.keyed import keys
+from samebits.data.samples import DatasetSamples
+from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
     import datasets  # takes a second

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources.tar_shards import TarShards
-from lockstep.errors import ConfigError, DataError
+from samebits.data.samples import DatasetSamples
+from samebits.data.sources.tar_shards import TarShards
+from samebits.errors import ConfigError, DataError
 from tests.unit.data.sources.source_files import write_tar
 
 
 def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.data.sources.local_files.MAX_OPEN", 2)
+    monkeypatch.setattr("samebits.data.sources.local_files.MAX_OPEN", 2)
     for number in range(5):
         write_tar(tmp_path / f"{number}.tar", [("0.cls", b"%d" % number)])
     num_open = len(os.listdir("/proc/self/fd"))

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources.decoding import decode_rgb
-from lockstep.data.sources.parquet_rows import ParquetRows
-from lockstep.errors import ConfigError, DataError
+from samebits.data.samples import DatasetSamples
+from samebits.data.sources.decoding import decode_rgb
+from samebits.data.sources.parquet_rows import ParquetRows
+from samebits.errors import ConfigError, DataError
 from tests.unit.data.sources.test_tar_shards import png
 
 
@@ -96,7 +96,7 @@ def test_large_row_groups_that_do_not_fit_are_reported(
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=2, use_dictionary=False)
     ParquetRows(tmp_path, cache_bytes=1_000_000)
     assert caplog.text == ""
-    monkeypatch.setattr("lockstep.data.sources.parquet_rows._LARGE_BYTES", 1_000_000)
+    monkeypatch.setattr("samebits.data.sources.parquet_rows._LARGE_BYTES", 1_000_000)
     ParquetRows(tmp_path)
     assert caplog.text == ""
     ParquetRows(tmp_path, cache_bytes=1_000_000)
@@ -113,7 +113,7 @@ def test_a_file_that_changes_during_training_is_an_error(tmp_path: Path) -> None
 
 
 def test_more_files_than_open_ones_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.data.sources.parquet_rows._MAX_OPEN", 2)
+    monkeypatch.setattr("samebits.data.sources.parquet_rows._MAX_OPEN", 2)
     for number in range(5):
         write(tmp_path / f"{number}.parquet", number, number + 1)
     rows = ParquetRows(tmp_path, cache_bytes=1)
@@ -137,8 +137,8 @@ def test_a_file_that_is_not_parquet_or_has_no_rows_is_refused(tmp_path: Path) ->
 
 
 def test_without_pyarrow_the_package_to_install_is_named(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['pyarrow'] = None\nimport lockstep\n"
-    program += "try: lockstep.ParquetRows('x.parquet')\nexcept lockstep.ConfigError as error: print(error)\n"
+    program = "import sys; sys.modules['pyarrow'] = None\nimport samebits\n"
+    program += "try: samebits.ParquetRows('x.parquet')\nexcept samebits.ConfigError as error: print(error)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "reading Parquet requires the package pyarrow" in done.stdout
-    assert 'Run pip install "lockstep-train[parquet]".' in done.stdout
+    assert 'Run pip install "samebits[parquet]".' in done.stdout

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.sources import parquet_rows
-from lockstep.data.sources.parquet_rows import ParquetRows
-from lockstep.data.sources.tar_headers import BLOCK
-from lockstep.data.sources.tar_shards import TarShards
-from lockstep.errors import DataError
+from samebits.data.sources import parquet_rows
+from samebits.data.sources.parquet_rows import ParquetRows
+from samebits.data.sources.tar_headers import BLOCK
+from samebits.data.sources.tar_shards import TarShards
+from samebits.errors import DataError
 from tests.unit.data.sources.source_files import to_json, write_tar
 
 MANY_BYTES = 1 << 26
@@ -205,7 +205,7 @@ def test_a_file_with_a_hole_claims_any_size_and_costs_no_memory(tmp_path: Path) 
 
 
 def test_an_archive_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.data.sources.tar_headers.MAX_MEMBERS", 10)
+    monkeypatch.setattr("samebits.data.sources.tar_headers.MAX_MEMBERS", 10)
     write_tar(tmp_path / "x.tar", [(f"{number}.cls", b"1") for number in range(11)])
     with pytest.raises(DataError, match="has too many files"):
         TarShards(tmp_path / "x.tar")

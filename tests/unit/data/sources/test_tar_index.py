@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data.sources import index_cache
-from lockstep.data.sources.tar_shards import TarShards
-from lockstep.errors import DataError
+from samebits.data.sources import index_cache
+from samebits.data.sources.tar_shards import TarShards
+from samebits.errors import DataError
 from tests.unit.data.sources.source_files import write_tar
 
 
@@ -88,5 +88,5 @@ def test_a_folder_for_indexes_that_others_can_write_to_is_refused(
 def test_the_default_folder_is_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     TarShards(write_tar(tmp_path / "a.tar", [("0.cls", b"1")]))
-    assert len(index_files(tmp_path / "cache" / "lockstep" / "tar-index")) == 1
+    assert len(index_files(tmp_path / "cache" / "samebits" / "tar-index")) == 1
     assert [path.name for path in tmp_path.glob("*.tar*")] == ["a.tar"]

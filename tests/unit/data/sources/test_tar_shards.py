@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources.tar_shards import TarShards
-from lockstep.errors import DataError
+from samebits.data.samples import DatasetSamples
+from samebits.data.sources.tar_shards import TarShards
+from samebits.errors import DataError
 from tests.unit.data.sources.source_files import to_json, write_tar
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lockstep.data.samples import DatasetSamples
-from lockstep.data.sources.tar_shards import TarShards
-from lockstep.data.sources.tar_writer import write_tar_shards
-from lockstep.errors import ConfigError, DataError
-from lockstep.own_loop.samples import source_of
+from samebits.data.samples import DatasetSamples
+from samebits.data.sources.tar_shards import TarShards
+from samebits.data.sources.tar_writer import write_tar_shards
+from samebits.errors import ConfigError, DataError
+from samebits.own_loop.samples import source_of
 
 
 class Stream(IterableDataset[int]):
@@ -52,7 +52,7 @@ def test_a_stream_is_refused_with_what_to_do(dataset: object, given_: str) -> No
     ) as error:
         DatasetSamples(dataset)
     assert error.value.slots["given"] == given_
-    assert "lockstep.write_tar_shards(stream, folder)" in error.value.slots["fix"]
+    assert "samebits.write_tar_shards(stream, folder)" in error.value.slots["fix"]
 
 
 def test_a_stream_in_a_loop_of_the_users_is_refused_too() -> None:

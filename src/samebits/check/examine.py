@@ -1,0 +1,175 @@
+"""Run the probes and the trials of a check, each in new processes, in a scratch folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits import scratch
+from samebits.check.compare import merge_ranks
+from samebits.check.finding import Finding
+from samebits.check.judge import Outcome, first_stage, judge, passed
+from samebits.check.probe import probe
+from samebits.check.sizes import NUM_EVAL, TIMEOUT_S, TIMEOUTS
+from samebits.check.steps import Trial
+from samebits.check.trial import run_trial
+from samebits.cluster import codec
+from samebits.config.process_range import ProcessRange
+from samebits.config.schema import RunConfig
+from samebits.errors import LaunchError
+from samebits.launch.start import launch_here
+from samebits.launch.stopped import raise_if_stopped
+
+# Trials of several processes on this machine: the bits of a world do not depend on its device, so one GPU serves all.
+REFERENCE = Trial("1 process")
+OTHER_HASH = Trial("a process with another PYTHONHASHSEED", is_other_hash=True)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a check.
+
+    Attributes:
+        findings: The faults; empty if the recipe is exact.
+        passed: What was compared and is equal.
+        seconds: How long it took.
+    """
+
+    findings: list[Finding]
+    passed: list[str]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON."""
+        return {
+            "exact": not self.findings,
+            "ok": self.passed,
+            "findings": [finding.to_json() for finding in self.findings],
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def check(source: str, overrides: list[str], config: RunConfig, progress: Callable[[str, int, int], None]) -> Report:
+    """Check a recipe.
+
+    Args:
+        source: The recipe.
+        overrides: Its settings.
+        config: The resolved settings, for the launcher.
+        progress: Called with (activity, done, total).
+
+    Raises:
+        SamebitsError: The recipe cannot be run, or processes cannot be started.
+    """
+    began = time.monotonic()
+    with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
+        resumed = folder / "run"
+        trials = [
+            REFERENCE,
+            Trial("1 process with 2 workers", workers=2),
+            Trial("2 processes", procs=2, is_uneven=True, folder=resumed),
+            Trial("3 processes with 2 workers", procs=3, workers=2, is_uneven=True),
+            Trial("a stopped and resumed run", folder=resumed, is_resume=True),
+        ]
+        total = len(trials) + 2
+        progress("reading the recipe", 0, total)
+        notes = _answers(folder / "probe", 1, config, probe, (source, overrides))[0]
+        outcomes: list[Outcome] = []
+        if "error" not in notes:
+            given = [*TIMEOUTS, *overrides, *notes["settings"]]
+            with _other_hash(source, given, folder / "hash") as wait:
+                for done, trial in enumerate(trials, start=1):
+                    progress(trial.name, done, total)
+                    answers = _answers(
+                        folder / f"trial-{done}", trial.procs, config, run_trial, (source, given, trial, NUM_EVAL)
+                    )
+                    outcomes.append(_outcome(trial, answers))
+                progress(OTHER_HASH.name, total - 1, total)
+                outcomes.append(_outcome(OTHER_HASH, [wait()]))
+        findings = judge(notes, outcomes)
+        stage = first_stage(notes, outcomes)
+    return Report(findings, passed(findings, stage), time.monotonic() - began)
+
+
+def _answers(
+    folder: Path, procs: int, config: RunConfig, entry: Callable[..., Any], arguments: tuple[Any, ...]
+) -> list[Any]:
+    """Run an entry in new processes and return what each rank wrote."""
+    folder.mkdir()
+    code = launch_here(ProcessRange(procs, procs), config, entry, (*arguments, folder))
+    raise_if_stopped(code)
+    files = [folder / f"rank-{rank}" for rank in range(procs)]
+    missing = [file.name for file in files if not file.is_file()]
+    if code or missing:
+        raise LaunchError(
+            f"a trial on {procs} process{'es' if procs > 1 else ''} ended with exit code {code}",
+            cause=f"no result of {', '.join(missing)}" if missing else None,
+            # The launcher has reported a process that failed, but not one that wrote no answer.
+            fix="See the error above." if code else "Train the recipe first: samebits train RECIPE epochs=1",
+        )
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> Any:
+    return codec.decode(file.read_bytes(), torch.device("cpu"))
+
+
+def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
+    failed = [answer for answer in answers if "error" in answer]
+    if failed:
+        # A rank that lost another one reports that; the other one has the reason.
+        first = min(
+            failed, key=lambda answer: isinstance(answer["error"], LaunchError) and "lost" in str(answer["error"])
+        )
+        line = first.get("line")
+        return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
+    record, ranks = merge_ranks(answers)
+    return Outcome(trial, record, ranks=ranks)
+
+
+@contextmanager
+def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Callable[[], Any]]:
+    """Run the reference trial in an interpreter with another PYTHONHASHSEED, beside the others.
+
+    Yields:
+        A function that waits for its answer.
+    """
+    folder.mkdir()
+    seed = "1" if os.environ.get("PYTHONHASHSEED", "0") != "1" else "2"
+    arguments = json.dumps([source, overrides, NUM_EVAL, str(folder)])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "samebits.check.trial", arguments],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def wait() -> Any:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TIMEOUT_S)
+        if not (folder / "rank-0").is_file():
+            code = process.returncode
+            end = f"did not end for {TIMEOUT_S} s" if code is None else f"ended with exit code {code}"
+            raise LaunchError(
+                f"the trial with PYTHONHASHSEED={seed} {end}",
+                fix="Train the recipe for an epoch on one process, whose output names the cause.",
+            )
+        return _read(folder / "rank-0")
+
+    try:
+        yield wait
+    finally:
+        process.kill()
+        process.wait()

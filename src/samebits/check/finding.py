@@ -1,0 +1,70 @@
+"""Findings of a check: what differs, its cause, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from samebits.config.load import short_path
+from samebits.errors import printable
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a recipe.
+
+    Attributes:
+        what: What differs, where: "forward of `encoder.noise` differs between 1 and 2 processes at step 1".
+        kind: A word for the cause, for programs: "generator", "clock", "loss is a sum".
+        cause: Why, for the user.
+        fix: What to do, an imperative sentence.
+        file: The user's source file; empty if it is not known.
+        line: The line in it.
+        others: Other lines that may have a part in it, each "FILE:LINE what".
+    """
+
+    what: str
+    kind: str
+    cause: str
+    fix: str
+    file: str = ""
+    line: int = 0
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE, or an empty text."""
+        return f"{short_path(Path(self.file))}:{self.line}" if self.file else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as plain JSON."""
+        return asdict(self)
+
+
+def table(passed: Sequence[str], findings: Sequence[Finding]) -> Table:
+    """Lay the results out for the console.
+
+    Args:
+        passed: What was checked and is equal.
+        findings: The faults.
+    """
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    if passed:
+        rows.add_row(Text("  ok", "green"), ", ".join(passed))
+    for finding in findings:
+        cause = f"{finding.cause} ({finding.place})" if finding.place else finding.cause
+        slots = Table.grid(padding=(0, 2, 0, 0))
+        for name, text in (("cause", cause), ("fix", finding.fix)):
+            slots.add_row(Text(name, "bold"), Text(printable(text), overflow="fold"))
+        if finding.others:
+            slots.add_row(Text("or", "bold"), Text(printable("\n".join(finding.others)), overflow="fold"))
+        rows.add_row(Text("  FAIL", "bold red"), Group(Text(printable(finding.what), overflow="fold"), slots))
+    return rows

@@ -1,0 +1,291 @@
+"""What a recipe remembers between calls: generators, counters, caches, values in attributes and in globals.
+
+`snapshot` walks the objects that are reachable from a recipe's parts and takes a comparable value of each piece of
+state. Two snapshots around a call give the state that the call changed. `LineWatch` then repeats the call and names the
+line at which each piece changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from samebits.frames import Line, is_user, user_line
+
+MAX_OBJECTS = 5_000  # visited at most: a dataset may list millions of files
+MAX_ITEMS = 500  # of one container
+MAX_BYTES = 1 << 22  # of one array that is read whole
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_MODULE_NAMES = frozenset(vars(nn.Module()))
+_MAIN = ("__main__", "__mp_main__")
+GENERATOR, CACHE, STATE = "generator", "cache", "state"
+# Objects that are one piece of state each.
+_KNOWN: tuple[tuple[str, str, type], ...] = (
+    (GENERATOR, "numpy.random.Generator", np.random.Generator),
+    (GENERATOR, "numpy.random.RandomState", np.random.RandomState),
+    (GENERATOR, "random.Random", random.Random),
+    (GENERATOR, "torch.Generator", torch.Generator),
+    (CACHE, "functools.lru_cache", functools._lru_cache_wrapper),
+    (STATE, "itertools.count", itertools.count),
+    (STATE, "tensor", Tensor),
+    (STATE, "array", np.ndarray),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One piece of state.
+
+    Attributes:
+        path: Its name for the user: "dataset.rng".
+        kind: GENERATOR, CACHE or STATE.
+        what: Its type: "numpy.random.Generator".
+        read: Returns a comparable value.
+    """
+
+    path: str
+    kind: str
+    what: str
+    read: Callable[[], object]
+
+
+def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
+    """Return the pieces of state that are reachable from some objects, by their path.
+
+    Args:
+        roots: Objects by name. Modules of the user can be among them.
+    """
+    cells: dict[str, Cell] = {}
+    seen: dict[int, object] = {}  # the objects themselves are kept, so that no id is used twice
+    waiting: deque[tuple[str, object, Callable[[], object] | None]] = deque(
+        (name, each, None) for name, each in roots.items()
+    )
+    while waiting and len(seen) < MAX_OBJECTS:
+        path, value, read = waiting.popleft()
+        if isinstance(value, _ATOMS):
+            if read is not None:
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, read))
+            continue
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if (known := _known(value)) is not None:
+            kind, what = known
+            # Read through the owner where there is one: an attribute may get another object.
+            cells.setdefault(path, Cell(path, kind, what, partial(_state, read or partial(_same, value))))
+        elif not isinstance(value, ModuleType) or _is_users(value):
+            if isinstance(value, dict | list | set):
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, partial(_plain_items, value)))
+            waiting.extend((f"{path}{name}", child, below) for name, child, below in _children(value))
+    return cells
+
+
+def snapshot(cells: Mapping[str, Cell]) -> dict[str, object]:
+    """Return the present values of some cells."""
+    return {path: _value(cell) for path, cell in cells.items()}
+
+
+def changed(roots: Mapping[str, object], call: Callable[[], object]) -> list[Cell]:
+    """Return the state that a call changes, generators first.
+
+    Args:
+        roots: Objects by name.
+        call: What to call.
+    """
+    before_cells = find_cells(roots)
+    before = snapshot(before_cells)
+    call()
+    after_cells = find_cells(roots)
+    after = snapshot(after_cells)
+    found = [cell for path, cell in after_cells.items() if path not in before or before[path] != after[path]]
+    return sorted(found, key=lambda cell: (GENERATOR, CACHE, STATE).index(cell.kind))
+
+
+def global_generators() -> dict[str, Cell]:
+    """Return the global generators of numpy, Python and torch."""
+    return {
+        name: Cell(name, GENERATOR, name, read)
+        for name, read in (
+            ("numpy's global generator", lambda: _numpy_state(np.random.get_state(legacy=False))),
+            ("Python's global generator", random.getstate),
+            ("torch's global generator", lambda: torch.get_rng_state().numpy().tobytes()),
+        )
+    }
+
+
+class LineWatch:
+    """Names the user's line at which each cell changes, while a block of code runs.
+
+    Args:
+        cells: What to watch; each is read once a line.
+
+    Attributes:
+        lines: Path of a cell -> the line that changed it first.
+    """
+
+    def __init__(self, cells: Mapping[str, Cell]) -> None:
+        self._cells = cells
+        self._values: dict[str, object] = {}
+        self._last: Line | None = None
+        self.lines: dict[str, Line] = {}
+
+    def __enter__(self) -> LineWatch:
+        self._values = snapshot(self._cells)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        self._look()
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        return self._local if is_user(frame.f_code.co_filename) else None
+
+    def _local(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if event not in ("line", "return"):
+            return self._local
+        self._look()
+        self._last = (frame.f_code.co_filename, frame.f_lineno) if event == "line" else user_line(frame.f_back)
+        return self._local
+
+    def _look(self) -> None:
+        if self._last is None:
+            return
+        for path, cell in self._cells.items():
+            value = _value(cell)
+            if path not in self.lines and value != self._values[path]:
+                self.lines[path] = self._last
+            self._values[path] = value
+
+
+def user_modules() -> dict[str, ModuleType]:
+    """Return the loaded modules of the user, by their name."""
+    named = {name: module for name, module in list(sys.modules.items()) if getattr(module, "__file__", None)}
+    return {name: module for name, module in named.items() if is_user(str(module.__file__)) and name not in _MAIN}
+
+
+def _value(cell: Cell) -> object:
+    try:
+        return cell.read()
+    except Exception:  # an object that cannot be read has no comparable state
+        return None
+
+
+def _known(value: object) -> tuple[str, str] | None:
+    """Return kind and type of an object that is one piece of state; None for one that has parts."""
+    for kind, name, types in _KNOWN:
+        if isinstance(value, types) and not isinstance(value, random.SystemRandom):
+            return kind, name
+    return None
+
+
+def _state(read: Callable[[], Any]) -> object:
+    """Return a comparable value of an object of `_KNOWN`."""
+    value = read()
+    if isinstance(value, np.random.Generator):
+        return _numpy_state(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return _numpy_state(value.get_state(legacy=False))
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, functools._lru_cache_wrapper):
+        return value.cache_info()
+    if isinstance(value, Tensor):
+        return _tensor_state(value)
+    return _array_state(value) if isinstance(value, np.ndarray) else repr(value)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | None]]:
+    """Yield the parts of an object that can hold state: accessor (".rng", "[3]"), part, and how to read it again."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item, None) for key, item in itertools.islice(list(value.items()), MAX_ITEMS))
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item, None) for index, item in enumerate(itertools.islice(list(value), MAX_ITEMS)))
+    elif isinstance(value, functools.partial):
+        yield from [("", value.func, None), (".args", value.args, None), (".keywords", value.keywords, None)]
+    elif isinstance(value, MethodType):
+        yield ".self", value.__self__, None
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f".{name}", _content(cell), partial(_content, cell)
+        yield from ((f".default {index}", item, None) for index, item in enumerate(value.__defaults__ or ()))
+        yield from _attributes(value, vars(value))
+    elif isinstance(value, ModuleType):
+        yield from _attributes(value, vars(value))
+    elif isinstance(value, type):
+        if _is_users(sys.modules.get(value.__module__)):
+            yield from _attributes(value, vars(value))
+    elif isinstance(value, nn.Module):
+        yield from _attributes(value, [name for name in vars(value) if name not in _MODULE_NAMES])
+        yield from ((f".{name}", child, None) for name, child in value.named_children())
+        yield " (class)", type(value), None
+    elif hasattr(value, "__dict__"):
+        yield from _attributes(value, vars(value))
+        yield " (class)", type(value), None
+
+
+def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, object, Callable[[], object]]]:
+    for name in list(names):
+        if not (name.startswith("__") and name.endswith("__")):
+            read = partial(vars(owner).get, name)
+            yield f".{name}", read(), read
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _plain_items(value: Any) -> object:
+    """Return the length of a container and those of its first items that are plain values."""
+    items = value.items() if isinstance(value, dict) else value
+    few = itertools.islice(list(items), MAX_ITEMS)
+    return len(value), [item for item in few if isinstance(item, (*_ATOMS, tuple)) and _is_plain(item)]
+
+
+def _is_plain(item: object) -> bool:
+    return all(isinstance(each, _ATOMS) for each in (item if isinstance(item, tuple) else [item]))
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    return is_user(str(getattr(module, "__file__", None) or "<built-in>"))
+
+
+def _numpy_state(state: Any) -> str:
+    with np.printoptions(threshold=sys.maxsize):
+        return repr(state)
+
+
+def _tensor_state(tensor: Tensor) -> object:
+    version = -1 if tensor.is_inference() else tensor._version
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.nbytes > MAX_BYTES:
+        return id(tensor), version
+    return id(tensor), version, _array_state(tensor.detach().numpy())
+
+
+def _array_state(array: np.ndarray[Any, Any]) -> object:
+    if array.dtype == object:
+        return len(array)
+    few = array if array.nbytes <= MAX_BYTES else array.reshape(-1)[:: -(-array.nbytes // MAX_BYTES)]
+    return array.shape, zlib.crc32(np.ascontiguousarray(few).view(np.uint8).reshape(-1).tobytes())

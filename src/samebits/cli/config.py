@@ -1,0 +1,118 @@
+"""`samebits config`: the recipes and presets, and all settings of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samebits.cli.options import Debug, Overrides
+
+if TYPE_CHECKING:
+    from samebits.config.describe import Row
+    from samebits.recipes.catalog import RecipeSpec
+
+SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")]
+AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
+
+_VALUE_WIDTH = 12
+_MIN_TEXT = 20
+_FIRM_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def config(
+    source: SourceName = None, overrides: Overrides = None, schema: AsSchema = False, debug: Debug = False
+) -> None:
+    """Show all settings: value, meaning and type. Without SOURCE: all recipes and presets."""
+    if source is None:
+        from samebits.report.console import Console
+
+        console = Console(sys.stdout, strict=True)
+        console.say("\n".join(_catalog_lines(console.width)))
+        return
+    from samebits.config import describe
+    from samebits.config.load import preview
+    from samebits.recipes.catalog import find
+
+    found = find(source)
+    values, changed = preview(found.config_class, found.layers, overrides or [])
+    if schema:
+        print(json.dumps(describe.schema(found.config_class, values, f"samebits {found.name}"), indent=2))
+        return
+    rows = describe.table(found.config_class, values)
+    from samebits.report.console import Console
+
+    console = Console(sys.stdout, strict=True)
+    console.say("\n".join(_setting_lines(source, found, rows, changed, console.width)))
+
+
+def _catalog_lines(width: int) -> Iterator[str]:
+    from samebits.recipes.catalog import list_presets, list_recipes
+
+    pairs = [(recipe, preset) for recipe in list_recipes() for preset in list_presets(recipe)]
+    first = max((len(recipe) for recipe, _ in pairs), default=0)
+    second = max((len(preset.name) for _, preset in pairs), default=0)
+    last = None
+    yield f"{'recipe':<{first}}  preset"
+    for recipe, preset in pairs:
+        head = f"{'' if recipe == last else recipe:<{max(first, 6)}}  {preset.name:<{max(second, 6)}}  "
+        yield from hanging(head, preset.meaning, width)
+        last = recipe
+    yield ""
+    yield "All settings of one: samebits config NAME    Train it: samebits train NAME"
+
+
+def _setting_lines(
+    source: str, found: RecipeSpec, rows: Sequence[Row], changed: Mapping[str, Any], width: int
+) -> Iterator[str]:
+    from pydantic_core import PydanticUndefined
+
+    from samebits.config import describe
+
+    key_width = max(len(row.key) for row in rows)
+    base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
+    yield from hanging("", f"{source}: all settings with their values, meanings and types. Based on {base}.", width)
+    any_changed = False
+    yield ""
+    for row in rows:
+        if row.key == "recipe":
+            continue
+        if row.type == "section":
+            yield ""
+            yield from hanging(f"{row.key}  ", row.meaning, width)
+            continue
+        is_changed = describe.at(changed, row.key.split(".")) is not PydanticUndefined
+        any_changed = any_changed or is_changed
+        value = ("*" if is_changed else " ") + (row.default or "(required)")
+        head = f"{row.key:<{key_width}} {value:<{_VALUE_WIDTH + 1}}  "
+        # A short type stays on one line: its spaces do not break.
+        kind = row.type.replace(" ", _FIRM_SPACE) if len(row.type) <= 24 else row.type
+        text = f"{row.meaning} ({kind})"
+        if len(value) > _VALUE_WIDTH + 1:  # a long value has its own line
+            yield head.rstrip()
+            head = " " * (key_width + _VALUE_WIDTH + 4)
+        yield from hanging(head, text, width)
+    yield ""
+    if any_changed:
+        yield "* differs from the preset"
+    yield f"To set one:      samebits train {source} optim.lr=0.1"
+    yield f"In a YAML file:  recipe: {base}"
+
+
+def hanging(head: str, text: str, width: int) -> list[str]:
+    """Wrap a text behind a head, with further lines indented to its start.
+
+    Args:
+        head: Start of the first line. On a narrow terminal it has a line of its own.
+        text: The text to wrap.
+        width: Width of the terminal in columns.
+    """
+    if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
+        return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
+    lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+    lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
+    return [f"{head if number == 0 else ' ' * len(head)}{line}".rstrip() for number, line in enumerate(lines)]

@@ -1,0 +1,138 @@
+"""`samebits data make`: synthetic data to try a recipe with."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.options import Commands, Debug, path_of
+from samebits.errors import ConfigError, cannot_write_result
+from samebits.scratch import OWNER, scratch_folder, sweep
+
+if TYPE_CHECKING:
+    from samebits.recipes.makers import Maker
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make synthetic data to train on.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify, pose, segment, text.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        parser=path_of("--out"),
+        metavar="DIR",
+        help="A new or empty folder. Default: show the settings.",
+        show_default=False,
+    ),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """Make synthetic data to train on."""
+
+
+@app.command("make", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Debug = False) -> int:
+    """Make a synthetic dataset, in the format that RECIPE reads.
+
+    Settings are given as --seed 1 or seed=1.
+    """
+    from samebits.config.load import load
+    from samebits.recipes.makers import find_maker
+
+    maker = find_maker(recipe)
+    try:
+        config = load(maker.config_class, [], overrides_of(context.args)).config
+    except ConfigError as error:
+        fix = "\n".join(filter(None, [error.slots.get("fix"), f"For all settings: samebits data make {maker.recipe}"]))
+        raise error.with_slots(fix=fix) from None
+    if out is None:
+        from samebits.report.console import Console
+
+        console = Console(sys.stdout, strict=True)
+        console.say("\n".join(_settings_lines(maker, console.width)))
+        return ConfigError.exit_code
+    with _new_folder(out) as folder:
+        text = maker.make(config, folder)
+    print(text.replace(f"/{folder.name}", ""))  # with the final folder in place of the temporary one
+    return 0
+
+
+def _settings_lines(maker: Maker, width: int) -> Iterator[str]:
+    from samebits.cli.config import hanging
+    from samebits.config import describe
+
+    rows = describe.table(maker.config_class, describe.defaults(maker.config_class))
+    yield f"samebits data make {maker.recipe} --out DIR"
+    yield ""
+    first, second = (max(map(len, texts)) for texts in zip(*((row.key, row.default) for row in rows), strict=True))
+    for row in rows:
+        head = f"{row.key:<{first}}  {row.default or '(required)':<{second}}  "
+        yield from hanging(head, f"{row.meaning} ({row.type})", width)
+
+
+def overrides_of(arguments: Sequence[str]) -> list[str]:
+    """Return `--num 3`, `--num=3` and `num=3` as `num=3`.
+
+    Raises:
+        ConfigError: An argument is none of these.
+    """
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        part = rest.pop(0)
+        name, equals, value = part.partition("=")
+        if name.startswith("--"):
+            if not equals and not rest:
+                raise ConfigError(f"{part} was given without a value", fix=f"Write {part} VALUE.")
+            overrides.append(f"{name[2:].replace('-', '_')}={value if equals else rest.pop(0)}")
+        elif equals:
+            overrides.append(part)
+        else:
+            raise ConfigError(
+                f"{part} is not a setting",
+                allowed="--NAME VALUE or NAME=VALUE",
+                fix="Write --seed 1 or seed=1, for example.",
+            )
+    return overrides
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder whose content becomes that of `out`, which is new or empty.
+
+    The content is moved when it is complete. After an error, `out` is as it was.
+    """
+    try:
+        if out.is_dir():
+            sweep(out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"--out {out} is {'not empty' if out.is_dir() else 'a file'}", fix="Name a new folder.")
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with scratch_folder(out) as folder:
+                yield folder
+                for path in folder.iterdir():
+                    if path.name != OWNER:
+                        path.rename(out / path.name)
+        except BaseException:
+            for folder in made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+    except OSError as error:
+        raise cannot_write_result(out, error) from None

@@ -1,0 +1,69 @@
+"""`samebits eval`: needs only the run folder, or a file of weights and the name of its model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Json, MachineOverrides
+from samebits.config.process_range import MAX_PROCS
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, such as runs/digits-0007; or a file of weights (.pth ...).",
+        show_default=False,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
+]
+Procs = Annotated[
+    int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; default: 1.")
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),
+]
+
+
+def print_weights(run: Path, checkpoint: str) -> None:
+    """Name the weights that a command has taken, on standard error: standard output is for its result."""
+    from samebits.inference.taken_weights import describe_weights
+
+    if line := describe_weights(run, checkpoint):
+        print(line, file=sys.stderr, flush=True)
+
+
+def evaluate(
+    run: Model,
+    overrides: MachineOverrides = None,
+    preset: Preset = None,
+    procs: Procs = None,
+    checkpoint: Checkpoint = "last",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a model on the validation set, each sample once."""
+    from samebits.inference import predict
+
+    metrics = predict.evaluate(run, overrides or [], procs, checkpoint, preset=preset)
+    if not metrics:  # another rank than 0, which prints nothing
+        return
+    print_weights(run, checkpoint)
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    from samebits.report.format import metric_value
+
+    width = max((len(name) for name in metrics), default=0)
+    for name, value in metrics.items():
+        is_none = metric_value(name, value) == "none"  # an average over no ground truth
+        text = "none" if is_none else int(value) if value.is_integer() else f"{value:.6g}"
+        print(f"{name:<{width}}  {text}")

@@ -1,0 +1,204 @@
+"""`samebits find`: settings that are found by short trainings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samebits.cli.options import Commands, Debug, Overrides, path_of
+from samebits.errors import ConfigError, LaunchError, SamebitsError
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
+    from samebits.recipes.catalog import RecipeSpec
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Find a learning rate or micro-batch by short trainings.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Procs = Annotated[str | None, typer.Option(metavar="N", help="Processes; default: as for train.", show_default=False)]
+Steps = Annotated[int, typer.Option(min=10, max=10_000, metavar="N", help="Steps, one per learning rate.")]
+First = Annotated[float, typer.Option("--from", min=1e-12, metavar="LR", help="First learning rate.")]
+Last = Annotated[float, typer.Option("--to", max=1e6, metavar="LR", help="Last learning rate.")]
+Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for lr.json and lr.png.")]
+MemoryGb = Annotated[
+    float | None,
+    typer.Option(min=0.01, metavar="G", help="Memory of each process, GB; default: what is free.", show_default=False),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(parser=path_of("--out"), metavar="FILE", help="Write all settings, with the one found, to this YAML."),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """Find a learning rate or micro-batch by short trainings."""
+
+
+@app.command("lr")
+def find_lr(
+    source: SourceName,
+    overrides: Overrides = None,
+    procs: Procs = None,
+    steps: Steps = 100,
+    first: First = 1e-6,
+    last: Last = 10.0,
+    out: Out = Path("find-lr"),
+    debug: Debug = False,
+) -> None:
+    """Find a learning rate by a range test.
+
+    Trains with a growing rate until the loss diverges. In exact mode the result is the same at any
+    number of processes. No run folder is written.
+    """
+    from samebits.finders.learning_rate import measure, rates, suggest
+    from samebits.report.chart import draw_rates
+    from samebits.report.console import Console
+    from samebits.storage.run_folder import check_target
+
+    if last <= first:
+        raise ConfigError(f"--from {first:g} is not below --to {last:g}", fix="Set --to to a higher rate.")
+    for name in ("lr.json", "lr.png"):
+        check_target(out / name, lambda _: _is_own(out / "lr.json"))
+    found, config = _prepare(source, overrides, "samebits.finders.learning_rate")
+    given = [*(overrides or []), "epochs=1000000000", "optim.warmup_epochs=0"]
+    with closing(Console(sys.stdout, strict=True)) as console:
+        measured = _run(config, procs, measure, (source, given, rates(first, last, steps)), source)
+        lrs, losses = measured["lr"], measured["loss"]
+        rate = suggest(lrs, losses)
+        scale = config.peak_lr / config.optim.lr
+        setting = None if rate is None else float(f"{rate / scale:.2g}")
+        out.mkdir(parents=True, exist_ok=True)
+        content = {"job": found.name, **measured, "suggestion": rate, "optim.lr": setting}
+        (out / "lr.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        draw_rates(lrs, losses, out / "lr.png", suggestion=rate, name=found.name)
+        end = "the loss diverged" if len(losses) < steps else "all were tested"
+        console.say(f"tested {len(losses)} of {steps} learning rates from {first:g} to {last:g}: {end}")
+        if losses:
+            lowest = min(losses)
+            console.say(f"lowest loss {lowest:.4g} at {lrs[losses.index(lowest)]:.2g}")
+        console.say(f"suggestion: optim.lr={setting:g}" if setting is not None else "no suggestion: no clear fall")
+        console.say(f"{out / 'lr.json'}  {out / 'lr.png'}")
+
+
+@app.command("micro-batch")
+def find_micro_batch(
+    source: SourceName,
+    overrides: Overrides = None,
+    procs: Procs = None,
+    memory_gb: MemoryGb = None,
+    out: File = None,
+    debug: Debug = False,
+) -> None:
+    """Find the largest micro-batch that fits.
+
+    Trains a few steps with several sizes and measures the memory. The micro-batch is part of the
+    result, so it is a setting: give the one found to each run that you compare.
+    """
+    from samebits.config.document import to_yaml
+    from samebits.config.load import load
+    from samebits.finders.memory import NUM_STEPS, largest_that_fits, measure
+    from samebits.provenance.same_run import plain_settings
+    from samebits.report.console import Console
+    from samebits.storage.run_folder import check_target, write_atomically
+
+    if out is not None:
+        check_target(out)
+    found, config = _prepare(source, overrides, "samebits.finders.memory")
+    limits = [] if memory_gb is None else [int(memory_gb * 1e9)]
+    with closing(Console(sys.stdout, strict=True)) as console:
+
+        def trial(size: int) -> int | None:
+            given = [*(overrides or []), f"micro_batch={size}", "epochs=1000000000"]
+            measured = _run(config, procs, measure, (source, given), source)
+            limits.append(measured["limit"])
+            peak: int | None = measured["peak"]
+            used = "out of memory" if peak is None else f"{peak / 1e9:.2f} GB"
+            console.say(f"micro_batch={size:<6} {used}, of {limits[0] / 1e9:.2f} GB per process, {NUM_STEPS} steps")
+            return peak
+
+        first = config.micro_batch
+        peaks = {first: trial(first)}  # measured before the search, since it returns the default limit
+
+        def known_or_trial(size: int) -> int | None:
+            return peaks[size] if size in peaks else trial(size)
+
+        best = largest_that_fits(known_or_trial, first, config.global_batch, limits[0])
+        if not best:
+            raise ConfigError(
+                f"no micro-batch fits into {limits[0] / 1e9:.2f} GB per process",
+                fix="Use a smaller model or fewer processes; docs/memory.md lists what takes memory.",
+            )
+        whole = ", the whole global_batch" if best == config.global_batch else ""
+        console.say(f"largest that fits: micro_batch={best}{whole}")
+        if out is not None:
+            chosen = load(found.config_class, found.layers, [*(overrides or []), f"micro_batch={best}"]).config
+            write_atomically(out, to_yaml(plain_settings(chosen)).encode())
+            console.say(f"{out}  (samebits train {shlex.quote(str(out))})")
+
+
+def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
+    """Resolve the settings, and start the fork server."""
+    from samebits.config.combinations import refuse_local_steps
+    from samebits.config.load import load
+    from samebits.launch import forkserver
+    from samebits.launch.kernels import pin_kernels
+    from samebits.recipes.catalog import find
+
+    found = find(source)
+    config = load(found.config_class, found.layers, list(overrides or [])).config
+    refuse_local_steps(config, "samebits find")
+    config.check_inputs()
+    pin_kernels(config.kernels)
+    forkserver.prepare([*forkserver.PRELOAD, module], config.num_threads)
+    return found, config
+
+
+def _run(
+    config: RunConfig, procs: str | None, entry: Callable[..., int], arguments: tuple[Any, ...], source: str
+) -> Mapping[str, Any]:
+    """Run an entry in new processes, and return what its rank 0 wrote."""
+    from samebits.config.process_range import ProcessRange, parse_range
+    from samebits.launch.start import default_procs, launch_here
+    from samebits.launch.stopped import raise_if_stopped
+
+    default = default_procs(config)
+    size = parse_range(procs, "--procs") if procs is not None else ProcessRange(default, default)
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / "measured.json"
+        failure: SamebitsError | None = None
+        try:
+            code = launch_here(size, config, entry, (*arguments, out))
+        except SamebitsError as error:
+            code, failure = 1, error
+        raise_if_stopped(code)
+        measured: dict[str, Any] = json.loads(out.read_bytes()) if out.is_file() else {}
+    # Memory that ran out is a result: the process that failed wrote it.
+    if code and "peak" not in measured:
+        raise failure or LaunchError(
+            f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
+            fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",
+        )
+    return measured
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether this command wrote a file."""
+    try:
+        return "suggestion" in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False

@@ -1,0 +1,226 @@
+"""`samebits scale`: throughput of a job on 1, 2, 4 ... processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samebits.cli.options import Debug, Overrides, path_of
+from samebits.config.process_range import MAX_PROCS
+from samebits.cores import describe_other_load, num_cores
+from samebits.data.micro_batches import num_micro_batches
+from samebits.errors import ConfigError, LaunchError
+from samebits.extras import missing_modules, pip_line
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
+    from samebits.report.console import Console
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
+Compare = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, powersgd, ddp (torch's own)."
+    ),
+]
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
+Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for scale.json and scale.png.")]
+
+# The settings of each variant; ddp trains through torch's own DistributedDataParallel.
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "exact": ("mode=exact",),
+    "fast": ("mode=fast",),
+    "sync": ("batch_norm=sync",),
+    "bf16": ("precision=bf16",),
+    "compile": ("compile=true",),
+    "bf16-sums": ("compress=bf16",),
+    "powersgd": ("mode=fast", "compress=powersgd"),
+    "ddp": ("mode=fast",),
+}
+
+
+def scale(
+    source: SourceName,
+    overrides: Overrides = None,
+    procs: Procs = "1,2,4",
+    compare: Compare = "exact,fast,ddp",
+    steps: Steps = 20,
+    out: Out = Path("scale"),
+    debug: Debug = False,
+) -> None:
+    """Measure the throughput of a job by number of processes.
+
+    Prints a table, and writes a chart and a JSON file. Takes minutes: each measurement starts new processes.
+    """
+    from samebits.config.combinations import refuse_local_steps
+    from samebits.config.load import load
+    from samebits.launch import forkserver
+    from samebits.launch.kernels import pin_kernels
+    from samebits.recipes.catalog import find
+
+    sizes, names = _sizes(procs), _names(compare)
+    _check_out(out)
+    found = find(source)
+    given = list(overrides or [])
+    config = load(found.config_class, found.layers, given).config
+    refuse_local_steps(config, "samebits scale")
+    for name in names:
+        load(found.config_class, found.layers, [*given, *VARIANTS[name]])
+    other_load, is_busy = describe_other_load()  # before any process of this command starts
+    pin_kernels(config.kernels)
+    forkserver.prepare([*forkserver.PRELOAD, "samebits.scaling.measure"], config.num_threads)
+    from samebits.report.console import Console
+
+    console = Console(sys.stdout, strict=True)
+    jobs = [(name, size) for size in sizes for name in names]
+    console.say(
+        f"{len(jobs)} measurement{'s' if len(jobs) > 1 else ''} of {steps} steps, "
+        "each in new processes, 10 s or more each"
+    )
+    if is_busy:
+        console.say(f"{other_load}: stop them to get reliable measurements")
+
+    def run(name: str, size: int, out_file: Path) -> dict[str, Any]:
+        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, out_file)
+
+    measurements = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
+    if not measurements:
+        raise ConfigError(
+            "nothing could be measured",
+            given=f"--procs {procs} --compare {compare}",
+            fix="Use fewer processes (--procs) or a smaller micro_batch.",
+        )
+    is_on_cpu = any(row["device"] == "cpu" for rows in measurements.values() for row in rows.values())
+    _show(console, measurements, num_cores() if is_on_cpu else None)
+    if not is_busy and describe_other_load()[1]:
+        console.say("Other programs have started to use this machine: the measurements are not reliable.")
+    _keep(console, measurements, out, found.name)
+
+
+def _measure_all(
+    console: Console,
+    jobs: list[tuple[str, int]],
+    num_micro_batches: int,
+    run: Callable[[str, int, Path], dict[str, Any]],
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Run the measurements one after another, with the time left after each.
+
+    Args:
+        console: Where to write.
+        jobs: Variant and number of processes of each.
+        num_micro_batches: Micro-batches of a step.
+        run: Measures one variant on a number of processes, and writes to the given file.
+
+    Returns:
+        The measurements by variant and number of processes.
+    """
+    from samebits.report.format import clock
+
+    measurements: dict[str, dict[int, dict[str, Any]]] = {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as work, closing(console):
+        for done, (name, size) in enumerate(jobs):
+            label = f"{name} on {size} process{'es' if size > 1 else ''}"
+            if name == "ddp" and size > num_micro_batches:
+                console.say(f"{label} is skipped: a step has only {num_micro_batches} micro-batches")
+                continue
+            console.share_done(f"measuring {label}", done, len(jobs))
+            measured = run(name, size, Path(work) / f"{name}-{size}.json")
+            measurements.setdefault(name, {})[size] = measured
+            left_s = (time.monotonic() - began) / (done + 1) * (len(jobs) - done - 1)
+            left = f"  {clock(left_s)} left" if left_s else ""
+            console.say(f"{label:<26} {measured['samples_per_s']:>9,.0f} samples/s{left}")
+    return measurements
+
+
+def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], cores: int | None) -> None:
+    from samebits.scaling.table import FOOTNOTE, conclusions, table
+
+    console.say("")
+    console.table(table(measurements))
+    console.say(f"\n{FOOTNOTE}\n")
+    console.say("\n".join(conclusions(measurements, cores)))
+
+
+def _measured(
+    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, out_file: Path
+) -> dict[str, Any]:
+    from samebits.config.process_range import ProcessRange
+    from samebits.launch.start import launch_here
+    from samebits.launch.stopped import raise_if_stopped
+    from samebits.scaling.measure import WARM_STEPS, measure
+
+    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, out_file)
+    code = launch_here(ProcessRange(size, size), config, measure, arguments)
+    raise_if_stopped(code)
+    if code or not out_file.is_file():
+        raise LaunchError(
+            f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
+            where=f"after {WARM_STEPS} warm-up steps" if not code else None,
+            fix=f"Run it alone: {shlex.join(['samebits', 'train', source, *settings, '--procs', str(size)])}",
+        )
+    measured: dict[str, Any] = json.loads(out_file.read_text(encoding="utf-8"))
+    return measured
+
+
+def _keep(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], out: Path, job: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scale.json").write_text(json.dumps({"job": job, "variants": measurements}, indent=1), encoding="utf-8")
+    lines = {
+        name: [(float(size), row["samples_per_s"]) for size, row in rows.items()] for name, rows in measurements.items()
+    }
+    first_name, first = next(iter(lines.items()))
+    ideal = f"(linear from {first_name} on {first[0][0]:g})"
+    lines[ideal] = [(size, first[0][1] * size / first[0][0]) for size in (0.0, *(size for size, _ in first))]
+    if missing_modules("trackers"):
+        console.say(f"\n{out / 'scale.json'}  (for the chart: {pip_line('trackers')})")
+        return
+    from samebits.report.chart import draw_lines
+
+    draw_lines(lines, out / "scale.png", title=f"{job}: throughput", x_name="processes", y_name="samples per second")
+    console.say(f"\n{out / 'scale.json'}  {out / 'scale.png'}")
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a folder with files that this command has not written."""
+    try:
+        is_own = "variants" in json.loads((out / "scale.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        is_own = False
+    there = [name for name in ("scale.json", "scale.png") if os.path.lexists(out / name)]
+    if there and not is_own:
+        raise ConfigError(f"--out {out} contains a {there[0]} of another program", fix="Name a new folder.")
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and 0 < int(part) <= MAX_PROCS for part in parts):
+        raise ConfigError(
+            f"--procs is {text!r}",
+            allowed=f"numbers of processes such as 1,2,4, each up to {MAX_PROCS}",
+            fix="Set --procs to such numbers, separated by commas.",
+        )
+    return sorted({int(part) for part in parts})
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(
+            f"--compare has {unknown[0]!r}",
+            allowed=", ".join(VARIANTS),
+            fix="Set --compare to some of these names, separated by commas.",
+        )
+    return names

@@ -1,0 +1,174 @@
+"""`samebits submit`: a run as a Slurm job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Overrides, path_of
+from samebits.cluster.signals import StopSignal
+from samebits.errors import ConfigError, LaunchError, cannot_make
+from samebits.launch.commands import SAMEBITS
+
+if TYPE_CHECKING:
+    from samebits.launch.slurm import BatchJob
+
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
+Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes per node; default: one per GPU.")]
+Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")]
+Cpus = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Cores per process, for its threads and DataLoader workers.")
+]
+Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Time limit of a job. The run requeues itself and resumes.")]
+Warning = Annotated[
+    int, typer.Option("--warning-s", min=10, metavar="S", help="Seconds before the time limit at which the run saves.")
+]
+RunDir = Annotated[
+    Path,
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder, on a file system that all nodes share."),
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="OPTION", help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable."),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeatable.'),
+]
+GridValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="KEY=A,B ...",
+        help="A sweep, as arrays of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see samebits "
+        "sweep.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")]
+
+
+def submit(
+    source: SourceName,
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    procs: Procs = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    time: Time = "",
+    warning_s: Warning = 120,
+    sbatch: Sbatch = None,
+    variants: Variants = None,
+    grid: GridValues = None,
+    dry_run: DryRun = False,
+    debug: Debug = False,
+) -> None:
+    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
+    from samebits.config.load import load
+    from samebits.launch.slurm import BatchJob, batch_script
+    from samebits.recipes.catalog import command_arguments, find
+    from samebits.recipes.trust import check_tracker_files
+    from samebits.storage.run_folder import check_run_dir
+
+    found = find(source)
+    loaded = load(found.config_class, found.layers, overrides or [])
+    check_tracker_files(loaded.config.report.trackers, overrides or [])
+    each = [shlex.split(variant) for variant in variants or []]
+    for settings in each:
+        load(found.config_class, found.layers, [*(overrides or []), *settings])  # refused now, not in the queue
+    job = BatchJob(
+        # Resolved now: the job does not read the YAML file, which may change while it waits.
+        command=[*SAMEBITS, "train", *command_arguments(found, loaded.diff)],
+        run_dir=run_dir.absolute(),
+        nodes=nodes,
+        procs=procs or gpus or 1,
+        gpus=gpus,
+        cpus=cpus,
+        time=time,
+        warning_s=warning_s,
+        options=sbatch or [],
+        variants=each,
+    )
+    if grid:
+        _submit_sweep(job, source, overrides or [], grid, dry_run=dry_run)
+        return
+    text = batch_script(job)
+    if dry_run:
+        print(text, end="")
+        return
+    check_run_dir(run_dir, "auto")
+    try:
+        run_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_make(run_dir, error) from None
+    print(_submitted(text))
+
+
+def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[str], *, dry_run: bool) -> None:
+    """Define a sweep in the run folder, and submit its trials, each one after what it starts from."""
+    from samebits.launch.slurm import batch_script
+    from samebits.launch.stopped import raise_if_stopped
+    from samebits.sweeps.ask_recipe import ask_recipe
+    from samebits.sweeps.batch import array_job, arrays_of
+    from samebits.sweeps.runner import OUTPUT
+    from samebits.sweeps.start import define_grid, make_folder
+
+    if job.variants:
+        raise ConfigError("--grid and --variant were both given", fix="Use one of them.")
+    sweep = define_grid(source, overrides, grid, is_shared=True)
+    with tempfile.TemporaryDirectory(prefix="samebits-") as place, StopSignal() as stop:
+        folder = Path(place) if dry_run else make_folder(job.run_dir.name, job.run_dir)
+        sweep.write(folder)
+        ask_recipe(sweep, folder, stop)
+    raise_if_stopped(stop.exit_code)
+    ids: list[str] = []
+    if not dry_run:
+        (job.run_dir / OUTPUT).mkdir(exist_ok=True)
+    for parts, after in arrays_of(sweep.parts()):
+        text = batch_script(array_job(job, sweep, parts, None if after is None else ids[after]))
+        ids.append(f"JOB_ID_{len(ids)}" if dry_run else "")
+        if dry_run:
+            print(text, end="")
+            continue
+        answer = _submitted(text)
+        ids[-1] = "".join(re.findall(r"\d+", answer)[-1:])
+        print(answer)
+    if not dry_run:
+        print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")
+
+
+def _submitted(text: str) -> str:
+    """Submit a script, and return what sbatch prints."""
+    try:
+        done = subprocess.run(
+            ["sbatch"],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a path may hold any bytes
+            timeout=60,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            "sbatch is not installed on this machine", fix="Log in to a Slurm login node. --dry-run prints the script."
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            "sbatch did not answer within 60 s", fix="Check with sinfo that the Slurm controller is up."
+        ) from None
+    if done.returncode:
+        raise LaunchError(
+            "sbatch refused the job",
+            given="\n".join(line for line in text.splitlines() if line.startswith("#SBATCH")),
+            cause=done.stderr.strip(),
+            fix="Correct the options. --dry-run prints the script.",
+        )
+    return done.stdout.strip()

@@ -1,0 +1,96 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperArgument, TyperGroup
+
+from samebits.config.given import given_path
+from samebits.errors import printable
+
+DEBUG_VARIABLE = "SAMEBITS_DEBUG"
+_LABEL = 11  # columns of the labels in reports
+
+
+def _switch_on_debug(value: bool) -> None:
+    if value:
+        os.environ[DEBUG_VARIABLE] = "1"  # inherited by child processes
+
+
+def path_of(option: str) -> Callable[[str], Path]:
+    """Return the parser of an option that is a path, for typer."""
+
+    def read(text: str) -> Path:
+        return given_path(text, option)
+
+    return read
+
+
+def json_text(value: object) -> str:
+    """Return JSON for standard output. Control characters and characters that its encoding lacks are escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text if printable(text) == text else json.dumps(value)
+
+
+def table_columns() -> int:
+    """Return the width for tables: that of the terminal or of the variable COLUMNS, else 80."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 400)
+
+
+def is_ascii_output() -> bool:
+    """Return whether standard output may lack characters such as "…" and line drawings."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def line_text(text: str) -> str:
+    """Return a text from a file as one line without control characters."""
+    return printable(text).replace("\n", "\\n")
+
+
+def print_report(lines: Iterable[str]) -> None:
+    """Print the lines of a report. A terminal gets them wrapped between words, below the text after their label."""
+    is_wrapped, width = sys.stdout.isatty(), shutil.get_terminal_size().columns
+    for line in lines:
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False
+        )
+        print("\n".join(wrapped) if is_wrapped else line)
+
+
+class Commands(TyperGroup):
+    """A group of commands whose help names arguments by their metavar alone, without Python's types."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in [each for command in self.commands.values() for each in command.params]:
+            if isinstance(parameter, TyperArgument):
+                # "KEY=VALUE <list[str]>": newer versions of typer append it, and have no option against it.
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1.")
+]
+MachineOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings for this machine, such as data.root=DIR loader.num_workers=2."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)
+]
+# Old launchers add it to the command; torchrun sets a variable too.
+LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]

@@ -1,0 +1,163 @@
+"""Start a run whose settings are resolved: join the world of another launcher, or launch one.
+
+```
+train_command    check what can be known without torch
+  |-- another launcher has started this process, or one process suffices -> train here
+  `-- otherwise: fork server -> workers, each of which trains as one rank
+```
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.cluster.signals import StopSignal
+from samebits.config.load import Loaded
+from samebits.config.process_range import ProcessRange, parse_range
+from samebits.config.schema import RunConfig
+from samebits.doctor.warn import warn_before
+from samebits.engine.run_spec import RunSpec, recipe_of
+from samebits.errors import LaunchError, SamebitsError
+from samebits.extras import require_recipe
+from samebits.launch import forkserver
+from samebits.launch.gpus import check_device
+from samebits.launch.kernels import pin_kernels
+from samebits.launch.start import (
+    LaunchOptions,
+    default_procs,
+    join_world,
+    launch_here,
+    rank_assignment,
+    rendezvous_config,
+    resume_from,
+)
+from samebits.recipes.catalog import RecipeSpec, find
+from samebits.report.log import log_path
+from samebits.report.starting import notice_if_slow
+
+
+def train_command(
+    found: RecipeSpec,
+    loaded: Loaded[RunConfig],
+    run_dir: Path | None,
+    resume: str,
+    options: LaunchOptions,
+    stop_after: int | None = None,
+) -> int:
+    """Join the world that another launcher started, or start one.
+
+    Args:
+        found: The recipe.
+        loaded: Its resolved settings. No process reads the user's files again.
+        run_dir: The run folder; None: a new one below runs/.
+        resume: "never", "auto", or the folder of a checkpoint.
+        options: Processes and machines.
+        stop_after: Number of steps after which training stops and is saved; None: at its end.
+
+    Returns:
+        The exit code: 0, or 128 + a signal's number if the run was stopped after it saved.
+
+    Raises:
+        SamebitsError: A failure that the user can act on.
+    """
+    started_at = time.time()
+    config = loaded.config
+    here = rank_assignment(options.procs, options.init, options.rank, options.world_size)
+    spec = RunSpec(
+        name=found.name,
+        config=config,
+        diff=loaded.diff,
+        folder=run_dir,
+        resume=resume_from(resume, run_dir),
+        is_restart=False,
+        started_at=started_at,
+        stop_after=stop_after,
+    )
+    nodes = rendezvous_config(options, config, run_dir)
+    if here is None:  # otherwise every rank would report the same
+        check_before_start(config, run_dir, spec.resume)
+    default = 1 if here is not None else default_procs(config)
+    procs = parse_range(str(options.procs), "--procs") if options.procs is not None else ProcessRange(default, default)
+    pin_kernels(config.kernels)
+    if procs.most == 1 and nodes is None:
+        return _train(found, spec, here or ALONE)
+
+    # Before torch is imported here, so that both imports run at the same time.
+    forkserver.prepare(forkserver.PRELOAD, config.num_threads)
+    from samebits.storage.run_folder import drop_empty, new_folder
+
+    folder = run_dir or new_folder(found.name)
+    text = replace(spec, folder=folder).to_json()
+    log = log_path(folder, 0)
+    with notice_if_slow(
+        f"starting {procs} process{'es' if procs.most > 1 else ''}",
+        lambda: log.exists() and log.stat().st_mtime > started_at,
+    ):
+        code = launch_here(procs, config, _train_worker, (text,), folder, options.max_restarts, nodes)
+    if code and run_dir is None:
+        drop_empty(folder)
+    return code
+
+
+def _train_worker(text: str) -> int:
+    """Train as one of the launcher's processes. The environment has its rank."""
+    found = find(recipe_of(text))
+    return _train(found, RunSpec.from_json(text, found.config_class), read_assignment(os.environ) or ALONE)
+
+
+def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
+    """Train as one process of a world."""
+    from samebits.cluster import collectives
+    from samebits.engine.run import run
+    from samebits.storage.run_folder import drop_empty, new_folder
+
+    is_new = spec.folder is None
+    # Until all ranks have joined there is nothing to save, so a signal may end the process at once.
+    with join_world(here, spec.config) as world, StopSignal() as stop:
+        if world.restart and is_new:
+            raise LaunchError(
+                f"this is restart {world.restart} of the processes, and no run folder was given",
+                fix="Give --run-dir where restarts are allowed. The run so far is the newest folder under runs/; "
+                "resume it with --run-dir and --resume auto.",
+            )
+        folder = spec.folder or collectives.broadcast_object(world, new_folder(found.name) if world.is_main else None)
+        assert folder is not None
+        if here.started_by != "samebits" and world.local_rank == 0:
+            warn_before(folder, spec.config)
+        try:
+            return run(replace(spec, folder=folder, is_restart=world.restart > 0), found, world, stop)
+        except SamebitsError:
+            if is_new:
+                drop_empty(folder)
+            raise
+
+
+def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> None:
+    """Check what can be known before processes start and torch is imported, which takes seconds.
+
+    The ranks check all of it again, and what needs torch.
+
+    Args:
+        config: The resolved settings.
+        run_dir: The run folder; None: a new one.
+        resume: "never", "auto", or the folder of a checkpoint.
+
+    Raises:
+        LaunchError: The device is cuda, and this machine has none.
+        DataError: The data is missing.
+        ConfigError: The run to resume has other settings, or a package of the recipe or a tracker is missing.
+    """
+    from samebits.provenance.same_run import check_came_from, check_same_run
+    from samebits.storage.run_folder import RunFolder
+
+    require_recipe(config.recipe)
+    check_device(config.device)
+    if run_dir is not None and resume == "auto":
+        check_same_run(RunFolder(run_dir), config, resume)
+    elif resume not in ("never", "auto"):
+        check_came_from(RunFolder(Path(resume).parent.parent), config)
+    config.check_inputs()

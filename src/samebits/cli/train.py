@@ -1,0 +1,292 @@
+"""`samebits train`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.cli.options import Debug, LocalRank, Overrides, path_of
+from samebits.errors import ConfigError
+from samebits.launch.commands import SAMEBITS
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
+        "Default: the recipe of the run folder.",
+        show_default=False,
+    ),
+]
+Procs = Annotated[
+    str | None,
+    typer.Option(
+        "--procs",
+        "--nproc-per-node",
+        metavar="N",
+        help="Processes on this machine; default: one per GPU, or one per core. MIN:MAX: if one is lost for good, "
+        "continue with the rest.",
+        show_default=False,
+    ),
+]
+NumNodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        "--nnodes",
+        metavar="N",
+        help="Nodes; run this command on each. MIN:MAX: continue without a lost node, and accept it when it returns.",
+        show_default=False,
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Address of the rendezvous; HOST is one of the nodes."),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(metavar="R", help="Rank of this node, from 0; with --master."),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", "--master-addr", metavar="HOST:PORT", help="Address of node rank 0; the same on all nodes."
+    ),
+]
+MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Port of --master.")]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--rdzv-id",
+        metavar="NAME",
+        help="Name of the run at the rendezvous; default: the name of the run folder.",
+        show_default=False,
+    ),
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B:4",
+        help="Start on these hosts by ssh; 4 processes on B. Folder and Python need the same paths on each.",
+        show_default=False,
+    ),
+]
+
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder; default: a new one below runs/."),
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="never; auto: from the newest complete checkpoint of --run-dir, if any; or the folder of a checkpoint.",
+    ),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Join other processes at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size.",
+    ),
+]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
+WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]
+MaxRestarts = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How often to restart after a process of this machine was lost.")
+]
+StopAfter = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="STEPS", help="Stop after so many steps in all and save; --resume auto continues the run."
+    ),
+]
+
+
+def train(
+    source: Source = None,
+    overrides: Overrides = None,
+    procs: Procs = None,
+    nodes: NumNodes = None,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: RunId = None,
+    node_rank: NodeRank = None,
+    master: Master = None,
+    master_port: MasterPort = None,
+    hosts: Hosts = None,
+    run_dir: RunDir = None,
+    resume: Resume = "never",
+    init: Init = None,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    local_rank: LocalRank = None,
+    max_restarts: MaxRestarts = 0,
+    stop_after: StopAfter = None,
+    debug: Debug = False,
+) -> int:
+    """Train on any number of processes, to the same model each time.
+
+    `samebits config SOURCE` shows every setting. Under torchrun, srun or mpirun the command joins their world.
+    """
+    from samebits.cluster.env import read_assignment
+    from samebits.config.load import load
+    from samebits.launch import forkserver
+    from samebits.recipes.catalog import command_arguments, find
+    from samebits.recipes.trust import trust_named
+    from samebits.storage.run_folder import check_run_dir
+
+    if source is not None and "=" in source and not Path(source).exists():
+        overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
+    # Checked before torch is imported, so that a wrong option is refused at once.
+    _check_ranges(procs, nodes)
+    here = read_assignment(os.environ, init, rank, world_size)
+    is_restart = here is not None and here.restart > 0
+    source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
+    # The launcher imports torch too for a recipe file, so both imports run at the same time.
+    is_early = source.endswith(".py") and here is None and hosts is None and _starts_processes(procs, nodes)
+    with forkserver.early() if is_early else nullcontext():
+        found = find(source)
+        loaded = load(found.config_class, found.layers, overrides)
+        trust_named(source)
+        _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
+        if hosts is not None:
+            given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
+                     "--master": master}  # fmt: skip
+            _check_no_options_of_a_node(hosts, given)
+            if run_dir is not None:
+                check_run_dir(run_dir, resume)
+            arguments = [*command_arguments(found, loaded.diff), *_stop_option(stop_after)]
+            return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
+        if run_dir is not None:
+            check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
+        from samebits.cli import start_run
+        from samebits.launch.start import LaunchOptions
+        from samebits.launch.subcommand import end_with_caller
+
+        end_with_caller()
+        options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
+                                _with_port(master, master_port))  # fmt: skip
+        return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
+
+
+def _starts_processes(procs: str | None, nodes: str | None) -> bool:
+    """Whether the training probably runs in processes of their own, as far as that is known without the settings."""
+    from samebits.cores import num_cores
+
+    return nodes is not None or (num_cores() > 1 if procs is None else procs != "1")
+
+
+def _stop_option(stop_after: int | None) -> list[str]:
+    return [] if stop_after is None else ["--stop-after", str(stop_after)]
+
+
+def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:
+    """Check that trackers are trusted; and that they can be imported, unless this process is a rank: rank 0 checks."""
+    from samebits.recipes.trust import check_tracker_files
+    from samebits.report.trackers.known import check_trackers
+
+    check_tracker_files(trackers, overrides)
+    if not is_rank:
+        check_trackers(trackers)
+
+
+def _check_ranges(procs: str | None, nodes: str | None) -> None:
+    from samebits.config.process_range import MAX_NODES, MAX_PROCS, parse_range
+
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+        if text is not None:
+            parse_range(text, option, limit)
+
+
+def _check_no_options_of_a_node(hosts: str, given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
+            fix=f"Remove {', '.join(names)}.",
+        )
+
+
+def _on_hosts(
+    hosts: str,
+    name: str,
+    arguments: list[str],
+    endpoint: str | None,
+    run_dir: Path | None,
+    resume: str,
+    max_restarts: int,
+) -> int:
+    from samebits.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
+    from samebits.launch.start import DEFAULT_PORT
+    from samebits.storage.run_folder import drop_empty, new_folder
+
+    machines = parse_hosts(hosts)
+    folder = run_dir or new_folder(name)
+
+    def command(number: int, machine: RemoteHost) -> list[str]:
+        parts = [*SAMEBITS, "train", *arguments]
+        parts += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
+        parts += ["--procs", str(machine.procs)] if machine.procs is not None else []
+        if len(machines) > 1:
+            parts += ["--nodes", str(len(machines))]
+            parts += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
+        return parts
+
+    try:
+        return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))
+    finally:
+        if run_dir is None:
+            drop_empty(folder)
+
+
+def _with_port(master: str | None, port: int | None) -> str | None:
+    """Join torchrun's two options for one address."""
+    if port is None:
+        return master
+    if master is None:
+        raise ConfigError(
+            f"--master-port {port} was given without --master",
+            fix="Add --master HOST, or give both as --master HOST:PORT.",
+        )
+    if master.count(":") == 1 or "]:" in master:
+        raise ConfigError(f"--master {master} has a port, and --master-port is {port}", fix="Remove --master-port.")
+    return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
+
+
+def _stored_source(
+    source: str | None, overrides: list[str], run_dir: Path | None, *, is_restart: bool
+) -> tuple[str, list[str]]:
+    """Return source and overrides; those stored with the run if the user named none, or may have edited the YAML file.
+
+    Args:
+        source: What the command line names.
+        overrides: Its settings.
+        run_dir: The run folder.
+        is_restart: Whether another launcher has restarted this process: the run then keeps its settings.
+    """
+    if source is None:
+        return _source_of(run_dir), overrides
+    is_stored = is_restart and run_dir is not None and (run_dir / "config.yaml").is_file()
+    if is_stored and source.endswith((".yaml", ".yml")):
+        return _source_of(run_dir), []
+    return source, overrides
+
+
+def _source_of(run_dir: Path | None) -> str:
+    """Return the source that a run folder stores."""
+    if run_dir is None:
+        raise ConfigError("no recipe was named", fix="Name one. For a first run: samebits train digits")
+    if not (run_dir / "config.yaml").is_file():
+        raise ConfigError(
+            f"{run_dir} contains no run, and no recipe was named",
+            fix="Check the path. To start a run there, name a recipe, a preset or a file: samebits train digits\n"
+            "A run that was stopped before its first step starts again from the beginning.",
+        )
+    return str(run_dir / "config.yaml")

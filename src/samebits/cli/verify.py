@@ -1,0 +1,155 @@
+"""`samebits verify`: replay steps of a run and compare them with its record."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Json, MachineOverrides, path_of, print_report
+from samebits.config.process_range import MAX_PROCS
+from samebits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from samebits.verify.verdict import Verdict
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False)]
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        metavar="5%",
+        help="Smallest share of the steps to replay; default: 5%. A hash of the run's record selects them.",
+    ),
+]
+Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
+All = Annotated[bool, typer.Option("--all", help="Replay every step.")]
+Scratch = Annotated[
+    bool, typer.Option("--from-scratch", help="Replay every step from the settings, without the run's checkpoints.")
+]
+Procs = Annotated[int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine.")]
+Part = Annotated[str, typer.Option(metavar="K/N", help="Replay one of N parts of the chosen steps.")]
+Merge = Annotated[
+    list[Path] | None,
+    typer.Option(parser=path_of("--merge"), metavar="FILE", help="Merge a part's --json output; repeat for each part."),
+]
+Challenge = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="Your own random text, mixed into the choice of steps.",
+    ),
+]
+Code = Annotated[
+    Path | None,
+    typer.Option(parser=path_of("--code"), metavar="DIR", help="Replay with another checkout of Samebits."),
+]
+
+
+def verify(
+    run: Run,
+    overrides: MachineOverrides = None,
+    sample: Sample = None,
+    steps: Steps = None,
+    every: All = False,
+    from_scratch: Scratch = False,
+    procs: Procs = 1,
+    part: Part = "1/1",
+    merge: Merge = None,
+    challenge: Challenge = "",
+    code: Code = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Replay steps of a run and compare them with its record.
+
+    Compares samples, loss, gradient norm and weights, bit for bit. Exit code 0: verified; 1: something differs.
+    """
+    choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
+    given = [name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
+    share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
+    if not merge:
+        from samebits.storage.run_path import check_run_path
+
+        check_run_path(run)  # a wrong path is reported before torch is imported
+    if code is not None:
+        _run_with(code)
+    if merge:
+        from samebits.verify import verdict
+
+        merged = verdict.merge([verdict.read_verdict(file) for file in merge])
+        verdict.check_is_of(merged, run)
+        return _report(merged, as_json)
+    from samebits.verify.verify import Request, console_for
+    from samebits.verify.verify import verify as verify_run
+
+    request = Request(
+        run=run,
+        overrides=tuple(overrides or ()),
+        share=share,
+        steps=None if steps is None else _pair(steps, "--steps", ":"),
+        from_scratch=from_scratch,
+        challenge=challenge,
+        part=_part(part),
+        procs=procs,
+    )
+    return _report(verify_run(request, console_for(as_json)), as_json)
+
+
+def _report(verdict: Verdict, as_json: bool) -> int:
+    from samebits.verify.verdict import lines
+
+    if as_json:
+        print(verdict.to_json())
+    else:
+        print_report(lines(verdict))
+    return 0 if verdict.is_verified else 1
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"--sample is {text!r}",
+            allowed="above 0% and up to 100%: 5%, 0.05",
+            fix="Give a share, such as --sample 5%.",
+        )
+    return share
+
+
+def _pair(text: str, option: str, sign: str) -> tuple[int, int]:
+    match = re.fullmatch(rf"(\d{{1,15}}){sign}(\d{{1,15}})", text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{option} is {text!r}", allowed=f"two whole numbers: 1{sign}2", fix=f"Give {option} 1{sign}2."
+        )
+    return int(match[1]), int(match[2])
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, num_parts = _pair(text, "--part", "/")
+    if not 1 <= part <= num_parts <= MAX_PROCS:
+        raise ConfigError(f"--part is {text!r}", allowed="K/N with 1 <= K <= N", fix="Give a part such as --part 2/8.")
+    return part, num_parts
+
+
+def _run_with(code: Path) -> None:
+    """Repeat this command with the package of another checkout, in this process; returns only there."""
+    import samebits
+
+    package = code / "src" / "samebits" / "__main__.py"
+    if not os.path.isfile(package):
+        raise ConfigError(
+            f"--code {code} is not a checkout of Samebits: it has no src/samebits/__main__.py",
+            fix="Give the folder that contains the package samebits.",
+        )
+    if Path(samebits.__file__).resolve().parent == package.resolve().parent:
+        return
+    environment = {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "samebits", *sys.argv[1:]], environment)

@@ -1,0 +1,65 @@
+"""`samebits compare`: runs side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_of, table_columns
+from samebits.errors import ConfigError
+
+MAX_RUNS = 26
+Runs = Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Run folders.", show_default=False)]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", parser=path_of("--html"), metavar="FILE", help="Write a page with curves that opens offline."
+    ),
+]
+
+
+def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Compare runs side by side: settings, metrics, time.
+
+    Settings, versions, code and data are listed where they differ, and curves are drawn. Run folders are only read.
+    To find the first step and value that differ, use samebits diff.
+    """
+    from samebits.run_views.compare import compare as compare_runs
+    from samebits.run_views.history import read_history
+    from samebits.run_views.index import check_run
+
+    if not 2 <= len(runs) <= MAX_RUNS:
+        raise ConfigError(
+            f"{len(runs)} run folder{' was' if len(runs) == 1 else 's were'} given",
+            allowed=f"2 to {MAX_RUNS} run folders",
+            fix="Give run folders, such as samebits compare runs/digits-0001 runs/digits-0002.",
+        )
+    for run in runs:
+        check_run(run)
+    if html is not None:
+        from samebits.run_views.page.write import check_page
+
+        check_page(html)
+    comparison = compare_runs([read_history(run) for run in runs])
+    if html is not None:
+        from samebits.run_views.page.build import comparison_page
+        from samebits.run_views.page.write import write_page
+
+        write_page(comparison_page(comparison), html)
+    if as_json:
+        print(json_text(comparison.to_plain()))
+        return
+    from samebits.report.console import Console
+    from samebits.run_views.compare_table import comparison_plots, comparison_tables
+
+    columns, is_ascii = table_columns(), is_ascii_output()
+    console = Console(sys.stdout, strict=True, columns=columns)
+    for block in comparison_tables(comparison, columns, is_ascii=is_ascii):
+        console.draw(block)
+    for line in comparison_plots(comparison, columns, is_ascii=is_ascii):
+        console.draw(line)
+    if html is not None:
+        console.say(f"page  {html}")

@@ -1,0 +1,78 @@
+"""`samebits report`: one HTML file on one or several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.cli.options import Debug, path_of
+from samebits.errors import ConfigError
+
+MAX_RUNS = 26
+MAX_COMPARED = 8  # trials of a sweep
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder of a sweep.", show_default=False)
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", parser=path_of("--out"), metavar="FILE", help="The HTML file; default: report.html in the run folder."
+    ),
+]
+
+
+def report(runs: Runs, out: Out = None, debug: Debug = False) -> None:
+    """Write one HTML file on runs, which opens without a network.
+
+    Shows curves, evaluation images, where the time went, faults and restarts, environment, settings and hashes. For
+    several runs it begins with a comparison.
+    """
+    from samebits.run_views.index import check_run
+    from samebits.run_views.page.write import check_page
+    from samebits.sweeps.state_file import is_sweep
+
+    if len(runs) > MAX_RUNS:
+        raise ConfigError(f"{len(runs)} run folders were given", allowed=f"at most {MAX_RUNS}", fix="Give fewer.")
+    if out is None and len(runs) > 1:
+        raise ConfigError("--out is missing for several runs", fix="Add --out FILE, such as --out report.html.")
+    if len(runs) == 1 and is_sweep(runs[0]):
+        _report_sweep(runs[0], out or runs[0] / "report.html")
+        return
+    for run in runs:
+        check_run(run)
+    target = out or runs[0] / "report.html"
+    check_page(target)
+    from samebits.run_views.history import read_history
+    from samebits.run_views.page.build import report_page
+
+    _write(report_page([read_history(run) for run in runs]), target)
+
+
+def _report_sweep(folder: Path, target: Path) -> None:
+    from samebits.run_views.history import read_history
+    from samebits.run_views.index import check_run
+    from samebits.run_views.page.build import SweepRow, sweep_page
+    from samebits.run_views.page.write import check_page
+    from samebits.sweeps.state_file import read_sweep, settings_of
+    from samebits.sweeps.view import ranked, read_trials
+
+    check_page(target)
+    sweep = read_sweep(folder)
+    trials = ranked(read_trials(folder, sweep), sweep)
+    rows = []
+    for trial in trials:
+        typed = settings_of(sweep.trials[trial.number])
+        rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys], trial.shared[0]))
+    compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][:MAX_COMPARED]
+    for run in compared:
+        check_run(run)
+    _write(sweep_page(folder.absolute().name, sweep.keys, rows, [read_history(run) for run in compared]), target)
+
+
+def _write(page: str, target: Path) -> None:
+    from samebits.run_views.page.write import write_page
+
+    write_page(page, target)
+    print(f"report  {target}  {len(page.encode()) / 1e6:.1f} MB")

@@ -1,0 +1,264 @@
+"""Read this process's rank from the environment or the command line. Nothing here imports torch.
+
+Only this module and `schedulers.py`, which translates the variables of Slurm and MPI, read RANK and its relatives.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NoReturn
+from urllib.parse import urlsplit
+
+from samebits.cluster.schedulers import Scheduler, to_torchrun_env
+from samebits.errors import LaunchError
+
+StartedBy = Literal["samebits", "torchrun", "slurm", "mpi", "command line", "alone"]
+
+# Set by Samebits's launcher for its workers.
+LAUNCHED = "SAMEBITS_LAUNCHED"
+# Secret that all processes of a run share.
+KEY = "SAMEBITS_KEY"
+# Set by a launcher whose processes recover in the step: the file that names the members, and this process's number.
+EPOCHS, WORKER = "SAMEBITS_EPOCHS", "SAMEBITS_WORKER"
+SHORTEST_KEY = 16
+FORMS = "tcp://HOST:PORT, file:///PATH or env://"
+_FIX_INIT = "Set {} to one of these forms."
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """Rank of one process in its world, as assigned by whatever started it.
+
+    Attributes:
+        rank: 0 <= rank < world_size.
+        world_size: Number of processes.
+        local_rank: Rank among the processes of this machine; None if unknown until the rendezvous.
+        local_world_size: Number of processes on this machine; None if unknown.
+        init: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
+        started_by: What started the processes.
+        restart: How often the launcher has restarted them.
+        agent_store: Another process (torchrun's agent) serves the store at `init`, so rank 0 must not.
+        run_id: Separates the keys of runs that share a store.
+        key: Secret that signs messages in the store; empty: messages are not signed.
+        epochs: File of the launcher that names the members of the present world; empty: the members do not change.
+        worker: Number of this process among all that the launcher has started.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    init: str
+    started_by: StartedBy
+    restart: int = 0
+    agent_store: bool = False
+    run_id: str = ""
+    key: str = field(default="", repr=False)
+    epochs: str = ""
+    worker: int = 0
+
+
+ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
+
+
+def is_in_world(environ: Mapping[str, str]) -> bool:
+    """Return whether this process was started as one rank of a world."""
+    environ, _ = to_torchrun_env(environ)
+    return bool(environ.get("RANK") or environ.get("WORLD_SIZE"))
+
+
+def read_assignment(
+    environ: Mapping[str, str], init: str | None = None, rank: int | None = None, world_size: int | None = None
+) -> RankAssignment | None:
+    """Read this process's rank; None if it was not started as part of a world.
+
+    Args:
+        environ: Environment variables.
+        init: Value of `--init`; `env://` takes the address from MASTER_ADDR and MASTER_PORT.
+        rank: Value of `--rank`.
+        world_size: Value of `--world-size`.
+
+    Raises:
+        LaunchError: A value is missing, is not a number, or contradicts another.
+    """
+    run_key(environ)  # checked even outside of a world: this process will start one
+    if init is None and rank is None and world_size is None:
+        return _from_environment(environ) if is_in_world(environ) else None
+    if init is None:
+        given = "--rank" if rank is not None else "--world-size"
+        raise LaunchError(f"{given} was given without --init", fix=f"Add the address of the rendezvous: --init {FORMS}")
+    if init.rstrip("/") == "env:":
+        return _from_environment(environ, rank, world_size)
+    if rank is None or world_size is None:
+        missing = "--rank" if rank is None else "--world-size"
+        raise LaunchError(f"--init {init} was given without {missing}", fix=f"Add {missing} to the command.")
+    return RankAssignment(
+        rank=_checked_rank(rank, world_size, "--rank", "--world-size"),
+        world_size=world_size,
+        local_rank=_number(environ, "LOCAL_RANK", None),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", None),
+        init=check_init(init),
+        started_by="command line",
+        key=run_key(environ),
+    )
+
+
+def run_key(environ: Mapping[str, str]) -> str:
+    """Return the secret in SAMEBITS_KEY; empty if it is not set.
+
+    Raises:
+        LaunchError: It is too short for a secret.
+    """
+    key = environ.get(KEY, "").strip()
+    if key and len(key) < SHORTEST_KEY:
+        raise LaunchError(
+            f"the environment's {KEY} has {len(key)} characters",
+            allowed=f"{SHORTEST_KEY} or more",
+            fix=f"On all machines, export {KEY} with the same output of: openssl rand -hex 32",
+        )
+    return key
+
+
+def _from_environment(
+    environ: Mapping[str, str], rank: int | None = None, world_size: int | None = None
+) -> RankAssignment:
+    environ, scheduler = to_torchrun_env(environ)
+    rank = _number(environ, "RANK", rank)
+    world_size = _number(environ, "WORLD_SIZE", world_size)
+    if rank is None:
+        _missing("RANK", environ)
+    if world_size is None:
+        _missing("WORLD_SIZE", environ)
+    _checked_rank(rank, world_size, "RANK", "WORLD_SIZE")
+    host = environ.get("MASTER_ADDR")
+    port = _number(environ, "MASTER_PORT", None)
+    if not host:
+        _missing("MASTER_ADDR", environ)
+    if port is None:
+        _missing("MASTER_PORT", environ)
+    local_rank = _number(environ, "LOCAL_RANK", None)
+    local_world_size = _number(environ, "LOCAL_WORLD_SIZE", None)
+    if local_rank is not None and local_world_size is not None:
+        _checked_rank(local_rank, local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return RankAssignment(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        init=check_init(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", "MASTER_ADDR/MASTER_PORT"),
+        started_by=_started_by(environ, scheduler),
+        restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", None) or 0,
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        key=run_key(environ),
+        epochs=environ.get(EPOCHS, ""),
+        worker=_number(environ, WORKER, None) or 0,
+    )
+
+
+def _started_by(environ: Mapping[str, str], scheduler: Scheduler) -> StartedBy:
+    if environ.get(LAUNCHED):
+        return "samebits"
+    if scheduler:
+        return scheduler
+    return "torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "command line"
+
+
+def command_for(assignment: RankAssignment, rank: int) -> str:
+    """Return the command that starts another rank, by this process's own; empty if a launcher starts the ranks."""
+    if assignment.started_by != "command line":
+        return ""
+    return command_option("--rank", rank) or f"RANK={rank} {_command(sys.argv[1:])}"
+
+
+def command_option(option: str, value: int) -> str:
+    """Return this process's command line with another value of an option; empty if it does not have the option."""
+    args = sys.argv[1:]
+    for index, arg in enumerate(args):
+        if arg == option and index + 1 < len(args):
+            return _command([*args[: index + 1], str(value), *args[index + 2 :]])
+        if arg.startswith(f"{option}="):
+            return _command([*args[:index], f"{option}={value}", *args[index + 1 :]])
+    return ""
+
+
+def _command(args: Sequence[str]) -> str:
+    name = Path(sys.argv[0]).name
+    return " ".join(["samebits" if name in ("samebits", "__main__.py") else f"python {name}", *map(shlex.quote, args)])
+
+
+def check_init(init: str, where: str = "--init") -> str:
+    """Return `init` if it is a valid address of a rendezvous.
+
+    Args:
+        init: The address.
+        where: The option or variable that it comes from.
+
+    Raises:
+        LaunchError: It is not valid.
+    """
+    try:
+        parts = urlsplit(init)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise LaunchError(f"{where} is {init}: {error}", allowed=FORMS, fix=_FIX_INIT.format(where)) from None
+    if parts.scheme == "tcp":
+        if not host or not port:
+            missing = "host" if not host else "port"
+            raise LaunchError(f"{where} is {init}: it has no {missing}", allowed=FORMS, fix=f"Add the {missing}.")
+        return init
+    if parts.scheme == "file":
+        # urlsplit parses the first folder of file://name/x as a host, and would silently lose it.
+        if parts.netloc or not parts.path.strip("/"):
+            raise LaunchError(
+                f"{where} is {init}: the path must be absolute, with three slashes",
+                allowed="file:///PATH",
+                fix="Write an absolute path: file:///PATH",
+            )
+        return init
+    raise LaunchError(f"{where} is {init}: not an address of a rendezvous", allowed=FORMS, fix=_FIX_INIT.format(where))
+
+
+def _number(environ: Mapping[str, str], name: str, given: int | None) -> int | None:
+    text = environ.get(name)
+    if given is not None or not text:
+        return given
+    try:
+        value = int(text)
+    except ValueError:
+        raise LaunchError(
+            f"the environment's {name} is {text!r}, not a whole number",
+            fix=f"Set {name} to a whole number, or unset it.",
+        ) from None
+    if value < 0:
+        raise LaunchError(f"the environment's {name} is {value}, below 0", fix=f"Set {name} to 0 or more.")
+    return value
+
+
+def _checked_rank(rank: int, world_size: int, rank_name: str, size_name: str) -> int:
+    if world_size < 1:
+        raise LaunchError(
+            f"{size_name} is {world_size}", allowed="1 or more", fix=f"Set {size_name} to the number of processes."
+        )
+    if not 0 <= rank < world_size:
+        raise LaunchError(
+            f"{rank_name} is {rank}, but {size_name} is {world_size}",
+            allowed=f"0 to {world_size - 1}",
+            fix=f"Give each process its own {rank_name}, counted from 0.",
+        )
+    return rank
+
+
+def _missing(name: str, environ: Mapping[str, str]) -> NoReturn:
+    given = [
+        f"{key}={environ[key]}" for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if environ.get(key)
+    ]
+    raise LaunchError(
+        f"{name} is not set in the environment",
+        given=" ".join(given),
+        fix="Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them.",
+    )

@@ -1,0 +1,300 @@
+"""Rendezvous: collect every rank's identity before the process group starts, so that start-up errors name ranks.
+
+torch's process group waits for a missing rank in silence until its timeout. Here each rank writes its `RankInfo` into
+the store, and rank 0 publishes the list once it is complete:
+
+    rank r   add joined -> compare first (world size) -> put info/r ............... poll infos, fault -> return
+    rank 0   the same                                  -> poll info/0 to info/N-1 -> put infos       -> return
+    any      finds a contradiction, or the time is up  -> put fault; all ranks raise it, and count in acknowledged
+
+Other programs can write to the store, so values are signed and validated, and overwritten entries are restored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from samebits.cluster.address import network
+from samebits.cluster.env import RankAssignment, command_for
+from samebits.cluster.generations import SLACK_S, Generations
+from samebits.cluster.signed import Seal, SignedStore, error_from_store
+from samebits.cluster.store import open_store
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
+from samebits.errors import LaunchError, to_json
+from samebits.open_files import out_of_files
+from samebits.scratch import is_running
+
+# How long rank 0 keeps serving the store after a fault, for the other ranks to read it.
+LINGER_S = 8.0
+# Largest valid rank, process id or count.
+_LARGEST = 1 << 31
+# How often a process checks that no other program has overwritten its entry.
+RANK_INFO_S = 1.0
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Identity of one rank, as it writes it into the store.
+
+    Attributes:
+        nonce: Random: a list that contains it was written for this process, and is not an older one.
+        namespace: Scope in which its process id is valid, see `stacks.namespace`.
+        network: Equal for processes that reach each other over 127.0.0.1.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    device: str
+    backend: str
+    num_gpus: int
+    restart: int = 0
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    namespace: str = ""
+    network: str = field(default_factory=network)
+
+    def __str__(self) -> str:
+        return f"{self.host} pid {self.pid}"
+
+
+def rendezvous(
+    assignment: RankAssignment, mine: RankInfo, timeout_s: float, report: Callable[[str], None]
+) -> tuple[SignedStore, list[RankInfo]]:
+    """Wait until every rank of the world has joined.
+
+    Args:
+        assignment: This process's rank and the address of the store.
+        mine: This process's identity.
+        timeout_s: How long to wait for all ranks, seconds.
+        report: Called with a text every few seconds while ranks are missing.
+
+    Returns:
+        The store, restricted to this world's keys, and all ranks' identities by rank.
+
+    Raises:
+        LaunchError: Ranks are missing, or contradict each other; equal on all ranks.
+    """
+    start = time.monotonic()
+    base = PrefixStore(f"samebits/{assignment.run_id}", open_store(assignment, timeout_s, report))
+    try:
+        run = SignedStore(base, Seal(assignment.key, f"run {assignment.run_id}"))
+        generations = Generations(assignment, run, start, timeout_s) if assignment.agent_store else None
+        number = generations.find_generation() if generations is not None else 1
+        is_launched = assignment.started_by == "samebits"
+        seal = Seal(assignment.key, f"world {assignment.run_id}/{assignment.restart if is_launched else 0}/{number}")
+        store = SignedStore(PrefixStore(str(number), base), seal)
+        # A process that joins late does not know how often the others were restarted; the generation counts it.
+        mine = dataclasses.replace(mine, restart=max(assignment.restart, number - 1))
+        call = Rendezvous(assignment, mine, store, start, timeout_s, report, generations)
+        call.register()
+        infos = call.wait()
+        # The seal now depends on rank 0's nonce, which is as new as the list that contains this rank's own nonce:
+        # messages of earlier worlds are refused.
+        return SignedStore(store.store, seal.within(infos[0].nonce)), infos
+    except dist.DistError as error:
+        raise LaunchError(
+            f"rank {mine.rank} ({mine}) lost rank 0 while it waited for the others to join",
+            given=assignment.init,
+            cause=out_of_files() or "rank 0 has ended; its own output gives the reason",
+            fix="Read the output of rank 0.",
+        ) from error
+
+
+def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) -> None:
+    """Leave the rendezvous: rank 0 serves the store until the other ranks have left, and removes a file store.
+
+    Args:
+        assignment: This process's rank and the address of the store.
+        store: The store that `rendezvous` returned.
+        timeout_s: How long rank 0 waits, seconds.
+    """
+    if assignment.agent_store:
+        return
+    # A rank that has ended without leaving is not an error here: the run is complete.
+    with suppress(dist.DistError):
+        store.store.add("left", 1)
+        end = time.monotonic() + timeout_s
+        while assignment.rank == 0 and store.count("left") < assignment.world_size and time.monotonic() < end:
+            time.sleep(0.005)
+    parts = urlsplit(assignment.init)
+    if assignment.rank == 0 and parts.scheme == "file":
+        Path(parts.path).unlink(missing_ok=True)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Format ranks for a text, at most sixteen: `rank 2`, `ranks 0 1 3`."""
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks[:16]))}{more}"
+
+
+@dataclass
+class Rendezvous:
+    """One process's part in a rendezvous: first `register`, then `wait`."""
+
+    assignment: RankAssignment
+    mine: RankInfo
+    store: SignedStore
+    start: float
+    timeout_s: float
+    report: Callable[[str], None]
+    generations: Generations | None
+
+    def register(self) -> None:
+        """Write this process's identity into the store."""
+        mine, store = self.mine, self.store
+        store.store.add("joined", 1)
+        # Compared with the first process that joined: a wrong size must show even if ranks 0 to N-1 all exist.
+        first = _rank_info(store.put_first("first", asdict(mine))) or mine
+        if first.world_size != mine.world_size:
+            self._refuse_stale(first)
+            # Sorted by rank, so that one fault has one text on all ranks.
+            low, high = sorted((first, mine), key=lambda info: info.rank)
+            self._fault(
+                f"world sizes differ: rank {low.rank} was started with {low.world_size}, "
+                f"rank {high.rank} with {high.world_size}",
+                where=f"rank {low.rank}: {low}\nrank {high.rank}: {high}",
+                fix="Start all processes with the same --world-size (or WORLD_SIZE).",
+            )
+        self._claim()
+
+    def _claim(self) -> None:
+        """Write this process's entry, and verify that no other process has claimed the rank."""
+        name = f"info/{self.mine.rank}"
+        other = _rank_info(self.store.put_first(name, asdict(self.mine)))
+        if other is None:
+            self.store.put(name, asdict(self.mine))
+        elif other != self.mine:
+            self._refuse_duplicate(other)
+
+    def _refuse_duplicate(self, other: RankInfo) -> NoReturn:
+        self._refuse_stale(other)
+        self._fault(
+            f"two processes have rank {self.mine.rank}",
+            where=f"{other}\n{self.mine}",
+            fix=f"Give each process its own --rank (or RANK), 0 to {self.mine.world_size - 1}.",
+        )
+
+    def wait(self) -> list[RankInfo]:
+        """Wait for all ranks, and return their identities."""
+        rank, size, store = self.mine.rank, self.mine.world_size, self.store
+        infos, names = {rank: self.mine}, [f"info/{other}" for other in range(size)]
+        limit_s = self.timeout_s + (0 if rank == 0 else SLACK_S)
+        next_report_s, next_claim, pause_s = REPORT_EVERY_S, RANK_INFO_S, 0.002
+        while True:
+            if rank == 0:
+                if self.generations is not None:
+                    self.generations.announce()
+                # One call at each look, and one for each rank only when all are there.
+                if store.store.check(names) and not self._find_missing(infos):
+                    complete = [infos[other] for other in range(size)]
+                    store.put("infos", [asdict(info) for info in complete])
+                    return complete
+            elif (found := _rank_infos(store.get("infos"), size)) is not None:
+                if found[rank] != self.mine:
+                    self._refuse_duplicate(found[rank])
+                return found
+            if (fault := error_from_store(store.get("fault"))) is not None:
+                self._end(fault)
+            waited = time.monotonic() - self.start
+            if waited >= limit_s:
+                self._give_up(self._find_missing(infos), waited)
+            if waited >= next_report_s:
+                next_report_s += REPORT_EVERY_S
+                self._report(self._find_missing(infos), waited)
+            if waited >= next_claim:
+                next_claim = waited + RANK_INFO_S
+                self._claim()
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 0.05)
+
+    def _find_missing(self, infos: dict[int, RankInfo]) -> list[int]:
+        """Read the entries of ranks that have joined since, and return the ranks that are still missing."""
+        missing = [rank for rank in range(self.mine.world_size) if rank not in infos]
+        for rank in missing:
+            info = _rank_info(self.store.get(f"info/{rank}"))
+            if info is not None and info.rank == rank:
+                infos[rank] = info
+        return [rank for rank in missing if rank not in infos]
+
+    def _report(self, missing: Sequence[int], waited: float) -> None:
+        # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
+        if self.mine.rank == 0 or 0 in missing:
+            self.report(f"{self._state(missing)}, {waited:.0f} s\n{self._advice(missing, waited)}")
+
+    def _state(self, missing: Sequence[int]) -> str:
+        joined = sorted({*range(self.mine.world_size)}.difference(missing))
+        verb = "has" if len(joined) == 1 else "have"
+        return f"waiting for {self.mine.world_size} processes: {len(joined)} {verb} joined ({ranks_text(joined)})"
+
+    def _advice(self, missing: Sequence[int], waited: float) -> str:
+        command = command_for(self.assignment, missing[0]) if missing else ""
+        return (
+            f"  missing {ranks_text(missing)}"
+            + (f". On {'its' if len(missing) == 1 else 'the first one’s'} machine:  {command}" if command else "")
+            + f"\n  giving up in {as_clock(self.timeout_s - waited)} (cluster.join_timeout_s)"
+        )
+
+    def _give_up(self, missing: Sequence[int], waited: float) -> NoReturn:
+        command = command_for(self.assignment, missing[0]) if missing else ""
+        self._fault(
+            f"gave up {self._state(missing)}",
+            given=f"missing {ranks_text(missing)}",
+            where=f"after {waited:.0f} s (cluster.join_timeout_s)",
+            cause=self.store.refusal_cause() or "the missing processes were not started, or cannot reach the store",
+            fix=f"Run on the machine of rank {missing[0]}: {command}" if command else "Start the missing processes.",
+        )
+
+    def _fault(self, what: str, *, where: str, fix: str, given: str = "", cause: str = "") -> NoReturn:
+        error = LaunchError(what, given=given, where=where, cause=cause, fix=fix)
+        self.store.put_first("fault", to_json(error))
+        self._end(error)
+
+    def _end(self, error: LaunchError) -> NoReturn:
+        with suppress(dist.DistError):
+            self.store.store.add("acknowledged", 1)
+            serves = self.mine.rank == 0 and not self.assignment.agent_store
+            end = time.monotonic() + LINGER_S
+            # Counts processes and not ranks, because two processes may have one rank.
+            num_joined = self.store.count("joined")
+            while serves and self.store.count("acknowledged") < num_joined and time.monotonic() < end:
+                time.sleep(0.02)
+        raise error
+
+    def _refuse_stale(self, other: RankInfo) -> None:
+        """Refuse a store file of an earlier run: it contains entries of processes that have ended."""
+        parts = urlsplit(self.assignment.init)
+        if parts.scheme != "file" or other.host != self.mine.host or is_running(other.pid):
+            return
+        self._fault(
+            f"{parts.path} is left over from an earlier run",
+            where=f"its rank {other.rank} was {other}, which has ended",
+            fix=f"Remove it (rm {parts.path}), or choose another file in --init.",
+        )
+
+
+def _rank_info(value: Any) -> RankInfo | None:
+    """Validate an entry that was read from the store; None if it is malformed."""
+    names = {"rank", "world_size", "num_gpus", "pid", "restart"}
+    if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(RankInfo)}:
+        return None
+    if not all(type(item) is (int if name in names else str) for name, item in value.items()):
+        return None
+    return RankInfo(**value) if all(0 <= value[name] <= _LARGEST for name in names) else None
+
+
+def _rank_infos(value: Any, size: int) -> list[RankInfo] | None:
+    infos = [_rank_info(item) for item in value] if isinstance(value, list) else []
+    valid = [info for info in infos if info is not None]
+    return valid if [info.rank for info in valid] == [*range(size)] else None

@@ -1,0 +1,298 @@
+"""Open the store through which ranks find each other: served by rank 0, by torchrun's agent, or a shared file.
+
+torch's store clients block for minutes and then print stack traces. Plain sockets therefore detect the common faults
+first: an unknown host, a port in use, no listener.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from torch._C._distributed_c10d import Store, TCPStore
+
+from samebits.cluster.address import is_local_address, port_holder, split_endpoint, store_address
+from samebits.cluster.env import RankAssignment, command_for, command_option
+from samebits.cluster.file_store import open_file_store
+from samebits.cluster.signed import peek
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
+from samebits.config.process_range import RendezvousConfig
+from samebits.errors import LaunchError
+
+HANDSHAKE_S = 20.0
+# Marker that rank 0 writes into the store that it serves, and how long that may take after it has opened the port.
+SERVED = "samebits/served"
+SERVED_S = 10.0
+# Timeout of the launchers' store for its own clients.
+SERVE_S = 60.0
+# Retries while the name server is temporarily unavailable.
+LOOKUP_S = 10.0
+
+
+def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[str], None]) -> Store:
+    """Open the store at the assignment's address; ranks other than 0 wait until rank 0 serves it.
+
+    Args:
+        assignment: This process's rank and the address.
+        timeout_s: How long to wait for rank 0, seconds.
+        report: Called with a text every few seconds.
+
+    Raises:
+        LaunchError: The store cannot be served or reached, or belongs to another program.
+    """
+    parts = urlsplit(assignment.init)
+    if parts.scheme == "file":
+        return open_file_store(Path(parts.path), assignment)
+    host, port = str(parts.hostname), int(parts.port or 0)
+    addresses = resolve_host(host, port, assignment.init)
+    if assignment.rank == 0 and not assignment.agent_store:
+        _check_local(host, addresses, assignment.init, "rank 0", "--init")
+        mine = serve_store(host, port, assignment.init, timeout_s)
+        mine.set(SERVED, "rank 0")
+        return mine
+    wait_for_listener(
+        host, port, assignment.init, timeout_s, report, f"rank {assignment.rank}", "rank 0", command_for(assignment, 0)
+    )
+    store = connect(host, port, assignment.init, timeout_s, "rank 0")
+    if not assignment.agent_store:
+        _check_ours(store, port, assignment.init)
+    return store
+
+
+def _check_ours(store: Store, port: int, init: str) -> None:
+    """Verify that rank 0 of a Samebits run serves the store, before anything is written to it.
+
+    Raises:
+        LaunchError: Another program serves it.
+    """
+    end = time.monotonic() + SERVED_S
+    while peek(store, SERVED) is None:
+        if time.monotonic() > end:
+            raise LaunchError(
+                f"the store at {init} does not belong to a run of Samebits",
+                given=port_holder(port),
+                cause="torchrun or another program serves it",
+                fix="Choose another port, the same for all processes, or end that program.",
+            )
+        time.sleep(0.01)
+
+
+def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tuple[Store, bool]:
+    """Open the store of the launchers of several machines.
+
+    With node ranks, node rank 0 serves it; otherwise the first launcher on the endpoint's machine.
+
+    Returns:
+        The store, and whether this launcher serves it.
+
+    Raises:
+        LaunchError: The store cannot be served or reached.
+    """
+    host, port = split_endpoint(nodes.endpoint)
+    addresses = resolve_host(host, port, nodes.endpoint)
+    if nodes.rank == 0:
+        _check_local(host, addresses, nodes.endpoint, "node rank 0", "--master")
+        return serve_store(host, port, nodes.endpoint, SERVE_S, "node rank 0"), True
+    me, whom, store = f"node {socket.gethostname()}", "the rendezvous", "a rendezvous"
+    if nodes.rank is not None:
+        me, whom, store = f"node rank {nodes.rank} ({socket.gethostname()})", "node rank 0", "node rank 0"
+    elif any(is_local_address(address) for address in addresses):
+        with suppress(LaunchError):  # another launcher of this machine serves it already
+            return serve_store(host, port, nodes.endpoint, SERVE_S), True
+    command = command_option("--node-rank", 0)
+    wait_for_listener(host, port, nodes.endpoint, nodes.join_timeout_s, report, me, whom, command)
+    return connect(host, port, nodes.endpoint, nodes.join_timeout_s, store), False
+
+
+def resolve_host(host: str, port: int, init: str) -> list[str]:
+    """Resolve a host name to its IP addresses.
+
+    Args:
+        host, port: What to resolve.
+        init: The address that the user gave, for the error.
+
+    Raises:
+        LaunchError: The name cannot be resolved.
+    """
+    end = time.monotonic() + LOOKUP_S
+    while True:
+        try:
+            return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        except (socket.gaierror, UnicodeError) as error:
+            passing = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if not passing or time.monotonic() > end:
+                raise LaunchError(
+                    f"host {host!r} is unknown: {error}",
+                    given=init,
+                    fix=f"Use an IP address, or add the name to /etc/hosts on {socket.gethostname()}.",
+                ) from None
+            time.sleep(1.0)
+
+
+def _check_local(host: str, addresses: list[str], init: str, name: str, option: str) -> None:
+    if not any(is_local_address(address) for address in addresses):
+        raise LaunchError(
+            f"{name} must run on {host}, but this is {socket.gethostname()}",
+            given=init,
+            where=f"{host} is {', '.join(addresses)}, not an address of this machine",
+            fix=f"Start {name} on {host}, or set {option} to this machine's name on all machines.",
+        )
+
+
+def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "rank 0") -> TCPStore:
+    """Serve a store to the other processes.
+
+    Args:
+        host: This machine's name or address.
+        port: Port to listen on.
+        init: The address that the user gave, for errors.
+        timeout_s: Timeout of this process's own calls, seconds.
+        name: Name of this process, for errors.
+
+    Raises:
+        LaunchError: The port is in use, or cannot be listened on.
+    """
+    try:
+        listener = _listen(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(port, init, name) from None
+        raise LaunchError(
+            f"{name} can't listen on port {port}: {error.strerror}",
+            given=init,
+            fix="Choose another port, the same on all machines.",
+        ) from None
+    address, seconds = str(listener.getsockname()[0]), timedelta(seconds=timeout_s)
+    return TCPStore(address, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen only on the address that the other processes are given."""
+    address = store_address(host, port)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _in_use(port: int, init: str, name: str) -> LaunchError:
+    holder = port_holder(port)
+    return LaunchError(
+        f"port {port} is in use" + (f" by {holder}" if holder else ""),
+        given=init,
+        cause=f"another run uses it, or a second process was started with {name}",
+        fix="Choose another port, the same on all machines, or end that process.",
+    )
+
+
+def wait_for_listener(
+    host: str,
+    port: int,
+    init: str,
+    timeout_s: float,
+    report: Callable[[str], None],
+    name: str,
+    peer: str,
+    command: str = "",
+) -> None:
+    """Wait until a process listens at an address.
+
+    Args:
+        host: Host of the listener.
+        port: Port of the listener.
+        init: The address as the user gave it.
+        timeout_s: Longest wait, seconds.
+        report: Called with a text every few seconds.
+        name: Name of this process, for texts.
+        peer: Name of the process that should listen.
+        command: Command that starts the peer; empty if unknown.
+
+    Raises:
+        LaunchError: No process listens there in time.
+    """
+    start = time.monotonic()
+    next_report_s, pause_s = REPORT_EVERY_S, 0.01
+    address = store_address(host, port)
+    while True:
+        waited = time.monotonic() - start
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, min(5.0, timeout_s - waited))).close()
+            return
+        except OSError as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        waited = time.monotonic() - start
+        if waited >= timeout_s:
+            raise LaunchError(
+                f"{name} waited {waited:.0f} s for {peer} at {init}: {reason}",
+                where="cluster.join_timeout_s",
+                cause=f"{peer} is not running there, or a firewall is between",
+                fix=f"Run on {host}: {command}" if command else f"Start {peer}, or open the port {port} on {host}.",
+            )
+        if waited >= next_report_s:
+            next_report_s += REPORT_EVERY_S
+            report(
+                f"{name} waits for {peer} at {init}: {reason}, {waited:.0f} s\n"
+                + (f"  on its machine:  {command}\n" if command else "")
+                + f"  giving up in {as_clock(timeout_s - waited)} (cluster.join_timeout_s)"
+            )
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.5)
+
+
+def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Store:
+    """Connect to a store, in a thread: torch waits forever for the answer of a listener that is not a store.
+
+    Args:
+        host: Host of the store.
+        port: Port of the store.
+        init: The address as the user gave it.
+        timeout_s: Timeout of the store's calls, seconds.
+        peer: Name of the process that should serve it.
+
+    Raises:
+        LaunchError: The listener is not a store, or has ended.
+    """
+    made: list[Store | BaseException] = []
+    address = store_address(host, port)
+
+    def connect() -> None:
+        try:
+            made.append(TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
+        except BaseException as error:
+            made.append(error)
+
+    thread = threading.Thread(target=connect, name="store-client", daemon=True)
+    thread.start()
+    end = time.monotonic() + min(HANDSHAKE_S, timeout_s)
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(min(0.5, HANDSHAKE_S))
+        if thread.is_alive() and not _is_listening(host, port):
+            raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=f"Read the output of {peer}.")
+    if made and isinstance(made[0], Store):
+        return made[0]
+    reason = str(made[0]).splitlines()[0] if made else f"no answer in {min(HANDSHAKE_S, timeout_s):.0f} s"
+    raise LaunchError(
+        f"something listens at {init}, but it is not {peer}: {reason}",
+        given=port_holder(port),
+        fix="Choose another port, the same on all machines.",
+    )
+
+
+def _is_listening(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError as error:
+        return not isinstance(error, ConnectionRefusedError)  # else it is busy, or the link is slow
+    return True

@@ -1,0 +1,300 @@
+"""The world: the processes that execute a run now, this process's rank among them, and the device it computes on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from samebits.cluster import abort, connecting, rendezvous, stacks
+from samebits.cluster.activity import Activity
+from samebits.cluster.address import interface_towards
+from samebits.cluster.backends import add_group, choose_backend
+from samebits.cluster.env import ALONE, RankAssignment
+from samebits.cluster.epochs.membership import Membership
+from samebits.cluster.peer_errors import is_lost_peer
+from samebits.cluster.rendezvous import RankInfo
+from samebits.cluster.signed import SignedStore
+from samebits.cluster.timeout import call_with_timeout
+from samebits.cores import schedule_threads
+from samebits.errors import LaunchError
+from samebits.open_files import out_of_files, raise_open_files
+
+GOODBYE_S = 10.0
+# How much longer than `cluster.join_timeout_s` to wait for the store, whose own error names the missing ranks.
+UNANSWERED_S = 40.0
+
+
+@dataclass
+class _BarrierCount:
+    """Number of barriers that this process has passed."""
+
+    barriers: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them.
+
+    Attributes:
+        rank: 0 <= rank < size.
+        size: Number of processes.
+        local_rank: Rank among the processes of this machine.
+        device: Device of this process.
+        backend: What carries tensors: gloo, nccl or mpi; none in a world of one process.
+        host: Name of this machine.
+        store: Keys and values that all processes share; None in a world of one process.
+        assignment: How this process was started.
+        num_hosts: Number of machines.
+        restart: How many worlds this run has had before, at least.
+        signed: Values in the store that only processes with the run's key can write; None in a world of one process.
+        activity: What the main thread is doing now; the hang detector reads it.
+        membership: The members that the launcher names, where they may change during a run; otherwise None.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    host: str
+    store: Store | None
+    assignment: RankAssignment
+    num_hosts: int = 1
+    restart: int = 0
+    signed: SignedStore | None = field(default=None, repr=False, compare=False)
+    turns: _BarrierCount = field(default_factory=_BarrierCount, repr=False, compare=False)
+    activity: Activity = field(default_factory=Activity, repr=False, compare=False)
+    membership: Membership | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes files."""
+        return self.rank == 0
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this process has no rank yet: it replaces a lost one."""
+        return self.rank < 0
+
+    @property
+    def num_ranks_here(self) -> int:
+        """Number of ranks on this machine; the largest number if machines differ."""
+        return -(-self.size // self.num_hosts)
+
+
+def alone(device: str = "auto") -> World:
+    """Return a world of this process only; starts nothing.
+
+    Args:
+        device: auto, cpu or cuda.
+
+    Raises:
+        LaunchError: The device does not exist.
+    """
+    chosen = _device(_device_kind(device), 0)
+    return World(0, 1, 0, chosen, "none", socket.gethostname(), None, ALONE)
+
+
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def join(
+    assignment: RankAssignment,
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    join_timeout_s: float = 300.0,
+    timeout_s: float = 600.0,
+    report: Callable[[str], None] = _print_to_stderr,
+) -> Iterator[World]:
+    """Join the other processes' process group until the block ends.
+
+    Args:
+        assignment: This process's rank and the address of the rendezvous.
+        device: auto, cpu or cuda. auto uses CUDA if it is available.
+        backend: auto, gloo, nccl or mpi. auto uses nccl for CUDA, gloo otherwise.
+        join_timeout_s: How long to wait until all ranks have joined, seconds.
+        timeout_s: Longest wait in a collective, seconds.
+        report: Called with log lines about missing ranks.
+
+    Raises:
+        LaunchError: The ranks cannot reach or contradict each other, or one is lost while the block runs.
+    """
+    if assignment.started_by == "alone":
+        yield alone(device)
+        return
+    raise_open_files()
+    kind = _device_kind(device)
+    num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    start = time.monotonic()
+    who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
+    mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace())
+    store, infos = _join_rendezvous(assignment, mine, join_timeout_s, report)
+    chosen, warning = choose_backend(infos)
+    if warning and assignment.rank == 0:
+        report(warning)
+    world = _world(assignment, mine, store, infos, chosen)
+    if len(networks := {info.network for info in infos}) == 1 and "" not in networks:
+        # All ranks are on one machine: gloo then listens where no other machine can connect.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _start_group(world, infos, timeout_s, connecting.time_left(join_timeout_s, start), report)
+    try:
+        yield world
+    except BaseException as error:
+        if not is_lost_peer(error):
+            abort.record(error)
+        _end_group(world)
+        if is_lost_peer(error):
+            raise LaunchError(
+                f"rank {world.rank} ({world.host}) lost another process",
+                given=_first_line(error)[:200],
+                cause=out_of_files() or "that process has ended; its own output gives the reason",
+                fix="Read the output of the other ranks, or logs/ in the run folder.",
+            ) from error
+        raise
+    _leave(world, store, chosen)
+
+
+def _leave(world: World, store: SignedStore, backend: str) -> None:
+    """Wait for the others' connections, end the group, and leave the rendezvous."""
+    assert world.signed is not None
+    shared = world.signed.store
+    # The run is complete: a store that does not answer any more must not delay the exit.
+    with suppress(TimeoutError):
+        if backend != "mpi":
+            call_with_timeout(
+                lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+            )
+    _end_group(world)
+    with suppress(TimeoutError):
+        call_with_timeout(
+            lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
+        )
+
+
+def _join_rendezvous(
+    assignment: RankAssignment, mine: RankInfo, timeout_s: float, report: Callable[[str], None]
+) -> tuple[SignedStore, list[RankInfo]]:
+    """Run the rendezvous in a thread: torch reads a file that another program has damaged forever."""
+    try:
+        return call_with_timeout(
+            lambda: rendezvous.rendezvous(assignment, mine, timeout_s, report),
+            timeout_s + UNANSWERED_S,
+            lambda waited_s: None,
+        )
+    except TimeoutError:
+        raise LaunchError(
+            f"rank {assignment.rank} received no answer from the store at {assignment.init} "
+            f"for {timeout_s + UNANSWERED_S:.0f} s",
+            cause="rank 0 was stopped, or another program has written to that store",
+            fix="End all processes of the run, and start them with another --init.",
+        ) from None
+
+
+def _world(
+    assignment: RankAssignment, mine: RankInfo, store: SignedStore, infos: Sequence[RankInfo], backend: str
+) -> World:
+    here = [info.rank for info in infos if info.host == mine.host]
+    local_rank = here.index(assignment.rank) if assignment.local_rank is None else assignment.local_rank
+    where = _device(mine.device, local_rank)
+    return World(
+        rank=assignment.rank,
+        size=assignment.world_size,
+        local_rank=local_rank,
+        device=where,
+        backend=backend,
+        host=mine.host,
+        store=PrefixStore("world", store.store),
+        signed=SignedStore(PrefixStore("signed", store.store), store.seal),
+        assignment=assignment,
+        num_hosts=len({info.host for info in infos}),
+        restart=max(info.restart for info in infos),
+    )
+
+
+def _device_kind(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    available = torch.cuda.is_available()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    if device == "cuda" and not available:
+        raise LaunchError(
+            "device is cuda, but torch finds no CUDA device",
+            given=f"torch {torch.__version__}, CUDA_VISIBLE_DEVICES={visible}",
+            where=socket.gethostname(),
+            fix="Set device=cpu, or check the driver with nvidia-smi.",
+        )
+    return "cuda" if available else "cpu"
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _start_group(
+    world: World, infos: Sequence[RankInfo], timeout_s: float, limit_s: float, report: Callable[[str], None]
+) -> None:
+    assignment = world.assignment
+    assert world.signed is not None
+    # By default gloo resolves its own host name, which may have no address, or one that peers cannot reach.
+    if world.backend == "gloo" and (name := interface_towards(assignment.init)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+    def start() -> None:
+        if world.device.type == "cuda":  # the current device is per thread
+            torch.cuda.set_device(world.device)
+        dist.init_process_group(
+            world.backend,
+            store=None if world.backend == "mpi" else world.store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout_s),
+            # Binds NCCL's communicator at once, so that a fault shows here and not in the first collective.
+            device_id=world.device if world.backend == "nccl" else None,
+        )
+        add_group()
+
+    if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
+        start()
+    else:
+        has_store = assignment.agent_store
+        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store)
+    schedule_threads(world.local_rank, torch.get_num_threads())
+
+
+def _end_group(world: World) -> None:
+    if not dist.is_initialized():
+        return
+    # Destroying the group can block forever after a peer has died.
+    thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
+    thread.start()
+    thread.join(GOODBYE_S)
+
+
+def _destroy() -> None:
+    # A group that has failed has reported its error already.
+    try:
+        dist.destroy_process_group()
+    except Exception as error:
+        print(f"process group: {_first_line(error)}", file=sys.stderr)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

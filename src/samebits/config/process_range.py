@@ -1,0 +1,86 @@
+"""Numbers of processes or machines: `4`, or `2:4` for two to four. This module does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.errors import ConfigError
+
+MAX_PROCS = 4096  # on one machine: more cannot be started or stopped reliably
+MAX_NODES = 65536
+
+
+@dataclass(frozen=True)
+class ProcessRange:
+    """A number of processes or machines, from `least` to `most` inclusive.
+
+    Attributes:
+        least: The minimum.
+        most: The maximum.
+    """
+
+    least: int
+    most: int
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number may change during a run."""
+        return self.least < self.most
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}" if self.is_elastic else str(self.most)
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """Parameters of the rendezvous of several nodes.
+
+    Attributes:
+        size: Number of nodes.
+        endpoint: HOST:PORT. The launcher on HOST serves the store there.
+        run_id: Distinguishes runs that use the same endpoint.
+        join_timeout_s: Timeout until the minimum number of nodes has joined, seconds.
+        last_call_s: How long a world with enough nodes waits for more, seconds.
+        node_timeout_s: A node without a heartbeat for this long counts as lost, seconds.
+        rank: This node's rank, if the user gave each node one; node rank 0 is on HOST. None: assigned automatically.
+        folder: The run folder, from which the launchers read their key. None: the key is in SAMEBITS_KEY.
+        has_own_id: Whether the user set the run id. If not, it is derived from the folder's name.
+        shared: Values that must be equal for all launchers of the run, by name.
+    """
+
+    size: ProcessRange
+    endpoint: str
+    run_id: str
+    join_timeout_s: float
+    last_call_s: float
+    node_timeout_s: float
+    rank: int | None = None
+    folder: Path | None = None
+    has_own_id: bool = False
+    shared: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
+    """Parse `4` or `2:4`.
+
+    Args:
+        text: The value that the user gave.
+        option: Name of the option, for errors.
+        limit: Largest number allowed.
+
+    Raises:
+        ConfigError: The text has neither form, the range is empty, or it exceeds the limit.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text.strip())
+    least = int(match[1]) if match else 0
+    most = int(match[2] or match[1]) if match else 0
+    if not 1 <= least <= most <= limit:
+        raise ConfigError(
+            f"{option} is {text!r}",
+            allowed=f"a number from 1 to {limit}, or MIN:MAX such as 2:4",
+            fix=f"Set {option} to a number in this range.",
+        )
+    return ProcessRange(least, most)

@@ -1,0 +1,156 @@
+"""Read the images of a dataset from a folder or from a zip file."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from samebits.data.image_file import MAX_FILE_BYTES, read_content, too_large
+from samebits.data.images import ByteArray, EncodedImage
+from samebits.errors import DataError
+
+# Others have decoders whose memory the file decides on.
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class Store(Protocol):
+    """A source of image files by name."""
+
+    @property
+    def title(self) -> str:
+        """The path of the folder or of the zip file."""
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that it does not contain."""
+
+    def read(self, name: str) -> bytes:
+        """Read an image file."""
+
+
+class Folder:
+    """Images in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.title = str(path)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that it does not contain."""
+        # List each folder once: a hundred thousand stat calls would take long on a file server.
+        folders = {str(PurePosixPath(name).parent) for name in names}
+        known: set[str] = set()
+        for folder in folders:
+            try:
+                with os.scandir(self._path / folder) as entries:
+                    known.update(str(PurePosixPath(folder) / entry.name) for entry in entries)
+            except OSError:
+                continue
+        return [name for name in names if str(PurePosixPath(name)) not in known]
+
+    def read(self, name: str) -> bytes:
+        """Read an image file."""
+        return read_content(self._path / name)
+
+
+class Zip:
+    """Images in a zip file, below any one folder of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.title = str(path)
+        self._file: zipfile.ZipFile | None = None
+        self._pid = 0
+        self._names: dict[str, str] = {}
+        for member in self._opened().namelist():
+            parts = PurePosixPath(member).parts
+            for depth in (1, 0):  # an image at the top comes before one in a folder
+                if len(parts) > depth:
+                    self._names["/".join(parts[depth:])] = member
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that it does not contain."""
+        return [name for name in names if str(PurePosixPath(name)) not in self._names]
+
+    def read(self, name: str) -> bytes:
+        """Read an image file."""
+        file = self._opened()
+        try:
+            member = file.getinfo(self._names[str(PurePosixPath(name))])
+            # What is read is never more than the size given here, whatever the member unpacks to.
+            if member.file_size > MAX_FILE_BYTES:
+                raise too_large(f"{name} in {self._path}", member.file_size)
+            if member.compress_type not in _PACKINGS:
+                raise DataError(
+                    f"{name} has an unsupported compression",
+                    where=self._path,
+                    fix="Compress it with deflate, or store it.",
+                )
+            return file.read(member)
+        except DataError:
+            raise
+        except Exception as error:  # of a damaged file, zipfile raises whatever comes up
+            raise DataError(
+                f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}",
+                fix="Download the zip file again.",
+            ) from error
+
+    def _opened(self) -> zipfile.ZipFile:
+        # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.
+        if self._file is None or self._pid != os.getpid():
+            try:
+                self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
+            except Exception as error:
+                raise DataError(
+                    f"{self._path} can't be opened: {error}",
+                    allowed="a zip file of images",
+                    fix="Download the zip file again.",
+                ) from error
+        return self._file
+
+
+def open_store(candidates: Sequence[Path]) -> Store:
+    """Open the first folder or zip file that exists.
+
+    Raises:
+        DataError: None of them exists.
+    """
+    for path in candidates:
+        if path.is_dir():
+            return Folder(path)
+        if path.suffix == ".zip" and path.is_file():
+            return Zip(path)
+    raise DataError(
+        "there is neither a folder nor a zip file of images",
+        allowed="\n".join(map(str, candidates)),
+        fix="Unpack the images into this folder, or copy the zip file there.",
+    )
+
+
+def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -> None:
+    if found != annotated:
+        raise DataError(
+            f"the image {name} is {found[0]}x{found[1]}, but {annotated[0]}x{annotated[1]} in its annotation",
+            cause="it was annotated after its EXIF rotation, which is not applied here"
+            if found == annotated[::-1]
+            else None,
+            fix="Use images and annotations from the same source.",
+        )
+
+
+def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
+    """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+
+    Args:
+        content: The file.
+        name: What to call it in an error.
+        size: (width, height) that it has to have.
+
+    Raises:
+        DataError: It is no image, is damaged, or has another size.
+    """
+    image = EncodedImage(name, content, upright=False)
+    _check_size(name, image.size, size)
+    return image.pixels()

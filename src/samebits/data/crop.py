@@ -1,0 +1,179 @@
+"""Random and centre crops of images, and their resizing.
+
+Legend: N images, H and W their height and width. Boxes are in whole pixels of the upright image, from its left and top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from samebits.data.images import SCALES, ByteArray
+from samebits.data.keyed import KeyArray, uniforms
+from samebits.data.opencv import cv2
+
+_NUM_TRIES = 10
+# Largest aspect ratio that is resized whole; of longer images only the middle is. With its shorter side resized to 256,
+# an image of 1 x 10,000,000 pixels would take 2 TB.
+_LONGEST = 16
+
+
+class Box(NamedTuple):
+    """A rectangle in an image, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    def at(self, scale: int) -> Box:
+        """Return the box in the image decoded at 1/scale of its size, with all values rounded down."""
+        return Box(self.left // scale, self.top // scale, self.width // scale, self.height // scale)
+
+
+class RandomBoxes:
+    """Random boxes of N images, with the distribution of torchvision's RandomResizedCrop.
+
+    Args:
+        keys: (N,) keys of the samples.
+        area: Minimum and maximum share of the image's area, uniform.
+        ratio: Minimum and maximum width / height, uniform in the logarithm.
+        first_column: Index of the first of 40 random numbers of each key to use.
+    """
+
+    def __init__(
+        self, keys: KeyArray, *, area: tuple[float, float], ratio: tuple[float, float], first_column: int = 0
+    ) -> None:
+        self._area, self._ratio = area, ratio
+        self._shape = (math.log(ratio[0]), math.log(ratio[1]))
+        # All tries of all images in one call, since numpy's overhead per call is high.
+        self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
+
+    def box(self, index: int, size: tuple[int, int]) -> Box:
+        """Return the box of the image at `index` of the N, from its (width, height) in pixels."""
+        numbers = self._numbers[index]
+        for start in range(0, 4 * _NUM_TRIES, 4):
+            box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
+            if box is not None:
+                return box
+        return _widest_box(size, self._ratio)
+
+
+def _try_box(
+    size: tuple[int, int], numbers: Sequence[float], area: tuple[float, float], log_ratio: tuple[float, float]
+) -> Box | None:
+    width, height = size
+    target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
+    shape = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
+    box_width, box_height = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
+    if not (0 < box_width <= width and 0 < box_height <= height):
+        return None
+    top, left = int((height - box_height + 1) * numbers[2]), int((width - box_width + 1) * numbers[3])
+    return Box(left, top, box_width, box_height)
+
+
+def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
+    """Return the largest centred box of an allowed ratio, for images so long that no try was inside."""
+    width, height = size
+    if width < ratio[0] * height:
+        box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
+    elif width > ratio[1] * height:
+        box_width, box_height = max(1, min(width, round(height * ratio[1]))), height
+    else:
+        box_width, box_height = width, height
+    return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+
+
+def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
+    """Return the largest scale at which a JPEG file may be decoded before a box of it is resized.
+
+    Args:
+        shorter_px: Shorter side of the box, pixels.
+        target_px: Shorter side after resizing, pixels.
+        margin: Minimum ratio of decoded to target pixels along a side.
+    """
+    return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
+
+
+def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
+    """Resize an image or a box of it: bilinear, antialiased, in integers.
+
+    Args:
+        pixels: (H, W, 3) bytes.
+        box: The box; None for the whole image.
+        height: Height of the result, pixels.
+        width: Width of the result, pixels.
+
+    Returns:
+        (height, width, 3) bytes.
+    """
+    result = F.interpolate(_as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True)
+    return result.permute(0, 2, 3, 1)[0]
+
+
+def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
+    """Resize a box as `resized` does, and write the result into `out` without a copy.
+
+    Args:
+        out: (height, width, 3) bytes, to be overwritten.
+        pixels: (H, W, 3) bytes.
+        box: The box.
+        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
+    """
+    part = _part(pixels, box)
+    if mirrored:
+        part = cv2.flip(part, 1).view(np.uint8)
+    size = out.shape[:2]
+    # The operator behind F.interpolate, which has no `out` parameter.
+    torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_channels_first(out))
+
+
+def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
+    return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def _as_image(pixels: ByteArray) -> Tensor:
+    # torch would copy a strided box too, and more slowly than numpy.
+    return _channels_first(torch.from_numpy(np.ascontiguousarray(pixels)))
+
+
+def _channels_first(image: Tensor) -> Tensor:
+    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
+    return image.unsqueeze(0).permute(0, 3, 1, 2)
+
+
+def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
+    """Resize an image to a length of its shorter side, as torchvision's Resize does.
+
+    Args:
+        pixels: (H, W, 3) bytes.
+        shorter_px: Length of the shorter side, pixels.
+        middle_px: Length needed from the middle of the longer side, pixels. The rest of very long images is left out.
+
+    Returns:
+        (H, W, 3) bytes.
+    """
+    height, width = pixels.shape[:2]
+    shorter = min(height, width)
+    longest = shorter * max(_LONGEST, 2 * -(-middle_px // shorter_px))
+    top, left = max(0, height - longest) // 2, max(0, width - longest) // 2
+    pixels = pixels[top : height - top, left : width - left]
+    height, width = pixels.shape[:2]
+    return resized(pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter))
+
+
+def centre_square(image: Tensor, side_px: int) -> Tensor:
+    """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
+    height, width = image.shape[:2]
+    if height < side_px or width < side_px:
+        down, right = max(0, side_px - height), max(0, side_px - width)
+        image = F.pad(image, (0, 0, right // 2, right - right // 2, down // 2, down - down // 2))
+        height, width = image.shape[:2]
+    top, left = round((height - side_px) / 2), round((width - side_px) / 2)
+    return image[top : top + side_px, left : left + side_px]

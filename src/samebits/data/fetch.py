@@ -1,0 +1,117 @@
+"""Download dataset files: verified by checksum, and renamed to their final name when complete."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from samebits.errors import DataError
+from samebits.scratch import partial_path, sweep_partials
+
+LOGGER = logging.getLogger("samebits")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file to download.
+
+    Attributes:
+        urls: URLs, tried in order until one returns a file with the checksum.
+        path: Path of the downloaded file.
+        md5: MD5 checksum, 32 hex digits. It detects damage, not forgery.
+    """
+
+    urls: tuple[str, ...]
+    path: Path
+    md5: str
+
+
+def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> None:
+    """Download a file unless it exists.
+
+    Of several processes on one machine, one downloads and the others wait for it.
+
+    Args:
+        download: The file.
+        otherwise: An imperative sentence for errors: how the user can supply the file without a network.
+        timeout_s: Timeout of a server's response, in seconds.
+
+    Raises:
+        DataError: No URL returned the right file, or the folder cannot be written to.
+    """
+    try:
+        download.path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(download.path):
+            if not download.path.exists():
+                sweep_partials(download.path.parent, download.path.name)
+                _fetch_from_any(download, otherwise, timeout_s)
+    except OSError as error:
+        raise DataError(
+            f"{download.path} can't be written: {error.strerror or error}",
+            fix=f"Make the folder {download.path.parent} writable. {otherwise}",
+        ) from error
+
+
+def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> None:
+    faults = []
+    for url in download.urls:
+        LOGGER.warning("downloading %s", url)
+        partial = partial_path(download.path)
+        try:
+            fault = _fetch_one(url, partial, download.md5, timeout_s)
+            if fault is None:
+                partial.replace(download.path)
+                return
+            faults.append(f"{url}: {fault}")
+        finally:
+            partial.unlink(missing_ok=True)
+    raise DataError(f"{download.path} is missing and can't be downloaded", cause="\n".join(faults), fix=otherwise)
+
+
+def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | None:
+    """Download one URL into a file. Returns the failure, or None if there is none."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with partial.open("wb") as file:
+        chunks = _read(url, timeout_s)
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except (OSError, HTTPException, ValueError) as error:
+                cause = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
+                return str(cause) or type(error).__name__
+            if chunk is None:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != md5:
+        return f"wrong file: MD5 {digest.hexdigest()}, expected {md5}"
+    return None
+
+
+def _read(url: str, timeout_s: float) -> Iterator[bytes]:
+    with urlopen(url, timeout=timeout_s) as response:
+        while chunk := response.read(_CHUNK_BYTES):
+            yield chunk
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Lock a file beside the given one. The kernel releases the lock when the process ends, however it ends."""
+    lock = path.with_name(f".{path.name}.lock")
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "rb") as file:
+        with suppress(OSError):  # without locks two processes may download the same file, each to its own partial file
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,285 @@
+"""Opening untrusted image files: a fixed list of formats, and limits checked before decoding (ADR 28).
+
+Pillow supports about forty formats and chooses one by a file's content, whatever its name. One starts a program (EPS
+runs Ghostscript), and several raise any kind of exception on a damaged file.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import warnings
+from pathlib import Path
+
+# Each import registers a format with Pillow, which otherwise imports all of its formats.
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from samebits.errors import DataError
+
+_PLUGINS = (
+    JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile, WebPImagePlugin.WebPImageFile,
+    BmpImagePlugin.BmpImageFile, GifImagePlugin.GifImageFile, TiffImagePlugin.TiffImageFile,
+    PpmImagePlugin.PpmImageFile,
+)  # fmt: skip
+FORMATS = tuple(plugin.format for plugin in _PLUGINS if plugin.format)
+FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+
+# A file of a few bytes can claim any size. The same limit as Pillow's.
+MAX_PIXELS = 178_956_970
+# Peak memory of reading an image: the file and the decoder.
+MAX_MEMORY_BYTES = 700_000_000
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+# Peak bytes a pixel of decoding and conversion to RGB. Pillow stores four bytes a pixel.
+# Measured by tests/unit/data/test_picture_limits.py. A progressive JPEG file keeps all coefficients until its end.
+_BYTES_PER_PIXEL = {"progressive": 12, "WEBP": 17, "TIFF": 12}
+_OTHERS_BYTES_PER_PIXEL = 9
+# JPEG files decoded without Pillow.
+BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
+# Limits on the scans of a progressive JPEG file. Usual files have about 10 scans. Each scan decodes the whole image,
+# even if it has only a few bytes.
+_MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
+
+# Pillow parses headers in Python, a segment or a byte at a time. Usual files have about ten segments.
+MAX_SEGMENTS, _MAX_SKIPPED_BYTES = 10_000, 1 << 20
+_MAX_CHUNKS = 100_000  # of a PNG file, whose pixels are in chunks of about 8 KB
+_MAX_PLAIN_BYTES = 1 << 23  # of a PPM file with pixels as digits, which Pillow reads one by one
+_MARKER = re.compile(rb"[^\xff]*\xff+(.)", re.DOTALL)
+_MARKERS_WITHOUT_LENGTH = frozenset((0x00, *range(0xD0, 0xDA)))
+_START_OF_SCAN = 0xDA
+
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
+
+
+def read_content(path: Path | str) -> bytes:
+    """Read a regular file. As `Path.read_bytes`, without the file object, which costs more than the reading.
+
+    Raises:
+        DataError: The file can't be read, is a FIFO or a device, or is too large for an image.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer.
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(number)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise too_large(path, status.st_size)
+            content = os.read(number, status.st_size + 1)
+            # A file may grow while it is read.
+            while len(content) <= MAX_FILE_BYTES and (more := os.read(number, 1 << 20)):
+                content += more
+            return content
+        finally:
+            os.close(number)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise damaged(path, error) from error
+
+
+def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
+    """Open an image of an allowed format, without decoding its pixels.
+
+    Args:
+        content: The content of the file.
+        name: Name of the file in errors.
+
+    Raises:
+        DataError: It is not an image of these formats, is damaged, or claims too many pixels.
+    """
+    if _has_many_parts(content):
+        raise DataError(
+            f"image {name} has so many parts that reading it would take too long",
+            cause="the file is damaged, or made to waste time",
+            fix="Save the image again, or remove it from the dataset.",
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is our limit
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        is_small = image.width * image.height <= MAX_PIXELS and _tiles_are_small(image)
+    except Image.DecompressionBombError:
+        raise enormous(name) from None
+    except UnidentifiedImageError:
+        raise not_an_image(name, content) from None
+    except Exception as error:  # Pillow's parsers raise any kind of exception
+        raise damaged(name, error) from error
+    if not is_small:
+        raise enormous(name)
+    return image
+
+
+def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
+    """Check that an opened image can be decoded and converted within the memory limit.
+
+    Args:
+        name: Name of the file in errors.
+        num_bytes: Size of the file in bytes.
+        image: The image, with its draft scale set.
+
+    Raises:
+        DataError: It would take more memory.
+    """
+    kind = "progressive" if "progressive" in image.info else image.format or ""
+    per_pixel = _BYTES_PER_PIXEL.get(kind, _OTHERS_BYTES_PER_PIXEL)
+    check_size(name, num_bytes, image.width * image.height, per_pixel, f" for a {image.format} file")
+
+
+def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixel: int, kind: str = "") -> None:
+    """Check the memory limit; see `check_memory`.
+
+    Args:
+        name: Name of the file in errors.
+        num_bytes: Size of the file in bytes.
+        num_pixels: Pixels to decode.
+        bytes_per_pixel: Peak memory of a pixel.
+        kind: Text behind the limit in the error, such as " for a TIFF file".
+
+    Raises:
+        DataError: It would take more memory.
+    """
+    if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
+        most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
+        raise DataError(
+            f"image {name} has {num_pixels:,} pixels, too many to decode in memory",
+            allowed=f"up to {most:,} pixels{kind}",
+            fix="Resize the image, or remove it from the dataset.",
+        )
+
+
+def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None:
+    """Check the number of scans of a progressive JPEG file, each of which decodes the whole image.
+
+    Args:
+        name: Name of the file in errors.
+        content: The content of the file.
+        size: (width, height) in pixels.
+
+    Raises:
+        DataError: It has too many scans for its size.
+    """
+    num_scans = content.count(b"\xff\xda")
+    if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
+        raise DataError(
+            f"image {name} has {num_scans:,} scans, which would take too long to decode",
+            cause="the file is damaged, or made to waste time",
+            fix="Save the image again, or remove it from the dataset.",
+        )
+
+
+def _has_many_parts(content: bytes | bytearray) -> bool:
+    """Return whether a file has so many parts before its pixels that Pillow would take long to parse them."""
+    if content[:3] == b"\xff\xd8\xff":
+        return _has_many_segments(content)
+    if content[:8] == b"\x89PNG\r\n\x1a\n":
+        return _has_many_chunks(content)
+    if content[:4] == b"GIF8":
+        return _has_many_blocks(content)
+    return content[:1] == b"P" and content[1:2] in b"123" and len(content) > _MAX_PLAIN_BYTES
+
+
+def _has_many_segments(content: bytes | bytearray) -> bool:
+    offset, num_skipped_bytes = 2, 0
+    for _ in range(MAX_SEGMENTS):
+        match = _MARKER.match(content, offset)
+        num_skipped_bytes += (len(content) if match is None else match.end()) - offset
+        if num_skipped_bytes > _MAX_SKIPPED_BYTES:
+            return True
+        if match is None or match[1][0] == _START_OF_SCAN:
+            return False
+        offset = match.end()
+        if match[1][0] not in _MARKERS_WITHOUT_LENGTH:
+            offset += max(2, int.from_bytes(content[offset : offset + 2], "big"))
+    return True
+
+
+def _has_many_chunks(content: bytes | bytearray) -> bool:
+    offset = 8
+    for _ in range(_MAX_CHUNKS):
+        if offset >= len(content):
+            return False
+        offset += 12 + int.from_bytes(content[offset : offset + 4], "big")
+    return True
+
+
+def _has_many_blocks(content: bytes | bytearray) -> bool:
+    """Return whether extensions before the first frame of a GIF file have many blocks of up to 255 bytes."""
+    colours = content[10:11] or b"\0"
+    offset = 13 + (3 << (colours[0] & 7) + 1 if colours[0] & 0x80 else 0)
+    for _ in range(MAX_SEGMENTS):
+        if content[offset : offset + 1] in (b"", b"\x2c"):
+            return False
+        if content[offset : offset + 1] != b"\x21":
+            offset += 1  # Pillow skips unknown bytes
+            continue
+        offset += 2
+        for _ in range(MAX_SEGMENTS):
+            length = (content[offset : offset + 1] or b"\0")[0]
+            offset += 1 + length
+            if not length:
+                break
+        else:
+            return True
+    return True
+
+
+def _tiles_are_small(image: Image.Image) -> bool:
+    """Return whether a TIFF file's tiles fit its image: each is decoded completely, however little of it is visible."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return True
+    width, height = image.tag_v2.get(_TILE_WIDTH, 0), image.tag_v2.get(_TILE_LENGTH, 0)
+    return int(width) * int(height) <= max(4 * image.width * image.height, 1 << 24)
+
+
+def enormous(name: Path | str, max_pixels: int = MAX_PIXELS) -> DataError:
+    """Make the error for an image that claims too many pixels."""
+    return DataError(
+        f"{name} claims to be an image of more than {max_pixels:,} pixels",
+        cause="the file is damaged, or a decompression bomb",
+        fix="Resize the image, or remove it from the dataset.",
+    )
+
+
+def too_large(name: Path | str, num_bytes: int) -> DataError:
+    """Make the error for a file above the size limit."""
+    return DataError(
+        f"{name} has {num_bytes:,} bytes, too many for an image",
+        allowed=f"up to {MAX_FILE_BYTES:,} bytes",
+        fix="Compress the image, or remove it from the dataset.",
+    )
+
+
+def not_an_image(name: Path | str, content: bytes | bytearray) -> DataError:
+    """Make the error for a file that is not an image."""
+    fix = "Replace the file, or remove it from the dataset."
+    if not content:
+        return DataError(f"{name} is empty", allowed=FORMATS_TEXT, fix=fix)
+    return DataError(f"{name} is not an image", allowed=FORMATS_TEXT, fix=fix)
+
+
+def damaged(name: Path | str, error: Exception) -> DataError:
+    """Make the error for an image that cannot be read or decoded."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return DataError(
+            f"{name} can't be read: {error.strerror or error}", fix="Check the path and the permissions of the file."
+        )
+    return DataError(
+        f"image {name} is damaged",
+        cause=str(error) or type(error).__name__,
+        fix="Replace the file, or remove it from the dataset.",
+    )

@@ -1,0 +1,300 @@
+"""Decode image files of any format to 8-bit RGB, as an image viewer shows them.
+
+The EXIF orientation is applied. Grey, CMYK, palette and 16-bit images are converted, transparent parts are blended over
+white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their size.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile, ImageOps
+
+from samebits.data.image_file import (
+    BASELINE_BYTES_PER_PIXEL,
+    MAX_PIXELS,
+    MAX_SEGMENTS,
+    PROGRESSIVE_BYTES_PER_PIXEL,
+    check_memory,
+    check_scans,
+    check_size,
+    damaged,
+    enormous,
+    open_image,
+    read_content,
+)
+from samebits.errors import SamebitsError
+
+ByteArray = npt.NDArray[np.uint8]
+
+SCALES = (8, 4, 2, 1)  # a JPEG file can be decoded at 1/scale of its size
+
+_ORIENTATION = 0x0112
+# Extra rows to decode below those that are needed: with vertical chroma subsampling, the chroma of two rows is
+# interpolated with that of the next two.
+_MORE_ROWS = 2
+_STRIP_PIXELS = 1 << 22  # larger images are converted in strips, since each conversion makes one or more copies
+
+
+def read_rgb(path: Path) -> ByteArray:
+    """Read an image file as (H, W, 3) bytes, with its EXIF orientation applied.
+
+    Raises:
+        DataError: The file cannot be read, is not an image, is damaged, or exceeds the pixel limit.
+    """
+    return EncodedImage(path).pixels()
+
+
+class EncodedImage:
+    """An image file that is decoded on demand. The constructor parses only the header of a plain JPEG file.
+
+    Args:
+        path: The file; with `content`, the name for errors.
+        content: The content of the file. None: it is read from `path`.
+        max_pixels: Largest number of pixels.
+        upright: Whether to apply the EXIF orientation.
+
+    Attributes:
+        path: The file, or the name for errors.
+        size: (width, height) in pixels, after the orientation was applied.
+        is_scalable: Whether the file can be decoded at a reduced size.
+
+    Raises:
+        DataError: The file cannot be read, is not an image, is damaged, or exceeds the pixel limit.
+    """
+
+    def __init__(
+        self, path: Path | str, content: bytes | None = None, *, max_pixels: int = MAX_PIXELS, upright: bool = True
+    ) -> None:
+        self.path = path
+        self._content = read_content(path) if content is None else content
+        self._max_pixels, self._upright = max_pixels, upright
+        self._image: Image.Image | None = None
+        head = JpegHead.find(self._content)
+        self._height_at = None if head is None else head.height_at
+        # A truncated file has no end marker. It is left to Pillow, which decodes all of it. So the damage is found even
+        # if the lower rows are not needed.
+        self._has_end = b"\xff\xd9" in self._content[-1024:]
+        self._is_baseline = head is not None and not head.is_progressive
+        if head is not None and head.is_plain and self._has_end:
+            self._check_pixels(head.size)
+            if head.is_progressive:
+                check_scans(path, self._content, head.size)
+            self.size, self.is_scalable, self._is_turned, self._is_plain = head.size, True, False, True
+        else:
+            self._parse_with_pillow()
+
+    def pixels(self, scale: int = 1, *, bottom_px: int | None = None) -> ByteArray:
+        """Decode the image; to be called once.
+
+        Args:
+            scale: Decode at 1/scale of the size: 1, 2, 4 or 8. Must be 1 if the file is not scalable.
+            bottom_px: Number of rows that are needed, at this scale. Rows below may be missing. None: all rows.
+
+        Returns:
+            (H, W, 3) bytes, upright. H and W are the size divided by the scale, rounded up.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        try:
+            content = self._content if bottom_px is None else self._cut(scale * (bottom_px + _MORE_ROWS))
+            if self._is_plain:
+                self._check_plain(scale)
+                return decode_plain_jpeg(content, scale)
+            return _to_rgb(self._loaded(content, scale))
+        except SamebitsError:
+            raise
+        except Exception as error:  # decoders raise many types
+            raise damaged(self.path, error) from error
+
+    def image(self) -> Image.Image:
+        """Decode to a Pillow image: upright, in the mode of the file.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        try:
+            return self._loaded(self._content, 1)
+        except SamebitsError:
+            raise
+        except Exception as error:
+            raise damaged(self.path, error) from error
+
+    def _loaded(self, content: bytes | bytearray, scale: int) -> Image.Image:
+        image = self._open(content)
+        self._image = None  # frees it once the copies below are made
+        if scale > 1:
+            assert isinstance(image, ImageFile.ImageFile)
+            if not self._is_baseline:  # a progressive file keeps its coefficients at full size
+                check_memory(self.path, len(content), image)
+            image.draft(image.mode, (max(1, image.width // scale), max(1, image.height // scale)))
+        check_memory(self.path, len(content), image)
+        image.load()
+        return ImageOps.exif_transpose(image) if self._is_turned else image
+
+    def _check_plain(self, scale: int) -> None:
+        num_pixels = self.size[0] * self.size[1]
+        if self._is_baseline:
+            check_size(self.path, len(self._content), num_pixels // scale**2, BASELINE_BYTES_PER_PIXEL)
+        else:
+            check_size(self.path, len(self._content), num_pixels, PROGRESSIVE_BYTES_PER_PIXEL)
+
+    def _check_pixels(self, size: tuple[int, int]) -> None:
+        if size[0] * size[1] > self._max_pixels:
+            raise enormous(self.path, self._max_pixels)
+
+    def _parse_with_pillow(self) -> None:
+        image = self._open(self._content)
+        self._check_pixels(image.size)
+        is_jpeg = image.format in ("JPEG", "MPO")
+        if "progressive" in image.info:
+            check_scans(self.path, self._content, image.size)
+        try:
+            if not is_jpeg:
+                check_memory(self.path, len(self._content), image)
+                image.load()  # the EXIF of a PNG can follow its pixels; loading also detects damage
+        except SamebitsError:
+            raise
+        except Exception as error:
+            raise damaged(self.path, error) from error
+        orientation = _orientation(image, is_jpeg) if self._upright else 1
+        width, height = image.size
+        self.size = (height, width) if orientation >= 5 else (width, height)  # 5 to 8 include a rotation by 90°
+        self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
+        self._is_turned = orientation != 1
+        self._is_plain = image.format == "JPEG" and image.mode == "RGB" and not self._is_turned and self._has_end
+        self._image = image
+
+    def _open(self, content: bytes | bytearray) -> Image.Image:
+        if self._image is not None and content is self._content:
+            return self._image
+        return open_image(content, self.path)
+
+    def _cut(self, num_rows: int) -> bytes | bytearray:
+        """Return the file with its height set to `num_rows` where possible: decoders then skip the rows below."""
+        can_cut = self.is_scalable and not self._is_turned and self._has_end
+        if self._height_at is None or not can_cut or num_rows >= self.size[1]:
+            return self._content
+        content = bytearray(self._content)
+        content[self._height_at : self._height_at + 2] = num_rows.to_bytes(2, "big")
+        return content
+
+
+class JpegHead(NamedTuple):
+    """Header of a JPEG file.
+
+    Attributes:
+        size: (width, height) in pixels as stored.
+        height_at: Offset of the height in the file, in bytes; it has two bytes.
+        is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
+            Adobe segment, which may name another colour space.
+        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
+    """
+
+    size: tuple[int, int]
+    height_at: int
+    is_plain: bool
+    is_progressive: bool
+
+    @classmethod
+    def find(cls, content: bytes) -> JpegHead | None:
+        """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
+        if content[:2] != b"\xff\xd8":
+            return None
+        offset, end, is_plain = 2, len(content) - 9, True
+        for _ in range(MAX_SEGMENTS):
+            if offset >= end or content[offset] != 0xFF:
+                return None
+            marker = content[offset + 1]
+            if marker in (0xC0, 0xC1, 0xC2):
+                precision, height, width, num_channels = struct.unpack_from(">BHHB", content, offset + 4)
+                is_plain = is_plain and (precision, num_channels) == (8, 3)
+                return cls((width, height), offset + 5, is_plain, marker == 0xC2) if width and height else None
+            if not (0xC4 <= marker <= 0xFE) or marker in (0xD8, 0xD9, 0xDA):
+                return None
+            is_plain = is_plain and marker not in (0xE1, 0xEE)
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
+        return None
+
+
+def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
+    """Decode a JPEG file that Pillow would decode to the same bits, without Pillow's copy of four bytes per pixel.
+
+    Args:
+        content: The file; see `JpegHead.is_plain`.
+        scale: Decode at 1/scale of the size: 1, 2, 4 or 8.
+
+    Returns:
+        (H, W, 3) bytes. H and W are the size divided by the scale, rounded up.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    import simplejpeg  # an optional package
+
+    least_height = least_width = 0
+    if scale > 1:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(content)
+        least_height, least_width = -(-height // scale), -(-width // scale)
+    # Not strict, like Pillow: the decoder also warns about rows below those that are needed.
+    pixels: ByteArray = simplejpeg.decode_jpeg(
+        content, "RGB", min_height=least_height, min_width=least_width, min_factor=1, strict=False
+    )
+    return pixels
+
+
+def _orientation(image: Image.Image, is_jpeg: bool) -> int:
+    if is_jpeg and "exif" not in image.info:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged EXIF segment, which raises many types, does not make the image unusable
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _to_rgb(image: Image.Image) -> ByteArray:
+    """Convert an image of any mode to 8-bit RGB. 16 and 32 bits are scaled, transparent parts blended over white.
+
+    Args:
+        image: A loaded image, upright.
+
+    Returns:
+        (H, W, 3) bytes.
+    """
+    width, height = image.size
+    rows = max(1, _STRIP_PIXELS // width)
+    if rows >= height:
+        return _strip_to_rgb(image, _white(image))
+    white = max(_white(image.crop((0, top, width, min(height, top + rows)))) for top in range(0, height, rows))
+    pixels = np.empty((height, width, 3), np.uint8)
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        pixels[top:bottom] = _strip_to_rgb(image.crop((0, top, width, bottom)), white)
+    return pixels
+
+
+def _white(image: Image.Image) -> float:
+    """Return the value of white in a grey image of 16 or 32 bits: of floats, the maximum, at least 1."""
+    if not image.mode.startswith("F"):
+        return 65535.0
+    return max(1.0, float(np.asarray(image).max(initial=0.0)))
+
+
+def _strip_to_rgb(image: Image.Image, white: float) -> ByteArray:
+    if image.mode[0] in "IF":  # 16 and 32 bits, which Pillow's conversion would clip at 255
+        wide = np.asarray(image, dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # a file can contain NaN
+            grey = np.clip(wide * (255 / white), 0, 255).round().astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode != "RGB":
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("RGB")
+    return np.array(image)

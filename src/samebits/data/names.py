@@ -1,0 +1,118 @@
+"""Names of files: images in a folder, a part of them for validation, and names in untrusted lists."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from samebits.errors import DataError
+
+ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+# Virtual file systems of the kernel, which have no images and may not end.
+_NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
+
+
+def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
+    """Return the first name that leads out of a folder; None if all are inside.
+
+    Names are compared as text: a symbolic link below the folder may lead anywhere, since the user made it.
+
+    Args:
+        names: File names, relative to `folder` or absolute.
+        folder: Folder that relative names refer to.
+        root: Folder that all files must be in.
+    """
+    # Resolved once, not for each name: a list may have millions.
+    base = os.path.abspath(root.expanduser())
+    inside = base if base.endswith(os.sep) else base + os.sep
+    start = os.path.abspath(folder.expanduser())
+    for name in names:
+        if (".." in name or name.startswith(os.sep)) and not os.path.normpath(os.path.join(start, name)).startswith(
+            inside
+        ):
+            return name
+    return None
+
+
+def outside(name: str, root: Path, *, where: str | None, fix: str) -> DataError:
+    """Make the error for a name that leads out of a folder.
+
+    Args:
+        name: The name.
+        root: The folder that it must be in.
+        where: File and line of the name.
+        fix: What the user can do, an imperative sentence.
+    """
+    return DataError(
+        f"{name} is not in the folder {root}",
+        where=where,
+        allowed="names relative to that folder, without .. out of it",
+        fix=fix,
+    )
+
+
+def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[str]:
+    """Choose the files of a validation split: a fraction of them, rounded down but at least one.
+
+    The choice depends on the seed and the name of each file, so that added or deleted files move few others.
+
+    Args:
+        names: File names.
+        fraction: Fraction of them to choose.
+        seed: The seed of the run.
+    """
+    ranked = sorted(names, key=lambda name: hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest())
+    return set(ranked[: max(1, int(len(names) * fraction))])
+
+
+def walk(root: Path, name: str) -> list[str]:
+    """List the images in a folder below the root, recursively. Links are followed.
+
+    Returns:
+        Paths relative to the root.
+
+    Raises:
+        DataError: A link points to a parent folder of the root, or to a folder of the system.
+    """
+    names, seen = [], set()
+    whole = Path(os.path.realpath(root))
+    for folder, inner, files in os.walk(root / name, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder that was listed
+            inner.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        if os.path.islink(folder):
+            _check_link(folder, whole)
+        inner.sort()  # if several paths lead to the same folder, the choice is reproducible
+        inside = Path(folder).relative_to(root).as_posix()
+        names += [f"{inside}/{file}" for file in files if is_image(file)]
+    return names
+
+
+def _check_link(link: str, root: Path) -> None:
+    target = Path(os.path.realpath(link))
+    if target in root.parents or any(target.is_relative_to(folder) for folder in _NO_FILES):
+        raise DataError(f"the link {link} points to {target}, not to a folder of images", fix="Remove the link.")
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file of this name counts as an image."""
+    return name.lower().endswith(ENDINGS) and not name.startswith(".")
+
+
+def check_names(root: Path, names: Iterable[str]) -> None:
+    """Refuse file names that are not UTF-8, because a run stores and prints them.
+
+    Raises:
+        DataError: A name is not UTF-8.
+    """
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="Rename it.") from None

@@ -1,0 +1,288 @@
+"""The order of samples (a sampler): (seed, epoch, step) -> the sample indices of every micro-batch.
+
+Everything is integer arithmetic. The order of an epoch is a keyed permutation that is evaluated for any range of
+positions, so no process stores a list of all samples: a Feistel network over the next power of two, applied again
+until the value is a sample ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+
+From the epoch's order to ranks, with global_batch=8, micro_batch=2 and two ranks:
+
+    position in the epoch    0  1  2  3  4  5  6  7 | 8  9 10 11 12 13 14 15 | ...
+    step                     0                      | 1                      | ...
+    micro-batch (leaf)       0     1     2     3    | 0     1     2     3    |
+    rank                     0     0     1     1    | 0     0     1     1    |
+    sample = permute(position), its random numbers = key(seed, epoch, sample)
+
+Only the row "rank" depends on the world: another world runs the same micro-batches on other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from samebits.data.groups import Groups
+from samebits.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
+from samebits.data.micro_batches import even_shares, part
+
+NUM_ROUNDS = 8
+MIN_BITS = 8  # smaller networks have too few permutations to look random
+WINDOW = 4096  # positions permuted in one call: a numpy call costs microseconds, whatever its length
+
+
+class Place(Protocol):
+    """A rank of a world: a `World`, or any object with these two numbers."""
+
+    @property
+    def rank(self) -> int:
+        """Rank, from 0 to size - 1."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+
+
+def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntArray:
+    """Return the samples at some positions of a random permutation of `range(num_samples)`.
+
+    Args:
+        positions: (N,) positions, each in [0, num_samples).
+        num_samples: Length of the permutation.
+        permutation_key: Selects the permutation.
+
+    Returns:
+        (N,) sample indices. Over all positions, each index occurs exactly once.
+    """
+    bits = max(MIN_BITS, (num_samples - 1).bit_length())
+    right_bits = np.uint64(bits // 2)
+    left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    right_mask = np.uint64((1 << (bits // 2)) - 1)
+    round_keys = [np.uint64(key(permutation_key, number)) for number in range(NUM_ROUNDS)]
+
+    # An unbalanced Feistel network: each round changes one half by a hash of the other, so it is a bijection for any
+    # hash. Both halves keep their number of bits, also where the total is odd.
+    def encrypt(values: KeyArray) -> KeyArray:
+        left, right = values >> right_bits, values & right_mask
+        for number, round_key in enumerate(round_keys):
+            if number % 2 == 0:
+                left = left ^ (mix_array(right ^ round_key) & left_mask)
+            else:
+                right = right ^ (mix_array(left ^ round_key) & right_mask)
+        return (left << right_bits) | right
+
+    # Of a small domain all values are encrypted at once, since a call costs microseconds, whatever its length.
+    walk = encrypt(np.arange(1 << bits, dtype=np.uint64)).__getitem__ if 1 << bits <= WINDOW else encrypt
+    values = walk(positions.astype(np.uint64))
+    # The domain is less than twice num_samples (above MIN_BITS), so few values walk far. Each walk ends, since a
+    # cycle of the bijection that starts at a sample returns to it.
+    outside = np.flatnonzero(values >= num_samples)
+    while len(outside):
+        values[outside] = walk(values[outside])
+        outside = outside[values[outside] >= num_samples]
+    return values.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """The samples of one forward pass.
+
+    Attributes:
+        step: Step of the run, from 0.
+        epoch: Epoch, from 0.
+        index: Index in the step: the leaf of the reduction tree.
+        indices: (N,) samples.
+        keys: (N,) random keys of the samples in this epoch.
+        weight: Fraction of the step's samples. The weights of a step's micro-batches add up to 1.
+        forward_key: Seed of the forward pass, for dropout and the like.
+        is_repeat: Whether it belongs to another rank, and is computed to be compared only (`watch.recheck`).
+        is_reread: Whether its samples were read before, so that they are not in the loader's stream.
+    """
+
+    step: int
+    epoch: int
+    index: int
+    indices: IntArray
+    keys: KeyArray
+    weight: float
+    forward_key: int
+    is_repeat: bool = False
+    is_reread: bool = False
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """A micro-batch that a second rank computes too (`watch.recheck`).
+
+    Attributes:
+        index: Index of the micro-batch in the step.
+        owner: The rank that computes it for the step.
+        rank: The rank that repeats it.
+    """
+
+    index: int
+    owner: int
+    rank: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One optimizer update, with the micro-batches of one rank.
+
+    Attributes:
+        number: Step of the run, from 0.
+        epoch: Epoch, from 0.
+        num_samples: Samples of the step over all ranks.
+        num_micro_batches: Micro-batches of the step over all ranks: the leaves of its reduction tree.
+        world_size: Number of ranks.
+        micro_batches: The micro-batches of this rank.
+        rechecks: What is computed a second time in this step, on all ranks; mostly nothing (`RecheckedOrder`).
+        repeats: The micro-batches of other ranks that this rank repeats.
+    """
+
+    number: int
+    epoch: int
+    num_samples: int
+    num_micro_batches: int
+    world_size: int
+    micro_batches: tuple[MicroBatch, ...]
+    rechecks: tuple[Recheck, ...] = ()
+    repeats: tuple[MicroBatch, ...] = ()
+
+    def shares_of_ranks(self) -> tuple[tuple[int, int], ...]:
+        """Return the micro-batches [first, last) of each rank."""
+        return even_shares(self.num_micro_batches, self.world_size)
+
+    def share(self, rank: int) -> tuple[int, int]:
+        """Return the micro-batches [first, last) of a rank."""
+        return self.shares_of_ranks()[rank]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which a run trains on its samples: what a sampler is in PyTorch.
+
+    Each epoch has its own permutation of all samples, split into steps of `global_batch`; the last step of an epoch
+    has the rest. A step is split evenly into as few micro-batches of at most `micro_batch` samples as possible.
+
+    Grouped samples are split group by group (`Groups`): a micro-batch then has samples of a single group, and the sizes
+    of micro-batches differ.
+
+    Attributes:
+        num_samples: Size of the dataset.
+        global_batch: Samples of one step.
+        micro_batch: Largest number of samples of one forward pass.
+        seed: Selects the permutations and the keys.
+        groups: (N,) group of each sample, from 0; None if any samples can share a micro-batch.
+    """
+
+    num_samples: int
+    global_batch: int
+    micro_batch: int
+    seed: int = 0
+    groups: IntArray | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "global_batch", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.groups is not None and len(self.groups) != self.num_samples:
+            raise ValueError(f"groups has {len(self.groups)} entries for {self.num_samples} samples")
+
+    @cached_property
+    def _cut(self) -> Groups | None:
+        return None if self.groups is None else Groups(self.groups, self.global_batch, self.micro_batch)
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch, including a smaller last one."""
+        if self._cut is not None:
+            return self._cut.num_steps
+        return -(-self.num_samples // self.global_batch)
+
+    def indices(self, epoch: int, positions: IntArray) -> IntArray:
+        """Return the samples, (N,), at some positions, (N,), of an epoch's order."""
+        return permute(positions, self.num_samples, key(self.seed, ORDER, epoch))
+
+    def positions(self, step: int) -> tuple[int, int]:
+        """Return the positions [start, stop) of a step's samples in the epoch's order."""
+        start = step % self.steps_per_epoch * self.global_batch
+        return start, min(start + self.global_batch, self.num_samples)
+
+    def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
+        """Iterate over the steps [start, stop) of a run, each with the micro-batches of one rank.
+
+        Args:
+            place: The rank and the world size.
+            start: First step: the number of steps already done.
+            stop: The step after the last one.
+        """
+        while start < stop:
+            # A window ends with its epoch, since each epoch has its own permutation. Its length has no effect on the
+            # steps, only on the number of numpy calls.
+            epoch = start // self.steps_per_epoch
+            mine = -(-self.global_batch // place.size)
+            last = min(stop, (epoch + 1) * self.steps_per_epoch, start + max(1, WINDOW // mine))
+            if self._cut is None:
+                yield from self._window(place, epoch, start, last)
+            else:
+                yield from self._grouped(self._cut, place, epoch, start, last)
+            start = last
+
+    def _window(self, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+        # All positions of the window are permuted by one call, then split into steps and micro-batches again.
+        plans = []
+        for number in range(start, stop):
+            first, last = self.positions(number)
+            num_leaves = -(-(last - first) // self.micro_batch)
+            leaves = range(*part(0, num_leaves, place.size, place.rank))
+            plans.append(
+                (number, last - first, num_leaves, [(leaf, part(first, last, num_leaves, leaf)) for leaf in leaves])
+            )
+        positions = [np.arange(mine[0][1][0], mine[-1][1][1]) for *_, mine in plans if mine]
+        indices = self.indices(epoch, np.concatenate(positions)) if positions else np.empty(0, np.int64)
+        sample_keys = keys(self.seed, epoch, indices)
+        done = 0
+        for number, num_samples, num_leaves, mine in plans:
+            micro_batches = []
+            for leaf, (first, last) in mine:
+                rows = slice(done, done + last - first)
+                done += last - first
+                micro_batches.append(
+                    self._micro_batch(number, epoch, leaf, indices[rows], sample_keys[rows], num_samples)
+                )
+            yield Step(number, epoch, num_samples, num_leaves, place.size, tuple(micro_batches))
+
+    def _grouped(self, cut: Groups, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+        # Two permutations: of the epoch's micro-batches over all groups, and of the samples within each group.
+        epoch_key = key(self.seed, ORDER, epoch)
+        for number in range(start, stop):
+            positions = cut.positions_of_step(number % self.steps_per_epoch)
+            leaves = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
+            num_samples = sum(last - first for _, first, last in leaves)
+            micro_batches = []
+            for leaf in range(*part(0, len(leaves), place.size, place.rank)):
+                group, first, last = leaves[leaf]
+                positions = permute(np.arange(first, last), cut.size(group), key(epoch_key, 1, group))
+                indices = cut.samples(group, positions)
+                sample_keys = keys(self.seed, epoch, indices)
+                micro_batches.append(self._micro_batch(number, epoch, leaf, indices, sample_keys, num_samples))
+            yield Step(number, epoch, num_samples, len(leaves), place.size, tuple(micro_batches))
+
+    def _micro_batch(
+        self, number: int, epoch: int, leaf: int, indices: IntArray, sample_keys: KeyArray, num_samples: int
+    ) -> MicroBatch:
+        return MicroBatch(
+            step=number,
+            epoch=epoch,
+            index=leaf,
+            indices=indices,
+            keys=sample_keys,
+            weight=len(indices) / num_samples,
+            forward_key=key(self.seed, FORWARD, number, leaf),
+        )

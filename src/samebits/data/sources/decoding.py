@@ -1,0 +1,133 @@
+"""Values from the files of a sample, by their extension. No decoder runs code from the data: pickles stay bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
+from samebits.data.image_file import MAX_FILE_BYTES, too_large
+from samebits.data.images import ByteArray, EncodedImage
+from samebits.errors import DataError
+
+Decoder = Callable[[Any], Any]
+
+_MAX_DIGITS = 20
+
+
+def decode_rgb(content: bytes | Mapping[str, Any], name: str = "image") -> ByteArray:
+    """Decode a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file, as an image viewer shows it.
+
+    Args:
+        content: The content of the file, or a mapping with it as `bytes`, as Hugging Face stores images in Parquet.
+        name: Name of the image in errors.
+
+    Returns:
+        (H, W, 3) bytes, RGB.
+
+    Raises:
+        DataError: It is not an image, is damaged, or exceeds a limit.
+    """
+    return EncodedImage(name, encoded_content(content, name)).pixels()
+
+
+def encoded_content(value: object, name: str) -> bytes:
+    """Return the content of an image file from the value of a column.
+
+    Args:
+        value: The content, or a mapping with it as `bytes`.
+        name: Name of the image in errors.
+
+    Raises:
+        DataError: It is neither, or too large.
+    """
+    content = value.get("bytes") if isinstance(value, Mapping) else value
+    if not isinstance(content, bytes):
+        raise DataError(
+            f"{name} is not the content of an image file",
+            given=f"a {type(content).__name__}",
+            allowed="bytes, or a mapping with bytes",
+            fix="Store the image files themselves, not their paths.",
+        )
+    if len(content) > MAX_FILE_BYTES:
+        raise too_large(name, len(content))
+    return content
+
+
+def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]) -> Any:
+    """Decode a file of a sample.
+
+    Args:
+        extension: Its extension in lower case, such as `jpg` or `seg.png`.
+        content: Its content.
+        name: Its name in errors.
+        decoders: The user's functions by extension, before the included ones.
+
+    Returns:
+        The value; the content itself for other extensions.
+
+    Raises:
+        DataError: The content does not have the form of the extension.
+    """
+    last = extension.rpartition(".")[2]
+    decoder = decoders.get(extension) or decoders.get(last)
+    if decoder is not None:
+        try:
+            return decoder(content)
+        except Exception as error:
+            error.add_note(f"while decoding {name}")
+            raise
+    if last in IMAGES:
+        return decode_rgb(content, name)
+    included = DECODERS.get(last)
+    if included is None:
+        return content
+    try:
+        return included(content)
+    except Exception as error:  # NumPy's parser of headers raises any kind of exception
+        raise DataError(
+            f"{name} cannot be decoded as .{last}",
+            cause=str(error) or type(error).__name__,
+            fix=f'Write it again, or pass a function of your own: decode={{"{last}": function}}.',
+        ) from error
+
+
+def _integer(content: bytes) -> int:
+    if len(content) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(content):,} characters")
+    return int(content)
+
+
+def _json(content: bytes) -> Any:
+    return parse_json(content, MAX_MEMORY_BYTES)
+
+
+def _array(content: bytes) -> npt.NDArray[Any]:
+    """Read an array of any shape in NumPy's format. `numpy.load` would allocate what a damaged header claims."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of NumPy's format")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which only pickle could read")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(f"the header claims {shape} of {dtype}, and {len(content) - file.tell():,} bytes follow")
+    values = np.frombuffer(content, dtype, offset=file.tell()).copy()  # torch warns about arrays that are not writable
+    return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
+
+
+# The names of WebDataset; but its pyd, pickle, pth and similar, which are pickles, stay bytes here.
+IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm"))
+DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _integer),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("json", "jsn"), _json),
+    "npy": _array,
+}

@@ -1,0 +1,163 @@
+"""Cache of the indexes of tar shards: one small file for each shard, made once on each machine.
+
+An index counts only for the size and modification time that its shard had. The user may delete the folder at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from samebits.data.sources.local_files import Stamp
+from samebits.data.sources.tar_index import ShardIndex, build_index
+from samebits.errors import DataError
+from samebits.scratch import partial_path, sweep_partials
+
+LOGGER = logging.getLogger("samebits")
+
+_VERSION = "1"
+_MAX_INDEX_BYTES = 1 << 30
+_DIGEST_BYTES = 16
+
+
+class IndexCache:
+    """A folder of indexes, used by any number of processes of one user.
+
+    Args:
+        folder: The folder, made if missing; None: `samebits/tar-index` in `$XDG_CACHE_HOME` (`~/.cache`). If that one
+            cannot be used, each process makes the indexes for itself.
+
+    Raises:
+        DataError: The folder that the user gave cannot be used, or other users can write to it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        home = os.environ.get("XDG_CACHE_HOME", "")
+        base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+        self._folder: Path | None = (folder or base / "samebits" / "tar-index").expanduser()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _check_folder(self._folder)
+            sweep_partials(self._folder)
+        except OSError as error:
+            if folder is not None:
+                raise DataError(
+                    f"the folder {folder} can't be used for indexes: {error.strerror or error}",
+                    fix="Set index_dir to a folder of your own.",
+                ) from error
+            LOGGER.warning("indexes of tar shards are not kept: %s: %s", self._folder, error.strerror or error)
+            self._folder = None
+
+    def index(self, path: str) -> ShardIndex:
+        """Return the index of a shard, from the folder or made now. Of several processes, one makes it.
+
+        Raises:
+            DataError: See `build_index`.
+        """
+        if self._folder is None:
+            return build_index(path)
+        name = hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()
+        file = self._folder / f"{name}.safetensors"
+        found = _load(file, path)
+        if found is not None:
+            return found
+        with _lock(self._folder):
+            found = _load(file, path)
+            if found is None:
+                found = build_index(path)
+                _save(file, path, found)
+        return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder to which other users can write: an index decides which bytes are a sample.
+
+    Raises:
+        OSError: It is such a folder.
+    """
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(0, "it belongs to another user")
+    if status.st_mode & stat.S_IWOTH:
+        raise PermissionError(0, "every user can write to it")
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder. The kernel releases the lock when the process ends, however it ends."""
+    handle = None
+    with contextlib.suppress(OSError):  # without locks several processes may make the same index
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _description(path: str, stamp: Stamp) -> dict[str, Any]:
+    return {"version": _VERSION, "path": os.path.abspath(path), **asdict(stamp)}
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _save(file: Path, path: str, index: ShardIndex) -> None:
+    arrays = {name: value for name, value in vars(index).items() if isinstance(value, np.ndarray)}
+    about = {**_description(path, index.stamp), "extensions": index.extensions}
+    content = safetensors.numpy.save(arrays, {"index": json.dumps(about)})
+    partial = partial_path(file)
+    try:
+        with partial.open("xb") as stream:
+            stream.write(content + _digest(content))
+        partial.replace(file)
+    except OSError as error:
+        LOGGER.warning("the index of %s is not kept: %s", path, error.strerror or error)
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _load(file: Path, path: str) -> ShardIndex | None:
+    """Return the stored index of a shard; None if there is none for its present size and modification time."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as stream:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MAX_INDEX_BYTES:
+                return None
+            content = stream.read()
+        shard = os.stat(path)
+    except OSError:
+        return None
+    if _digest(content[:-_DIGEST_BYTES]) != content[-_DIGEST_BYTES:]:
+        return None  # the machine crashed while the file was written
+    return _parse(content[:-_DIGEST_BYTES], path, Stamp(shard.st_size, shard.st_mtime_ns))
+
+
+def _parse(content: bytes, path: str, stamp: Stamp) -> ShardIndex | None:
+    try:
+        # The metadata is in the header, which safetensors' reader for NumPy leaves out.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = json.loads(header["__metadata__"]["index"])
+        extensions = tuple(map(str, about.pop("extensions")))
+        if about != _description(path, stamp):
+            return None
+        index = ShardIndex(stamp=stamp, extensions=extensions, **safetensors.numpy.load(content))
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return index if index.is_consistent else None

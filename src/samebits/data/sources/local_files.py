@@ -1,0 +1,213 @@
+"""Files of a dataset on local disks: found by name, opened without surprises, and read at any offset.
+
+A file is opened once in a process and read by `pread`, which moves no file position. So forked DataLoader workers can
+use the files that their parent has opened.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from os import PathLike
+
+from samebits.errors import ConfigError, DataError
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+MAX_OPEN = 64  # files of one dataset that are open at the same time in a process
+_MAX_FILES = 1_000_000
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:|-$")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What identifies the content of a file without reading it.
+
+    Attributes:
+        size: Size in bytes.
+        mtime_ns: Time of the last change, in nanoseconds.
+    """
+
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> Stamp:
+        """Return the stamp of an open file."""
+        status = os.fstat(descriptor)
+        return cls(status.st_size, status.st_mtime_ns)
+
+
+def find_files(given: Paths, suffix: str) -> list[str]:
+    """Return the files that a user named, in an order that is equal on all machines.
+
+    Args:
+        given: A file; a folder: its files with the suffix, by name; a pattern with `*`, `?` or `{000..009}`; or a list
+            of these, in its order.
+        suffix: Suffix of the files in a folder, such as ".tar".
+
+    Raises:
+        ConfigError: A name is a URL or a command.
+        DataError: There are no such files, or a file is named twice.
+    """
+    names = [given] if isinstance(given, str | PathLike) else list(given)
+    found = [path for name in names for path in _find(os.fspath(name), suffix)]
+    seen: set[str] = set()
+    for path in found:
+        absolute = os.path.abspath(path)
+        if absolute in seen:
+            raise DataError(
+                f"{path} is listed twice", cause="its samples would occur twice in each epoch", fix="List it once."
+            )
+        seen.add(absolute)
+    if not found:
+        raise DataError("the list of files is empty", fix=f"Name at least one {suffix} file or a folder of them.")
+    return found
+
+
+def _find(name: str, suffix: str) -> list[str]:
+    if _REMOTE.match(name):
+        raise ConfigError(
+            f"{name} is not a local file",
+            allowed="a file, a folder, a pattern such as train-{000..146}.tar, or a list of these",
+            fix="Copy the files to a local or mounted disk, and name them there. Commands and URLs are never opened.",
+        )
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        found = sorted(
+            os.path.join(path, each) for each in os.listdir(path) if each.endswith(suffix) and each[0] != "."
+        )
+    elif os.path.exists(path):
+        found = [path]
+    else:
+        found = [file for each in _expand_braces(path) for file in (sorted(glob.glob(each)) or [each])]
+    if not found:
+        raise DataError(f"{name} has no files *{suffix}", fix="Check the path.")
+    if len(found) > _MAX_FILES:
+        raise DataError(
+            f"{name} names {len(found):,} files", allowed=f"up to {_MAX_FILES:,}", fix="Write fewer, larger files."
+        )
+    return found
+
+
+def _expand_braces(pattern: str) -> Iterator[str]:
+    """Yield the names of a pattern such as `a-{000..002}.tar` or `{train,val}.tar`, as a shell would."""
+    parts = _BRACES.split(pattern)  # text, content of braces, text, ...
+    choices = [[part] if number % 2 == 0 else _choices(part) for number, part in enumerate(parts)]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > _MAX_FILES:
+        raise ConfigError(f"{pattern} names {count:,} files", allowed=f"up to {_MAX_FILES:,}", fix="Name fewer files.")
+    return map("".join, product(*choices))
+
+
+def _choices(content: str) -> Sequence[str]:
+    match = _RANGE.fullmatch(content)
+    if match is None:
+        return content.split(",")
+    first, last = int(match[1]), int(match[2])
+    if last - first >= _MAX_FILES:
+        raise ConfigError(
+            f"{{{content}}} names {last - first + 1:,} files", allowed=f"up to {_MAX_FILES:,}", fix="Name fewer files."
+        )
+    return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+
+
+def open_regular(path: str) -> int:
+    """Open a regular file for reading, and return its descriptor.
+
+    Raises:
+        DataError: It is missing, cannot be read, or is a folder, a FIFO or a device.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        cause = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{path} can't be read: {cause}", fix="Check the path and the permissions of the file."
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError(f"{path} is not a regular file", fix="Name files, not folders or devices.")
+    return descriptor
+
+
+class OpenFiles:
+    """Reads parts of files. The files most recently used stay open.
+
+    Args:
+        paths: The files.
+        stamps: What each was when it was indexed.
+    """
+
+    def __init__(self, paths: Sequence[str], stamps: Sequence[Stamp]) -> None:
+        self._paths, self._stamps = paths, stamps
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, number: int, offset: int, length: int) -> bytes:
+        """Return bytes of a file.
+
+        Args:
+            number: Position of the file in the list.
+            offset: Position of the first byte.
+            length: Number of bytes.
+
+        Raises:
+            DataError: The file has changed since it was indexed, or cannot be read.
+        """
+        path = self._paths[number]
+        try:
+            content = os.pread(self._descriptor(number), length, offset)
+            while len(content) < length and (
+                more := os.pread(self._descriptor(number), length - len(content), offset + len(content))
+            ):
+                content += more
+        except OSError as error:
+            raise DataError(
+                f"{path} can't be read: {error.strerror or error}",
+                where=f"{length:,} bytes at {offset:,}",
+                fix="Check the disk, and start again with the same settings.",
+            ) from error
+        if len(content) < length:
+            raise changed(path)
+        return content
+
+    def _descriptor(self, number: int) -> int:
+        descriptor = self._descriptors.get(number)
+        if descriptor is None:
+            descriptor = open_regular(self._paths[number])
+            if Stamp.of(descriptor) != self._stamps[number]:
+                os.close(descriptor)
+                raise changed(self._paths[number])
+            self._descriptors[number] = descriptor
+            if len(self._descriptors) > MAX_OPEN:
+                os.close(self._descriptors.popitem(last=False)[1])
+        else:
+            self._descriptors.move_to_end(number)
+        return descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone when Python ends
+        for descriptor in self._descriptors.values():
+            close(descriptor)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_descriptors": OrderedDict()}  # a started process opens the files again
+
+
+def changed(path: str) -> DataError:
+    """Make the error for a file that changed after it was indexed."""
+    return DataError(
+        f"{path} has changed since it was indexed",
+        cause="another program writes to it",
+        fix="Finish writing the file, then start again.",
+    )

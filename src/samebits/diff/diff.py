@@ -1,0 +1,217 @@
+"""What differs between two runs: their folders, the first step, and the place within it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samebits.diff.folders import Change, FolderDifference, compare_folders, read_run
+from samebits.diff.location import Location
+from samebits.diff.search import search
+from samebits.diff.side import Side
+from samebits.errors import CheckpointError, SamebitsError
+from samebits.report.console import Console
+from samebits.storage.run_path import check_run_path
+
+_SHOWN = 8  # differences of a kind
+_NUM_SAMPLES = 16
+# Settings that can cause a difference of a phase, by the beginning of their names.
+_CAUSES = {
+    "initial weights": ("seed", "model."),
+    "samples": ("seed", "global_batch", "micro_batch", "data."),
+    "sample values": ("data.", "seed"),
+    "forward": ("model.", "precision", "seed", "num_threads", "channels_last", "batch_norm"),
+    "loss": ("model.", "data.", "precision", "num_threads"),
+    "backward": ("model.", "precision", "num_threads"),
+    "clipping of the gradient": ("optim.",),
+    "learning rate": ("optim.", "epochs", "global_batch"),
+    "update": ("optim.",),
+    "moving average": ("optim.",),
+    "buffers": ("model.", "batch_norm"),
+}
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """The result of a comparison of two runs.
+
+    Attributes:
+        a: The first run folder.
+        b: The second run folder.
+        folders: The differences between their files.
+        location: The first difference within a step; None if there is none, or if it was not searched.
+        problem: Why it could not be searched; empty otherwise.
+    """
+
+    a: Path
+    b: Path
+    folders: FolderDifference
+    location: Location | None = None
+    problem: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both runs did the same training, and no file of them was altered."""
+        return self.folders.is_equal
+
+    @property
+    def likely(self) -> list[Change]:
+        """The differences that may be the cause, most likely first."""
+        folders = self.folders
+        settings = folders.settings
+        if self.location is not None:
+            begins = _CAUSES.get(self.location.phase, ())
+            settings = [each for each in settings if each.name.startswith(begins)] or settings
+        return next((found for found in (settings, folders.code, folders.data, folders.versions) if found), [])
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the result as plain JSON, for other programs."""
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "is_equal": self.is_equal,
+            **asdict(self.folders),
+            "location": None if self.location is None else asdict(self.location),
+            "likely": [asdict(each) for each in self.likely],
+            "problem": self.problem,
+        }
+
+
+def diff_runs(
+    a: Path,
+    b: Path,
+    overrides: Sequence[str] = (),
+    recipes: tuple[Path | None, Path | None] = (None, None),
+    *,
+    is_replayed: bool = True,
+) -> RunDifference:
+    """Compare two runs. Nothing is written into their folders.
+
+    Args:
+        a: The first run folder.
+        b: The second run folder.
+        overrides: Settings of both replays that do not change the result, such as data.root.
+        recipes: Recipe files to replay the runs with; None: those that the runs name.
+        is_replayed: Whether to replay the first step that differs.
+
+    Raises:
+        CheckpointError: The runs have nothing that can be compared, or a folder is not a run folder.
+    """
+    for run in (a, b):
+        check_run_path(run)
+    recorded = read_run(a), read_run(b)
+    folders = compare_folders(*recorded)
+    if (
+        folders.num_compared == 0
+        and folders.weights is None
+        and not (set(recorded[0].checkpoints) & set(recorded[1].checkpoints))
+    ):
+        raise CheckpointError(
+            "the runs have no steps, checkpoints or final weights in common, so there is nothing to compare",
+            given="\n".join(folders.notes),
+            fix="Train both runs with record.steps=true.",
+        )
+    step = _last_to_replay(folders)
+    found = RunDifference(a, b, folders)
+    if step is None or not is_replayed:
+        return found
+    console = Console(sys.stderr)
+    try:
+        with ExitStack() as stack:
+            stack.callback(console.close)
+            sides = [
+                Side(name, run, overrides, recipe, stack)
+                for name, run, recipe in zip("ab", recorded, recipes, strict=True)
+            ]
+            report = partial(console.share_done, "replaying")
+            return RunDifference(a, b, folders, search(sides[0], sides[1], step, report))
+    except SamebitsError as error:
+        return RunDifference(a, b, folders, problem=error.line)
+
+
+def _last_to_replay(folders: FolderDifference) -> int | None:
+    """Return the last step that a search has to replay; None if no step, checkpoint or weight differs."""
+    if folders.step is not None:
+        # A checkpoint before it cannot differ unless it was altered, or the update before it differs.
+        return folders.step.step
+    if folders.checkpoint is not None:
+        return folders.checkpoint - 1
+    return min(folders.num_steps) - 1 if folders.weights else None
+
+
+def lines(found: RunDifference) -> list[str]:
+    """Return the lines that report a comparison to the user."""
+    folders = found.folders
+    return [
+        *_block("settings", folders.settings),
+        *(_block("free", folders.free_settings, "no result") if folders.free_settings else []),
+        *_block("code", folders.code),
+        *_block("data", folders.data),
+        *_block("versions", folders.versions),
+        *_steps(folders),
+        *(_block("metrics", folders.evaluations) if folders.evaluations else []),
+        *([] if found.location is None else _place(found.location)),
+        *([] if found.is_equal else _likely(found)),
+        *(f"altered    {text}" for text in folders.altered[:_SHOWN]),
+        *([f"altered    {len(folders.altered) - _SHOWN} more"] if len(folders.altered) > _SHOWN else []),
+        *([f"note       the step was not replayed: {found.problem}"] if found.problem else []),
+        *(f"note       {note}" for note in folders.notes),
+        f"result     {'equal: both runs did the same training' if found.is_equal else 'different'}",
+    ]
+
+
+def _block(title: str, changes: Sequence[Change], suffix: str = "") -> list[str]:
+    if not changes:
+        return [f"{title:<10} equal"]
+    texts = [f"{each.name}: {each.a} in a, {each.b} in b" for each in changes[:_SHOWN]]
+    texts += [f"{len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+    head = f"{len(changes)} differ" + (", which change no result" if suffix else "")
+    return [f"{title:<10} {head}", *(f"           {text}" for text in texts)]
+
+
+def _steps(folders: FolderDifference) -> list[str]:
+    a, b = folders.num_steps
+    lengths = f"{a:,}" if a == b else f"{a:,} in a, {b:,} in b"
+    if folders.step is None:
+        found = [f"steps      {folders.num_compared:,} compared, all equal; the runs have {lengths}"]
+    else:
+        first = folders.step.fields[0]
+        values = "" if first.name.startswith("samples") else f" {first.a} in a, {first.b} in b"
+        found = [f"steps      first difference: step {folders.step.step:,}, {first.name}{values}"]
+        if len(folders.step.fields) > 1:
+            found.append(f"           then {', '.join(each.name for each in folders.step.fields[1:])}")
+    if folders.checkpoint is not None:
+        found.append(f"states     first difference: checkpoint after step {folders.checkpoint:,}")
+    if folders.weights is not None:
+        found.append(f"weights    {'different' if folders.weights else 'equal'}")
+    return found
+
+
+def _place(place: Location) -> list[str]:
+    where = [f"step {place.step:,}", place.phase]
+    where += [f"micro-batch {place.micro_batch}"] if place.micro_batch is not None else []
+    where += [f"module {place.module}"] if place.module else []
+    found = [f"begins     {', '.join(where)}"]
+    if place.operation:
+        found.append(f"           operation {place.operation}")
+    if place.a or place.b:
+        found.append(f"           {place.element}: {place.a} in a, {place.b} in b")
+    elif place.element:
+        found.append(f"           {place.element}")
+    if place.samples:
+        more = f" and {len(place.samples) - _NUM_SAMPLES} more" if len(place.samples) > _NUM_SAMPLES else ""
+        found.append(f"           samples {', '.join(map(str, place.samples[:_NUM_SAMPLES]))}{more}")
+    found += [f"           {note}" for note in place.notes]
+    return [*found, f"           found with {place.num_replays} replays"]
+
+
+def _likely(found: RunDifference) -> list[str]:
+    return [
+        f"{'likely' if number == 0 else '':<10} {each.name}: {each.a} in a, {each.b} in b"
+        for number, each in enumerate(found.likely[:3])
+    ]

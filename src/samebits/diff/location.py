@@ -1,0 +1,186 @@
+"""The place of the first difference between two runs, and those places that no trace of a step shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from samebits.diff.folders import unequal_fields
+from samebits.diff.side import Side
+from samebits.diff.tensors import first_tensor, largest_difference, module_of
+from samebits.provenance.bits import Element
+from samebits.provenance.step_log import StepRecord
+from samebits.storage.checkpoint import AVERAGE
+
+Sides = tuple[Side, Side]
+# Fields of a record that name the place of a difference.
+_PLACES = {
+    "samples": ("samples", "(order of samples)"),
+    "samples' values": ("sample values", "(data)"),
+    "learning rate": ("learning rate", "(optimizer)"),
+}
+
+
+@dataclass(frozen=True)
+class Location:
+    """The first difference between two runs.
+
+    Attributes:
+        step: The step that differs, from 0; for a state, the number of steps done.
+        phase: Part of the step, or "initial weights", "stored state", "not reproduced".
+        micro_batch: The micro-batch.
+        module: The module.
+        operation: The operation.
+        element: The value that differs, with the index of its first element.
+        a: Value in the first run.
+        b: Value in the second run.
+        samples: Samples of the micro-batch.
+        notes: What else was found, one line each.
+        num_replays: How often a part of a run was replayed.
+    """
+
+    step: int
+    phase: str
+    micro_batch: int | None = None
+    module: str = ""
+    operation: str = ""
+    element: str = ""
+    a: str = ""
+    b: str = ""
+    samples: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_replays: int = 0
+
+
+def describe_initial(sides: Sides) -> Location:
+    """Describe a difference of the initial weights."""
+    tensors = [side.tensors() for side in sides]
+    found = first_tensor(*tensors)
+    assert found is not None, "the states differ"
+    name, element = found
+    notes = []
+    plans = [side.plan().micro_batches[0].indices.tolist() for side in sides]
+    if plans[0] != plans[1]:
+        notes.append(f"the first micro-batch has other samples too: {plans[0][:4]} / {plans[1][:4]} …")
+    return Location(
+        0,
+        "initial weights",
+        module=module_of(name),
+        element=_element(name, element),
+        a=element.a,
+        b=element.b,
+        notes=notes,
+    )
+
+
+def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes: list[str]) -> Location:
+    """Describe a difference that begins after the gradients: learning rate, buffers or update.
+
+    Args:
+        sides: Both runs, after the step.
+        records: The records of the step.
+        notes: Notes for the description.
+    """
+    a, b = records
+    kinds = [type(side.job.optimizer).__name__ for side in sides]
+    optimizer = kinds[0] if kinds[0] == kinds[1] else f"{kinds[0]} in a, {kinds[1]} in b"
+    tensors = [side.tensors() for side in sides]
+    buffers = {name for name, _ in sides[0].job.model.named_buffers()}
+    first = first_tensor(*({name: each[name] for name in each if name in buffers} for each in tensors))
+    if first is not None:
+        name, element = first
+        return Location(
+            a.step,
+            "buffers",
+            module=module_of(name),
+            element=_element(name, element),
+            a=element.a,
+            b=element.b,
+            notes=notes,
+        )
+    if a.lr != b.lr:
+        return Location(
+            a.step, "learning rate", module="(optimizer)", operation=optimizer, element="learning rate", a=repr(a.lr),
+            b=repr(b.lr), notes=notes,
+        )  # fmt: skip
+    found = first_tensor(*tensors)
+    if found is None:
+        fields = (
+            f"outcome {a.outcome} / {b.outcome}, gradient norm {a.norm!r} / {b.norm!r}, loss {a.loss!r} / {b.loss!r}"
+        )
+        return Location(a.step, "sums over the step", element=fields, notes=notes)
+    name, element = found
+    phase = "moving average" if name.startswith(AVERAGE) else "update"
+    return Location(
+        a.step, phase, module=module_of(name.removeprefix(AVERAGE)), operation=optimizer,
+        element=_element(name, element), a=element.a, b=element.b, notes=notes,
+    )  # fmt: skip
+
+
+def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRecord) -> Location:
+    """Describe a step at which both replays agree, and the record of a run differs.
+
+    Args:
+        sides: Both runs, after the step.
+        agrees: Whether each one's replay agrees with its record.
+        record: The step's record in both replays.
+    """
+    step = sides[0].step_number - 1
+    wrong = [side for side, is_as_recorded in zip(sides, agrees, strict=True) if not is_as_recorded]
+    names = " and ".join(side.name for side in wrong)
+    notes = [
+        f"both replays agree at this step, but {names} recorded other values: code, data, versions or hardware were "
+        "others then, or a machine made an error"
+    ]
+    side = wrong[0]
+    recorded = side.recorded.log.get(step)
+    assert recorded is not None
+    first = unequal_fields(recorded, record)[0]
+    if first.name in _PLACES:
+        phase, module = _PLACES[first.name]
+        values = (first.a, first.b) if side.name == "a" else (first.b, first.a)
+        return Location(step, phase, module=module, element=first.name, a=values[0], b=values[1], notes=notes)
+    following = [each for each in sorted(side.recorded.checkpoints) if each > step]
+    if len(wrong) == 2 or not following:
+        return Location(step, "not reproduced", notes=notes)
+    # A changed weight stays changed, so the largest difference in the next checkpoint may show where it was.
+    side.advance(following[0])
+    file, stored, replayed = next(side.stored(following[0]))
+    largest = largest_difference(stored, replayed)
+    if largest is None:
+        return Location(step, "not reproduced", notes=notes)
+    name, element = largest
+    notes.append(f"{side.name}/{file} differs from the replay in this module most; both values are of {side.name}:")
+    notes.append(f"{element.a} stored, {element.b} replayed")
+    return Location(step, "not reproduced", module=module_of(name), element=_element(name, element), notes=notes)
+
+
+def find_altered(sides: Sides, step: int) -> Location | None:
+    """Compare the stored states after a number of steps with the replays, which agree."""
+    for side in sides:
+        for file, stored, replayed in side.stored(step):
+            found = first_tensor(stored, replayed)
+            if found is None:
+                continue
+            name, element = found
+            # The other run has the replayed value.
+            values = (element.a, element.b) if side.name == "a" else (element.b, element.a)
+            return Location(
+                step,
+                "stored state",
+                module=module_of(name.removeprefix(AVERAGE)),
+                element=_element(name, element),
+                a=values[0],
+                b=values[1],
+                notes=[f"{side.name}/{file} is not what the steps of {side.name} lead to: it was altered"],
+            )
+    averages = [side.job.average for side in sides]
+    if (averages[0] is None) != (averages[1] is None):
+        name = next(iter(sides[0].job.state()))
+        kinds = ["none" if average is None else "an average of each weight" for average in averages]
+        return Location(0, "moving average", module=module_of(name), element="average", a=kinds[0], b=kinds[1])
+    return None
+
+
+def _element(name: str, element: Element) -> str:
+    return f"{name} {element.index}".rstrip()

@@ -1,0 +1,292 @@
+"""A traced step: digests of everything that it computes, in the order of execution.
+
+The step itself runs as in training, between hooks:
+
+    loader.batch             digest of each sample
+    modules, forward         digests of inputs and output of each call, with the calls inside of it
+    operations               name and digest of each result: TorchDispatchMode, below autograd, so backward as well.
+                             A node of the backward graph belongs to the module whose forward made it
+    parameters, backward     digest of the gradient of the micro-batch
+    reducer.reduce           digest of each summed gradient
+    optimizer, before        digest of each gradient after clipping
+
+A digest takes 16 bytes, so a trace is small. Tensors are kept only for a few keys that are known from a first pass:
+the step is then repeated, and gives the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from samebits.data.digests import sample_digests
+from samebits.data.order import MicroBatch
+from samebits.data.samples import Batch
+from samebits.diff.side import Side
+from samebits.diff.tensors import digest
+from samebits.diff.trace import (
+    APPLIED,
+    BACKWARD,
+    BATCH,
+    CALL,
+    FORWARD,
+    GRADIENT,
+    LOSS,
+    OPERATION,
+    SUMMED,
+    Call,
+    Key,
+    MicroTrace,
+    Operation,
+    StepTrace,
+)
+from samebits.provenance.bits import tensors_in
+
+_OWNER = "samebits module"  # key in the metadata of a backward node
+_UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
+
+
+def trace_step(side: Side, keep: Collection[Key] = ()) -> StepTrace:
+    """Run the next step of a run, and trace it.
+
+    Args:
+        side: The run; it is advanced by a step.
+        keep: Keys of tensors to keep.
+    """
+    side.num_replays += 1
+    tracer = _Tracer(side, keep)
+    job, loader = side.job, side.loader
+    reducer = job.reducer
+    with tracer.hooks():
+        job.reducer, side.loader = _TracedReducer(reducer, tracer), _TracedLoader(loader, tracer)  # type: ignore[assignment]
+        try:
+            record = side.step()
+        finally:
+            job.reducer, side.loader = reducer, loader
+    traces = [tracer.traces[index] for index in sorted(tracer.traces)]
+    return StepTrace(record, traces, tracer.summed, tracer.applied, tracer.kept)
+
+
+class _Current(threading.local):
+    """The micro-batch of this thread: with synchronized batch norm, each one has its own thread."""
+
+    index: int | None = None
+
+
+class _Tracer:
+    """Collects the trace of one step."""
+
+    def __init__(self, side: Side, keep: Collection[Key]) -> None:
+        self.job, self._keep = side.job, frozenset(keep)
+        self._names = {parameter: name for name, parameter in self.job.model.named_parameters()}
+        self._local, self._last = _Current(), 0
+        self._open: dict[int, list[int]] = {}  # numbers of the calls that run, by micro-batch
+        self._returned: dict[int, int] = {}
+        self.phase: dict[int, str] = {}
+        self.traces: dict[int, MicroTrace] = {}
+        self.summed: dict[str, bytes] = {}
+        self.applied: dict[str, bytes] = {}
+        self.kept: dict[Key, list[Tensor]] = {}
+
+    @property
+    def index(self) -> int:
+        """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
+        return self._last if self._local.index is None else self._local.index
+
+    @property
+    def can_hook(self) -> bool:
+        """Whether modules and operations can be traced. Hooks would change what torch.compile generates."""
+        return self.job.compiled is None
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Register the hooks for one step."""
+        with ExitStack() as stack:
+            for parameter, name in self._names.items():
+                if parameter.requires_grad:
+                    stack.callback(parameter.register_hook(self._gradient(name)).remove)
+            stack.callback(self.job.optimizer.register_step_pre_hook(lambda *_: self.take(APPLIED)).remove)
+            for name, module in self.job.model.named_modules() if self.can_hook else ():
+                before = module.register_forward_pre_hook(self._enter(name), with_kwargs=True, prepend=True)
+                after = module.register_forward_hook(self._leave, with_kwargs=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            yield
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Trace a micro-batch."""
+        index = self._local.index = self._last = micro_batch.index
+        self._open[index], self._returned[index], self.phase[index] = [], 0, FORWARD
+        self.trace_of(micro_batch)
+        try:
+            with _Operations(self, index) if self.can_hook else ExitStack():
+                yield
+        finally:
+            self._local.index = None
+
+    def trace_of(self, micro_batch: MicroBatch) -> MicroTrace:
+        """Return the trace of a micro-batch, which is created by the first call."""
+        return self.traces.setdefault(micro_batch.index, MicroTrace(micro_batch.indices.tolist()))
+
+    def batch(self, batch: Batch) -> None:
+        """Record the samples of the next micro-batch: it is read before the micro-batch begins."""
+        index = len(self.traces)
+        trace = self.traces[index] = MicroTrace(batch.indices.tolist())
+        trace.samples = sample_digests(batch)
+        self.keep_if_wanted((BATCH, index, 0), tensors_in((batch.inputs, batch.targets)))
+
+    def operation(self, index: int, name: str, result: Any) -> None:
+        """Record an operation."""
+        tensors, phase, node = tensors_in(result), self.phase[index], ""
+        if not tensors or name.startswith(_UNSET):
+            return
+        call = self._open[index][-1] if self._open[index] else None
+        if phase == BACKWARD:
+            current: Any = torch._C._current_autograd_node()
+            if current is None:
+                return  # sums around the backward pass
+            node, call = current.name().rpartition("::")[2], current.metadata.get(_OWNER)
+        operations = self.traces[index].operations
+        self.keep_if_wanted((OPERATION, index, len(operations)), tensors)
+        operations.append(Operation(phase, name, node, call, digest(tensors)))
+
+    def keep_if_wanted(self, key: Key, tensors: list[Tensor]) -> None:
+        """Keep a copy of tensors if they are wanted."""
+        if key in self._keep:
+            self.kept[key] = [tensor.detach().cpu().clone() for tensor in tensors]
+
+    def take(self, kind: str) -> None:
+        """Record the gradient of each parameter, SUMMED or APPLIED."""
+        found = self.summed if kind == SUMMED else self.applied
+        for parameter, name in self._names.items():
+            if parameter.grad is not None:
+                found[name] = digest([parameter.grad])
+                self.keep_if_wanted((kind, 0, name), [parameter.grad])
+
+    def _gradient(self, name: str) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            index = self.index
+            if index in self.traces:
+                with _disable_current_modes():
+                    self.traces[index].gradients[name] = digest([gradient])
+                    self.keep_if_wanted((GRADIENT, index, name), [gradient])
+
+        return hook
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            index = self.index
+            if self.phase.get(index) != FORWARD:
+                return  # recomputed activations
+            opened, calls = self._open[index], self.traces[index].calls
+            with _disable_current_modes():
+                inputs = digest(tensors_in((args, kwargs)))
+            calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
+            opened.append(len(calls) - 1)
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        index = self.index
+        if self.phase.get(index) != FORWARD:
+            return
+        number = self._open[index].pop()
+        call = self.traces[index].calls[number]
+        tensors = tensors_in(output)
+        call.order = self._returned[index]
+        self._returned[index] += 1
+        with _disable_current_modes():
+            call.output = digest(tensors)
+            self.keep_if_wanted((CALL, index, number), tensors)
+        _own(number, tensors, tensors_in((args, kwargs)))
+        if not self._open[index]:
+            self.phase[index] = LOSS
+
+
+def _own(call: int, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    """Note for each node of the backward graph that this call has added that it belongs to this call."""
+    before = {tensor.grad_fn for tensor in inputs}
+    stack = [tensor.grad_fn for tensor in outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in before:
+            continue
+        metadata: Any = node.metadata  # a property in C++, a method in torch's types
+        if _OWNER in metadata:
+            continue
+        metadata[_OWNER] = call
+        stack += [following for following, _ in node.next_functions]
+
+
+class _Operations(TorchDispatchMode):
+    """Traces the operations of a micro-batch. Inside of `__torch_dispatch__`, torch switches the mode off."""
+
+    def __init__(self, tracer: _Tracer, index: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracer, self._index = tracer, index
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._tracer.operation(self._index, str(func).rpartition(".")[0], result)
+        return result
+
+
+class _TracedReducer:
+    """A reducer between hooks."""
+
+    def __init__(self, reducer: Any, tracer: _Tracer) -> None:
+        self._reducer, self._tracer = reducer, tracer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """See `Reducer.micro_batch`."""
+        with self._reducer.micro_batch(micro_batch), self._tracer.micro_batch(micro_batch):
+            yield
+
+    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
+        """See `Reducer.backward`."""
+        tracer = self._tracer
+        index = tracer.index
+        with _disable_current_modes():
+            values = tensors_in((loss, extras))
+            tracer.traces[index].loss = digest(values)
+            tracer.keep_if_wanted((LOSS, index, 0), values)
+        tracer.phase[index] = BACKWARD
+        self._reducer.backward(loss, extras)
+
+    def reduce(self, flag: float = 0.0) -> None:
+        """See `Reducer.reduce`."""
+        self._reducer.reduce(flag)
+        self._tracer.take(SUMMED)
+
+
+class _TracedLoader:
+    """A loader that shows its batches to the tracer."""
+
+    def __init__(self, loader: Any, tracer: _Tracer) -> None:
+        self._loader, self._tracer = loader, tracer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_loader", "_tracer"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def batch(self, *request: Any, **how: Any) -> Batch:
+        """See `Loader.batch`."""
+        batch: Batch = self._loader.batch(*request, **how)
+        self._tracer.batch(batch)
+        return batch

@@ -1,0 +1,158 @@
+"""Compare software, hardware, settings and data over all ranks, and name the ranks that differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from samebits.cluster import collectives
+from samebits.cluster.rendezvous import ranks_text
+from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch, SampleSource
+from samebits.doctor.check_result import CheckResult
+from samebits.provenance.environment import cpu_name, device_name
+from samebits.version import __version__
+
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
+# Largest difference of clocks without a warning. It does not affect training, but makes logs hard to compare.
+CLOCK_S = 2.0
+FIXES = {
+    "code": "Install the same samebits on all machines.",
+    "settings": "Give all ranks the same command.",
+    "data": "Compare the data folders, or copy one over the other.",
+    "processor": "Use machines of one kind for equal bits; mode=fast works as it is.",
+    "device": "Use machines of one kind for equal bits; mode=fast works as it is.",
+}
+
+
+def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
+    """Describe this rank's software, hardware, settings and data.
+
+    Args:
+        world: The world, with the device of this rank.
+        config: The settings; None if `doctor` runs without a recipe.
+        data: The datasets, training set first; empty without a recipe.
+
+    Returns:
+        Texts by name, to be compared over the ranks.
+    """
+    found = {
+        "samebits": __version__,
+        "code": code_hash(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "processor": cpu_name(),
+        "device": device_name(world.device),
+    }
+    if config is not None:
+        settings = config.model_dump(mode="json", exclude={"loader", "cluster", "report"})
+        settings.get("data", {}).pop("root", None)  # may differ between machines
+        found["settings"] = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    if data:
+        found["data"] = ", ".join(fingerprint(samples) for samples in data)
+    return found
+
+
+def examine(world: World, own: Mapping[str, str]) -> list[CheckResult]:
+    """Compare the summaries of all ranks. Returns the same list on every rank.
+
+    Args:
+        world: The ranks.
+        own: The summary of this rank.
+    """
+    gathered = collectives.all_gather_object(world, (world.host, dict(own)))
+    hosts = [host for host, _ in gathered]
+    names = dict.fromkeys(name for _, texts in gathered for name in texts)
+    findings = [compared(name, [texts.get(name, "none") for _, texts in gathered], hosts) for name in names]
+    return [*findings, _clock(world)]
+
+
+def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckResult:
+    """Compare one value over all ranks, and name the ranks that differ from the most common value.
+
+    Args:
+        name: Name of the value, such as "torch".
+        values: The value on each rank.
+        hosts: The host of each rank.
+    """
+    (usual, _), *others = Counter(values).most_common()
+    if not others:
+        return CheckResult(name, f"{usual} on all {len(values)}")
+    odd = [rank for rank, value in enumerate(values) if value != usual]
+    shown = [f"{values[rank]} on rank {rank} ({hosts[rank]})" for rank in odd[:4]]
+    more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
+    same = [rank for rank, value in enumerate(values) if value == usual]
+    text = f"{usual} on {ranks_text(same)}; {', '.join(shown)}{more}"
+    fix = FIXES.get(name) or f"pip install {name}=={usual} on {', '.join(sorted({hosts[rank] for rank in odd}))}"
+    if name == "python":
+        fix = f"Use Python {usual} on all machines."
+    return CheckResult(name, text, "warning" if name in ("processor", "device", "python", "pillow") else "problem", fix)
+
+
+def fingerprint(samples: SampleSource) -> str:
+    """Return the number of samples, and a hash of the first, the middle and the last as training reads them."""
+    count = len(samples)
+    if count == 0:
+        return "0 samples"
+    indices = np.unique(np.array([0, count // 2, count - 1]))
+    batch = samples.batch(indices, keys(0, 0, indices))
+    return f"{count:,} samples {_hash(batch)[:12]}"
+
+
+def code_hash() -> str:
+    """Return a hash over the source files of this package."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _hash(batch: Batch) -> str:
+    digest = hashlib.sha256()
+
+    def take(value: object) -> None:
+        if hasattr(value, "numpy"):
+            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]  # mypy does not narrow types by hasattr
+        elif isinstance(value, dict):
+            for name in sorted(value):
+                take(value[name])
+        elif isinstance(value, list | tuple):
+            for item in value:
+                take(item)
+        else:
+            digest.update(repr(value).encode())
+
+    take(batch.inputs)
+    take(batch.targets)
+    return digest.hexdigest()
+
+
+def _clock(world: World) -> CheckResult:
+    collectives.barrier(world, 60)
+    times = collectives.all_gather_object(world, time.time())
+    apart = max(times) - min(times)
+    text = f"at most {apart:.2f} s apart"
+    if apart > CLOCK_S:
+        late = times.index(max(times))
+        return CheckResult(
+            "clocks", f"{text}: rank {late} is ahead", "warning", "Set the time: timedatectl set-ntp true"
+        )
+    return CheckResult("clocks", text)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,84 @@
+"""Run the checks of `samebits doctor`: of this machine, and in a world of all processes and the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from samebits.cluster import collectives
+from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.cluster.world import World
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.data.samples import SampleSource
+from samebits.doctor import compare, links, machine
+from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
+from samebits.engine.build import build_parts, open_data
+from samebits.engine.dataset_info import dataset_info_for
+from samebits.launch.start import join_world
+from samebits.recipes.catalog import find
+from samebits.report.console import Console
+
+# Exit code if training cannot work.
+PROBLEM = 1
+
+
+def examine(
+    source: str | None,
+    overrides: list[str],
+    run_dir: Path,
+    as_json: bool,
+    assignment: RankAssignment | None = None,
+) -> int:
+    """Run the checks of one process. Rank 0 prints the results.
+
+    Args:
+        source: The recipe whose settings and data are compared over the ranks. None: neither is compared.
+        overrides: Settings of the recipe.
+        run_dir: Folder of the runs, whose disk is checked.
+        as_json: Print JSON.
+        assignment: Rank of this process and its world. None: read from the environment.
+
+    Returns:
+        The exit code: 0, or 1 if there is a problem. The same on every rank.
+    """
+    found = find(source) if source is not None else None
+    config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
+        data: list[SampleSource] = []
+        if found is not None:
+            dataset_info = dataset_info_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, dataset_info))
+            data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
+        results = _examine(world, config if found is not None else None, data, run_dir)
+        if world.is_main:
+            _show(world, results, as_json)
+    return PROBLEM if any(result.verdict == "problem" for result in results) else 0
+
+
+def _examine(world: World, config: RunConfig | None, data: list[SampleSource], run_dir: Path) -> list[CheckResult]:
+    # One rank per machine checks the machine: two would slow down each other's disk writes.
+    own = machine.whole(run_dir) if world.local_rank == 0 else []
+    if world.size == 1:
+        samples = [CheckResult("data", compare.fingerprint(each)) for each in data]
+        return [*own, *samples]
+    gathered = collectives.all_gather_object(world, (world.host, [result.to_json() for result in own]))
+    by_host = [(host, [CheckResult(**found) for found in results]) for host, results in gathered if results]
+    machines = merged([results for _, results in by_host], [host for host, _ in by_host])
+    compared = compare.examine(world, compare.summary(world, config, data))
+    # A check that is also compared over the ranks has only the row of the comparison.
+    names = {result.check for result in compared}
+    return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
+
+
+def _show(world: World, results: list[CheckResult], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"world_size": world.size, "findings": [result.to_json() for result in results]}))
+        return
+    hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
+    console = Console(sys.stdout, strict=True)
+    console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
+    console.table(table(results))
+    console.say(verdict_line(results))

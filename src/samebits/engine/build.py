@@ -1,0 +1,219 @@
+"""From a recipe to its parts, equal on every rank and in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samebits.cluster.world import World
+from samebits.config.interval import parse_fraction
+from samebits.config.schema import RunConfig
+from samebits.data.groups import groups_of
+from samebits.data.keyed import DATA, key, keys, seeded
+from samebits.data.loader import read
+from samebits.data.order import Order
+from samebits.data.padded_order import DealtOrder, PaddedOrder
+from samebits.data.rechecked_order import RecheckedOrder
+from samebits.data.samples import Samples, as_samples
+from samebits.engine.parts import Parts
+from samebits.errors import ConfigError, DataError, is_out_of_memory
+from samebits.metrics.make import make_metric
+from samebits.module.check_model import check_model
+from samebits.module.precision import use_precision
+from samebits.optim.build import state_names
+from samebits.parallel.bucket import is_dense
+from samebits.parallel.local_steps.average import OuterAverage
+from samebits.parallel.local_steps.order import LocalStepOrder
+from samebits.parallel.recoverable import RecoverableReducer
+
+
+def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
+    """Build a recipe's parts.
+
+    The generators of torch, numpy and Python are seeded with the run's seed itself, as in a hand-written script: the
+    same seed then starts both from the same weights.
+
+    Raises:
+        ConfigError: The recipe returns no parts, or a model that cannot be used or does not fit into memory.
+    """
+    try:
+        with seeded(config.seed):
+            parts = build()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            "the model does not fit into this machine's memory",
+            cause=str(error).partition("\n")[0][:200],
+            fix="Choose a smaller model; samebits config SOURCE lists the settings.",
+        ) from error
+    if not isinstance(parts, Parts):
+        raise ConfigError(
+            f"the recipe's build returned {_kind(parts)}, not Parts", fix="Return Parts(model=..., loss=..., ...)."
+        )
+    check_model(parts.model)
+    return replace(parts, metric=partial(make_metric, parts.metric))
+
+
+def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
+    """Open a recipe's training or validation samples; random choices (such as a split) are equal at every opening.
+
+    Args:
+        config: The settings.
+        parts: The recipe's parts.
+        train: Whether to open the training samples.
+
+    Raises:
+        ConfigError: The recipe returns an object that has no samples.
+    """
+    name = "train_data" if train else "eval_data"
+    return _open(config, getattr(parts, name), name, train=train)
+
+
+def open_eval_sets(config: RunConfig, parts: Parts) -> dict[str, Samples]:
+    """Open a recipe's further validation sets, by name.
+
+    Raises:
+        ConfigError: The recipe returns an object that has no samples.
+    """
+    return {
+        name: _open(config, opener, f'eval_sets["{name}"]', train=False) for name, opener in parts.eval_sets.items()
+    }
+
+
+def _open(config: RunConfig, opener: object, name: str, *, train: bool) -> Samples:
+    if not callable(opener):
+        raise ConfigError(f"the recipe's {name} is {_kind(opener)}, not a function", fix=f"Set {name}=lambda: ....")
+    with seeded(key(config.seed, DATA, int(train))):
+        samples = opener()
+    if not hasattr(samples, "batch"):
+        raise ConfigError(
+            f"the recipe's {name} opens {_kind(samples)}, which has no batch(indices, keys)",
+            fix=f"For a torch dataset, set {name}=lambda: DatasetSamples(...).",
+        )
+    try:
+        len(samples)
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the recipe's {name} opens {_kind(samples)} whose length can't be used: {error}",
+            fix="Give it a __len__ that returns the number of samples.",
+        ) from error
+    return samples  # type: ignore[no-any-return]  # it has the members of Samples, as just checked
+
+
+def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
+    """Return the shape of one sample's input without the batch dimension, such as `(C, H, W)`.
+
+    It is `Parts.input_shape`, or else the shape of the first validation sample.
+
+    Raises:
+        ConfigError: The model's input is not one floating-point tensor.
+    """
+    if parts.input_shape is not None:
+        return parts.input_shape
+    samples = open_data(config, parts, train=False)
+    first = np.zeros(1, dtype=np.int64)
+    batch = read(samples, first, keys(0, 0, first))
+    finish = as_samples(samples).finish
+    inputs = (batch if finish is None else finish(batch)).inputs
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ConfigError(
+            f"the model's input is a {type(inputs).__name__}, and export needs one floating-point tensor",
+            fix="Let the recipe's samples have one tensor of floats as inputs.",
+        )
+    return tuple(inputs.shape[1:])
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
+    """Move a model to its device, make its parameters dense and set its precision.
+
+    Parameters must be dense because fused optimizers ignore strides and would update gaps too. 4-d parameters
+    `(O, I, H, W)` are laid out channels last if configured. A model that will be sharded stays on the CPU, with
+    contiguous parameters, the only layout that torch can shard.
+
+    Args:
+        model: The model; changed in place.
+        config: The settings.
+        device: The device to train on.
+        is_sharded: Whether the model will be sharded by torch.
+
+    Raises:
+        ConfigError: The device does not support the precision.
+    """
+    if not is_sharded:
+        model = model.to(device)
+    for parameter in model.parameters():
+        if is_sharded:
+            parameter.data = parameter.data.contiguous()
+        elif config.channels_last and parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        elif not is_dense(parameter):
+            parameter.data = parameter.data.contiguous()
+    use_precision(model, config, device)
+    return model
+
+
+def check_not_empty(sizes: Mapping[str, int]) -> None:
+    """Check that all datasets have samples.
+
+    Args:
+        sizes: Number of samples by name.
+
+    Raises:
+        DataError: One is empty.
+    """
+    for name, size in sizes.items():
+        if size == 0:
+            raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
+
+
+def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sharded: bool) -> Order:
+    """Return the order of the training samples.
+
+    Args:
+        config: The settings.
+        train_data: The training samples.
+        world_size: Number of ranks: one alone cannot recheck.
+        is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
+    """
+    step_batch = config.global_batch * (config.sync.every if config.has_local_steps else 1)
+    settings = (len(train_data), step_batch, config.micro_batch, config.seed, groups_of(train_data))
+    if is_sharded:
+        return (DealtOrder if config.mode == "exact" else PaddedOrder)(*settings)
+    if config.has_local_steps:
+        sync = config.sync
+        return LocalStepOrder(*settings, every=sync.every, num_sites=sync.sites)
+    if config.watch.recheck is not None and world_size > 1:
+        return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
+    return Order(*settings)
+
+
+def make_outer_average(
+    config: RunConfig, model: nn.Module, optimizer: Optimizer, reducer: object, world: World, num_extras: int
+) -> OuterAverage | None:
+    """Return what runs local steps and averages the sites; None if the settings have no local steps.
+
+    Args:
+        config: The settings.
+        model: The model, on its device.
+        optimizer: The optimizer of the local steps.
+        reducer: Sums the gradients; from then on over the ranks of this rank's sites only.
+        world: All ranks.
+        num_extras: Number of loss terms.
+    """
+    if not config.has_local_steps:
+        return None
+    assert isinstance(reducer, RecoverableReducer)
+    has_state = config.optim.name != "sgd" or config.optim.momentum > 0
+    names = state_names(optimizer) if has_state else []
+    return OuterAverage(model, optimizer, names, reducer, world, config.sync, num_extras)

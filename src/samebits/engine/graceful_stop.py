@@ -1,0 +1,56 @@
+"""Graceful stop: from a signal in one process to a stop of all ranks after the same step."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from torch.distributed import DistError
+
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.signed import SignedStore
+from samebits.cluster.world import World
+
+STORE_KEY = "samebits/stop"
+POLL_S = 0.5
+
+
+class StopFlag:
+    """The stop flag of a step; rank 0's value travels to all ranks with the gradients.
+
+    A signal may reach any rank, and not all of them. A rank other than 0 writes the request to the store, which rank 0
+    polls. So every rank reads one decision from the same all-reduce and stops after the same step.
+    """
+
+    def __init__(self, world: World, stop: StopSignal) -> None:
+        self._world, self._stop = world, stop
+        self._is_reported = False
+        self._polled_at = time.monotonic()
+
+    def __call__(self) -> float:
+        """Return 1.0 on rank 0 once a stop was requested."""
+        return float(self._is_requested(polls=self._world.is_main))
+
+    def is_requested(self) -> bool:
+        """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""
+        return self._is_requested(polls=True)
+
+    def _is_requested(self, *, polls: bool) -> bool:
+        store = self._world.signed
+        if self._world.membership is not None:
+            # The launcher serves the store of such a world. Where it has ended, all processes stop by themselves.
+            with suppress(DistError):
+                return self._read_request(store, polls=polls)
+            return self._stop.requested
+        return self._read_request(store, polls=polls)
+
+    def _read_request(self, store: SignedStore | None, *, polls: bool) -> bool:
+        if self._stop.requested:
+            if store is not None and not self._world.is_main and not self._is_reported:
+                store.put(STORE_KEY, self._world.rank)
+                self._is_reported = True
+            return True
+        if polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
+            self._polled_at = time.monotonic()
+            return store.get(STORE_KEY) is not None
+        return False

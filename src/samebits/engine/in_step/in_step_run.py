@@ -1,0 +1,205 @@
+"""One process's part of a run whose world may change: the loss of a process does not end the others.
+
+    train ── error of a connection, or the flag JOIN ──> suspend the step: which partial sums are whole
+      ^                                                  regroup: the group of the next epoch
+      |                                                  agree: steps applied, who holds which sums
+      |                                                  the source sends its weights to those that need them
+      └── the step's missing micro-batches ── move to the new world; a new rank 0 takes over the run folder
+
+Up to "move" nothing of the run's state has changed, so a further loss on the way starts again with the next epoch.
+`src/samebits/parallel/agreement.py` has the rules, and ADR 48 the state machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, replace
+
+from samebits.cluster import collectives
+from samebits.cluster.epochs.membership import RunEnded
+from samebits.cluster.epochs.regroup import is_loss, regroup
+from samebits.cluster.signals import StopSignal
+from samebits.cluster.world import World
+from samebits.data.resumed_step import resume_step
+from samebits.engine.graceful_stop import StopFlag
+from samebits.engine.in_step.peer_state import Received, load, send_or_receive
+from samebits.engine.loop import complete_step, train
+from samebits.engine.opening import OpenRun
+from samebits.engine.output.summary import finish
+from samebits.errors import LaunchError
+from samebits.parallel.agreement import Agreement, RankReport, agree
+from samebits.parallel.recoverable import RecoverableReducer
+from samebits.parallel.replica import WholeReplica
+from samebits.watchdog.detector import HangDetector
+
+LOGGER = logging.getLogger("samebits")
+
+
+class InStepRun:
+    """A run in one process, over all worlds that this process is a member of.
+
+    Args:
+        opened: The run's objects in this process.
+        stop: Set by a signal that requests a stop of this process.
+
+    Attributes:
+        opened: The run's objects in this process.
+    """
+
+    def __init__(self, opened: OpenRun, stop: StopSignal) -> None:
+        world = opened.job.world
+        assert world.membership is not None
+        self.opened, self._stop, self._membership = opened, stop, world.membership
+        self._is_new = world.is_replacement
+        self._is_finished = False
+
+    def run(self) -> bool:
+        """Train to the end; return whether the run is complete, or was stopped and has saved."""
+        try:
+            return self._run()
+        except RunEnded:
+            # Another process passed the last collective of `_train`, so rank 0 has written everything.
+            LOGGER.info("another process has completed the run")
+            job = self.opened.job
+            return self._is_new or (job.is_complete and job.is_evaluated())
+        finally:
+            self.opened.manager.close()
+
+    def _run(self) -> bool:
+        self._membership.mark("ready")
+        if not self._is_new:
+            self._membership.mark("member")
+        elif not self._wait_to_join():
+            return False
+        while True:
+            try:
+                return self._train()
+            except RuntimeError as error:
+                present = self._membership.present
+                is_ended = present is not None and self._membership.newest.urgent > present.number
+                if not is_loss(error) and not is_ended:
+                    raise
+                LOGGER.info("the world has changed: %s", str(error).partition("\n")[0][:200])
+                self._rejoin(error)
+
+    def _train(self) -> bool:
+        opened, job, world = self.opened, self.opened.job, self.opened.job.world
+        stop_flag = StopFlag(world, self._stop)
+        timeout_s = job.config.watch.hang_timeout_s
+        with HangDetector(world, timeout_s, opened.folder.path / "logs") as detector, job.compiling():
+            opened.reports.waits.work_of_ranks = detector.work
+            is_complete = train(job, opened.manager, opened.reports, stop_flag, stop_flag.is_requested)
+            if is_complete:
+                waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
+                if world.is_main and not self._is_finished:
+                    finish(opened.spec, job, opened.folder, opened.reports, job.final_weights(), waits)
+                    self._is_finished = True
+            # No rank leaves before rank 0 has written everything: another one would have to do it in its place.
+            collectives.all_gather_object(world, is_complete)
+        return is_complete
+
+    def _wait_to_join(self) -> bool:
+        """Wait until the launcher has made this replacement a member; return False if it was stopped before."""
+        while not self._stop.requested:
+            try:
+                self._membership.wait_for_next(0.2)
+            except TimeoutError:
+                continue
+            self._rejoin(LaunchError("the replacement could not join", fix="Read the output of the other ranks."))
+            return True
+        return False
+
+    def _rejoin(self, error: Exception) -> None:
+        """Enter the next epoch that stays, and continue where its members agree to."""
+        while True:
+            self._mark_broken()
+            try:
+                self._membership.wait_for_next()
+            except TimeoutError:
+                raise error from None
+            try:
+                world = regroup(self.opened.job.world, self.opened.job.config.cluster.timeout_s)
+                agreement, received = self._agree(world)
+            except RuntimeError as again:
+                if not is_loss(again):
+                    raise
+                error = again
+                continue
+            self._move(world, agreement, received)
+            self._membership.mark("member")
+            return
+
+    def _mark_broken(self) -> None:
+        """Report that the present epoch has lost a member, if the launchers have not named the next one."""
+        membership = self._membership
+        if membership.present is not None and membership.read().number == membership.present.number:
+            membership.mark_broken(membership.present)
+
+    def _agree(self, world: World) -> tuple[Agreement, Received | None]:
+        """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""
+        job, reducer = self.opened.job, self._reducer
+        nodes = reducer.suspend()
+        self._complete_last_step()
+        progress = job.progress
+        report = RankReport(-1) if self._is_new else RankReport(progress.step, progress.evaluated_step, nodes)
+        code = hashlib.sha256(json.dumps(job.fingerprint.to_json(), sort_keys=True).encode()).hexdigest()
+        found = collectives.all_gather_object(world, (asdict(report), code))
+        reports = [RankReport(**{**each, "nodes": tuple(map(tuple, each["nodes"]))}) for each, _ in found]
+        agreement = agree(reports)
+        if self._is_new and code != found[agreement.source][1]:
+            raise LaunchError(
+                "the code, data or packages of a new process differ from those of the others",
+                cause="A file was changed since the run started.",
+                fix="Restore it, or stop the run and resume it.",
+            )
+        if not self._is_new and progress.evaluated_step > agreement.evaluated_step:
+            job.forget_evaluation()
+        return agreement, send_or_receive(job, world, agreement)
+
+    def _move(self, world: World, agreement: Agreement, received: Received | None) -> None:
+        """Continue in a new world. Calls no other rank, so a loss cannot leave it half done."""
+        job, reducer = self.opened.job, self._reducer
+        was_main = job.world.is_main
+        if received is not None:
+            reducer.drop_step()
+            load(job, received, is_new=self._is_new)
+            self._complete_last_step()
+        self._is_new = False
+        job.world, job.replica, job.resumed = world, WholeReplica(job.model, world), None
+        reducer.move_to(world)
+        number = agreement.num_steps
+        if any(agreement.held) and number < job.num_steps:
+            num_leaves = next(job.order.steps(world, start=number, stop=number + 1)).num_micro_batches
+            job.resumed = resume_step(job.order, number, world, agreement.held, agreement.deal(num_leaves))
+        job.note_world()
+        if world.is_main and not was_main:
+            self.opened.take_over()
+        self._report(agreement)
+
+    def _report(self, agreement: Agreement) -> None:
+        job, size = self.opened.job, self.opened.job.world.size
+        text = f"continuing with {size} process{'es' if size > 1 else ''} at step {agreement.num_steps + 1:,}"
+        if job.resumed is not None:
+            kept = sum(last - first for nodes in agreement.held for first, last in nodes)
+            text += f": {kept} of its {job.resumed.num_micro_batches} micro-batches are kept"
+        self.opened.reports.notify(text)
+
+    def _complete_last_step(self) -> None:
+        """Count and report a step that was applied, if the loss came before that."""
+        job = self.opened.job
+        if job.last_result is None or job.last_result[0] < job.progress.step:
+            return
+        number, result = job.last_result
+        if not result.is_finite and not result.is_overflow:
+            raise LaunchError(
+                "a process was lost while a step without finite values was examined", fix="Resume the run."
+            )
+        step = next(job.order.steps(job.world, start=number, stop=number + 1))
+        complete_step(job, replace(step, world_size=2), result, self.opened.reports)
+
+    @property
+    def _reducer(self) -> RecoverableReducer:
+        assert isinstance(self.opened.job.reducer, RecoverableReducer)
+        return self.opened.job.reducer

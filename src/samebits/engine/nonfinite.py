@@ -1,0 +1,168 @@
+"""Diagnosis of a step whose loss or gradient is not finite, and the configured reaction (`watch.nonfinite`).
+
+All ranks see it at once, since they have the same sums. Each rank then runs its micro-batches of the step again, one at
+a time, with the same samples, random numbers and weights, hence the same values, and checks each before it is summed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from samebits.cluster import collectives
+from samebits.data.keyed import seed_forward
+from samebits.data.order import MicroBatch, Step
+from samebits.data.samples import Batch
+from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.forward import forward
+from samebits.engine.job import Job
+from samebits.engine.output.reports import Reports
+from samebits.errors import TrainError
+from samebits.storage.run_folder import RunFolder, write_atomically
+
+_FIX = "Correct or remove these samples, lower optim.lr, or set watch.nonfinite=skip or rollback."
+
+
+class RollBack(Exception):
+    """A step was not finite, and the run restarts from its last checkpoint."""
+
+
+def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Reports) -> None:
+    """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
+
+    Args:
+        job: The run.
+        step: The step's plan.
+        saver: The checkpoint manager.
+        reports: Reports to the user, on rank 0.
+
+    Raises:
+        TrainError: The policy is "stop", or a rollback is impossible or did not help.
+        RollBack: The policy is "rollback".
+    """
+    policy = job.config.watch.nonfinite
+    last = saver.last_step(job.world)
+    state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
+    if policy == "rollback" and (last is None or step.number in saver.rolled_back):
+        policy = "stop"
+        state += "; rolling back did not help" if step.number in saver.rolled_back else ""
+    error = explain(job, step, saver.folder, f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {state}")
+    if policy == "stop":
+        raise error
+    reports.notify(error)
+    if policy == "rollback":
+        saver.rolled_back.add(step.number)
+        raise RollBack
+    job.progress.skipped.append(step.number)
+
+
+def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
+    """Find the micro-batch that caused it. Called on all ranks, with the weights as they were before the step.
+
+    Args:
+        job: The run.
+        step: The step's plan.
+        folder: The run folder; rank 0 writes `nonfinite-STEP.json` with all samples of the micro-batch into it.
+        reaction: What happens next, for the error.
+
+    Returns:
+        The error, equal on all ranks.
+    """
+    suspects: dict[int, tuple[int, int]] = {}
+    with nullcontext(True) if job.outer is None else job.outer.at_failure() as is_here:
+        mine = []
+        if is_here:  # otherwise it was a local step of another site
+            mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
+            job.reducer.undo_buffers()
+    findings = [pair for rank in collectives.all_gather_object(job.world, (mine, suspects)) for pair in _dated(*rank)]
+    _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
+    if guilty is None:
+        cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
+        if job.config.compress == "fp16":
+            cause = "a gradient, or a sum of some, exceeds 65,504, the largest number of compress=fp16"
+        again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
+        what = f"loss or gradient is not finite at step {step.number}"
+        return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)
+    report = folder.path / f"nonfinite-{step.number}.json"
+    if job.world.is_main:
+        write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
+    indices = guilty["samples"]
+    some = " ".join(map(str, indices[:8])) + (" …" if len(indices) > 8 else "")
+    what = "loss" if not math.isfinite(guilty["loss"]) else "gradient"
+    values = [f"loss {guilty['loss']:g}"]
+    if "largest" in guilty:
+        values.append(f"gradient of {guilty['largest_name']}: {guilty['largest']:g}, the largest")
+    return TrainError(
+        f"{what} is not finite at step {step.number} on rank {guilty['rank']}, micro-batch {guilty['micro_batch']}",
+        given="\n".join([*values, f"reaction: {reaction}"]),
+        where=f"rank {guilty['rank']} (host {guilty['host']}, pid {guilty['pid']})\n"
+        f"samples {some} ({len(indices)} in all: {report})",
+        fix=_FIX,
+    )
+
+
+def _dated(
+    findings: list[dict[str, Any]], suspects: dict[int, tuple[int, int]]
+) -> list[tuple[tuple[int, int, int], dict[str, Any]]]:
+    """Pair each non-finite finding with its time: phase, number of the batch norm, and micro-batch.
+
+    Synchronized batch norm spreads a non-finite value to all micro-batches. The cause is the earliest one: in the
+    forward pass (phase 0), the loss (1), the backward pass (2), or otherwise in a gradient (3).
+    """
+    dated = []
+    for finding in findings:
+        number = finding["micro_batch"]
+        in_loss = (3, 0) if math.isfinite(finding["loss"]) else (1, 0)
+        if not finding["is_finite"]:
+            dated.append(((*min(in_loss, suspects.get(number, (3, 0))), number), finding))
+    return dated
+
+
+def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
+    assert job.loader is not None
+    batch = job.loader.batch(micro_batch.indices, micro_batch.keys, again=True)
+    job.reducer.undo_buffers()
+    seed_forward(micro_batch.forward_key, job.world.device)
+    if job.replica.is_sharded:
+        return _look_at_loss(job, micro_batch, batch)
+    _, loss, _ = forward(job, batch)
+    named = {name: parameter for name, parameter in job.model.named_parameters() if parameter.requires_grad}
+    # Not backward(): with batch_norm=sync other micro-batches are in flight and would add to the same gradients.
+    scale = micro_batch.weight * job.progress.loss_scale
+    gradients = torch.autograd.grad(loss * scale, [*named.values()], allow_unused=True)
+    sizes = {
+        name: float(gradient.abs().max()) / scale
+        for name, gradient in zip(named, gradients, strict=True)
+        if gradient is not None
+    }
+    # NaN ranks above infinity, since it is more informative. `max` alone cannot order it.
+    worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
+    return {
+        **_origin(job, micro_batch),
+        "loss": loss.item(),
+        "largest_name": worst,
+        "largest": sizes[worst],
+        "is_finite": math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values())),
+    }
+
+
+def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, Any]:
+    """Check the loss only: of a sharded model, no rank ever has a micro-batch's own gradient."""
+    with torch.no_grad():
+        loss = forward(job, batch)[1].item()
+    return {**_origin(job, micro_batch), "loss": loss, "is_finite": math.isfinite(loss)}
+
+
+def _origin(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
+    return {
+        "rank": job.world.rank,
+        "host": job.world.host,
+        "pid": os.getpid(),
+        "micro_batch": micro_batch.index,
+        "samples": micro_batch.indices.tolist(),
+    }

@@ -1,0 +1,89 @@
+"""The provenance of a complete run: `provenance.json`, from the run's records and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+from samebits.engine.job import Job
+from samebits.engine.run_spec import RunSpec
+from samebits.errors import CheckpointError
+from samebits.provenance import step_log
+from samebits.provenance.run_identity import FACTS
+from samebits.provenance.same_run import result_settings
+from samebits.provenance.shared_steps import shared_steps
+from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
+from samebits.report.records import read_records
+from samebits.storage.checkpoint import name_of, steps
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of, sha256_of_file
+from samebits.storage.run_folder import RunFolder
+
+_NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
+
+
+def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
+    """Write `provenance.json` into the folder of a complete run. Called on rank 0.
+
+    Args:
+        spec: The specification of the run.
+        job: The run.
+        folder: Its folder, with the final weights.
+        weights_sha256: Hash of the final weights.
+
+    Returns:
+        The root: the SHA-256 of the run's record.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    checkpoints = kept_checkpoints(folder)
+    progress = job.progress
+    record = RunRecord(
+        settings=json.loads(json.dumps(result_settings(job.config))),  # lists for tuples, as they are read again
+        chain=progress.chain,
+        num_steps=progress.step,
+        code=distinct(world.get("code", {}) for world in progress.worlds),
+        environment=distinct(world.get("environment", {}) for world in progress.worlds),
+        data=job.fingerprint.data,
+        dataset_info_sha256=str(job.identity.get(FACTS, "")),
+        evaluations=_with_last(evaluations_of(folder), job),
+        checkpoints=checkpoints,
+        weights_sha256=weights_sha256,
+    )
+    present = [path for path in (folder.weights, folder.path / step_log.FILE_NAME) if path.exists()]
+    files = {path.name: sha256_of_file(path) for path in present}
+    for name, parts in checkpoints.items():
+        files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
+    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time(), shared_steps(folder.path))
+    folder.write_json(FILE_NAME, statement)
+    return record.root
+
+
+def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of weights and optimizer state of each checkpoint, by its name, from its manifest."""
+    found = {}
+    for step in steps(folder.checkpoints):
+        try:
+            manifest = manifest_of(folder.checkpoints / name_of(step))
+        except CheckpointError:
+            continue  # damaged: no run can start there
+        found[name_of(step)] = {name: str(manifest[name].get("sha256")) for name in (WEIGHTS, OPTIMIZER)}
+    return found
+
+
+def _with_last(evaluations: list[Evaluation], job: Job) -> list[Evaluation]:
+    """Add the run's last evaluation, if another run folder has it: this one resumed from a checkpoint there."""
+    step, metrics = job.progress.evaluated_step, job.progress.metrics
+    if any(each.step == step for each in evaluations):
+        return evaluations
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return [*evaluations, Evaluation.of(step, finite)]
+
+
+def evaluations_of(folder: RunFolder) -> list[Evaluation]:
+    """Return step and metrics of each evaluation in `metrics.jsonl`."""
+    return [
+        Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
+        for record in read_records(folder.path, "eval")
+    ]

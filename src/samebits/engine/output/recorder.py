@@ -1,0 +1,180 @@
+"""Record of each step of a run, for `samebits verify` and `samebits diff`. It observes the run and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from samebits.cluster import collectives
+from samebits.data.micro_batches import Alone
+from samebits.data.order import WINDOW, Order, Step
+from samebits.engine.job import Job
+from samebits.engine.step import StepResult
+from samebits.provenance.step_log import (
+    APPLIED,
+    DIGEST_BYTES,
+    FILE_NAME,
+    FIRST_LINK,
+    NO_DIGEST,
+    OVERFLOW,
+    SKIPPED,
+    StepLog,
+    StepRecord,
+    StepWriter,
+    digest_of_samples,
+    read_steps,
+)
+
+
+def digest_of_step(step: Step) -> bytes:
+    """Return the digest (16 bytes) of the sample ids of a step whose micro-batches are all here."""
+    return digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
+
+
+def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
+
+    Args:
+        order: The order of samples.
+        start: First step.
+        stop: The step after the last one.
+    """
+    if order.groups is not None:
+        yield from map(digest_of_step, order.steps(Alone(), start=start, stop=stop))
+        return
+    # Micro-batches of a step are consecutive positions, so their keys need not be computed: half of the time.
+    while start < stop:
+        epoch = start // order.steps_per_epoch
+        last = min(stop, (epoch + 1) * order.steps_per_epoch, start + max(1, WINDOW // order.global_batch))
+        bounds = [order.positions(step) for step in range(start, last)]
+        origin = bounds[0][0]
+        indices = order.indices(epoch, np.arange(origin, bounds[-1][1]))
+        for begin, end in bounds:
+            yield digest_of_samples(indices[begin - origin : end - origin])
+        start = last
+
+
+def digest_content(job: Job) -> bytes:
+    """Return the digest (16 bytes) of the values of the last step's samples over all ranks. Called on all ranks."""
+    assert job.loader is not None
+    assert job.loader.digests is not None
+    mine, job.loader.digests = job.loader.digests, []
+    # Ranks have consecutive micro-batches, so this order is that of the step.
+    every = [bytes(digest) for rank in collectives.all_gather_object(job.world, mine) for digest in rank]
+    return hashlib.sha256(b"".join(every)).digest()[:DIGEST_BYTES]
+
+
+def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) -> StepRecord:
+    """Return the record of a completed step.
+
+    Args:
+        step: The step's plan.
+        result: The step's result.
+        samples: Digest of the step's sample ids, 16 bytes.
+        content: Digest of the samples' values, 16 bytes.
+    """
+    outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED
+    return StepRecord(step.number, result.loss, result.norm, result.lr, samples, content, outcome)
+
+
+def recover_chain(job: Job, folder: Path) -> str:
+    """Return the link before the next step, from the records of a process that was lost.
+
+    The record of the last step is written if that process was lost before it had written it.
+
+    Args:
+        job: The run, before its next step.
+        folder: The run folder.
+
+    Raises:
+        CheckpointError: The records are damaged, or cannot be written.
+    """
+    if not job.config.record.steps:
+        return ""
+    path, step = folder / FILE_NAME, job.progress.step
+    # Lost before its first record: the file is made when training starts.
+    log = StepLog() if step <= 1 and not path.exists() else read_steps(path).head(step)
+    writer = StepWriter(path, log.stop, log.link())
+    if job.last_result is not None and log.stop == step - 1 == job.last_result[0]:
+        plan = next(job.order.steps(job.world, start=step - 1, stop=step))
+        ids = next(sample_ids(job.order, step - 1, step))
+        writer.append(record_of(plan, job.last_result[1], ids, NO_DIGEST))
+    writer.close()
+    return writer.link.hex()
+
+
+class StepRecorder:
+    """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress.
+
+    Args:
+        job: The run.
+        folder: The run's folder.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._path, self._is_on = folder / FILE_NAME, job.config.record.steps
+        self._writer: StepWriter | None = None
+        self._ids: Iterator[bytes] = iter(())
+
+    def start(self, job: Job) -> str:
+        """Start or resume at the job's step. Records of later steps, which will be repeated, are removed.
+
+        Returns:
+            A warning if earlier steps are not in the file; otherwise an empty text.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
+        self.close()
+        if not self._is_on:
+            job.progress.chain = ""
+            return ""
+        if job.config.record.content and job.loader is not None:
+            job.loader.digests = []
+        if not job.world.is_main:
+            return ""
+        step, link = job.progress.step, job.progress.chain
+        self._ids = sample_ids(job.order, step, job.num_steps)
+        self._writer = StepWriter(self._path, step, bytes.fromhex(link) if link else FIRST_LINK)
+        job.progress.chain = self._writer.link.hex()
+        if self._writer.is_continued:
+            return ""
+        return (
+            f"the record of steps before step {step:,} is missing or belongs to another run: {self._path}\n"
+            "  samebits verify can check this run from its first step only, with --from-scratch"
+        )
+
+    def resume(self, job: Job) -> None:
+        """Continue at the job's step, whose records before it are those that this object has written."""
+        if self._writer is not None:
+            self._ids = sample_ids(job.order, job.progress.step, job.num_steps)
+
+    def step(self, job: Job, step: Step, result: StepResult) -> None:
+        """Record a completed step. Called on all ranks.
+
+        Args:
+            job: The run, after the step.
+            step: The step's plan.
+            result: The step's result.
+
+        Raises:
+            CheckpointError: The record cannot be written.
+        """
+        if not self._is_on:
+            return
+        content = digest_content(job) if job.config.record.content else NO_DIGEST
+        if self._writer is not None:
+            # Only a plain step has its micro-batches in the order of `sample_ids`.
+            has_all = step.world_size == 1 and type(step) is Step
+            samples = digest_of_step(step) if has_all else next(self._ids)
+            self._writer.append(record_of(step, result, samples, content))
+            job.progress.chain = self._writer.link.hex()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

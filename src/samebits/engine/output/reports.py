@@ -1,0 +1,300 @@
+"""A run's reports: rank 0 writes console, records and pictures; the other ranks only log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits.data.order import Step
+from samebits.data.samples import Batch
+from samebits.engine.job import Job
+from samebits.engine.output.device_records import DeviceRecords
+from samebits.engine.output.quality import Quality, learn_more, lower_lr
+from samebits.engine.output.recorder import StepRecorder
+from samebits.engine.output.waits import Waits
+from samebits.engine.step import StepResult
+from samebits.extras import is_installed
+from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
+from samebits.report.console import Console
+from samebits.report.profile import StepProfile
+from samebits.report.rate import Rate
+from samebits.report.records import Records, read_records
+from samebits.report.trackers.start import Trackers
+from samebits.storage.background import Background
+from samebits.storage.run_folder import RunFolder
+
+LOGGER = logging.getLogger("samebits")
+RECORDS_PER_EPOCH = 50
+PICTURES_EVERY_S = 60.0  # and after the last evaluation
+NUM_SAMPLES = 15  # training samples that are drawn
+
+
+class Reports:
+    """Console, log, `metrics.jsonl`, TensorBoard and pictures of a run.
+
+    Args:
+        job: The run.
+        folder: The run folder.
+
+    Attributes:
+        waits: What steps wait for.
+        first_step_at: Unix time at which this process completed its first step, seconds.
+        trackers: The experiment trackers; `close` reports their `outcome` to them.
+        settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._folder = folder
+        self._every = job.config.report.every_steps or max(1, job.order.steps_per_epoch // RECORDS_PER_EPOCH)
+        self._steps_per_epoch = job.order.steps_per_epoch
+        self._rate = Rate()
+        self._step_started = self._drawn_at = time.perf_counter()
+        self._console = Console(sys.stdout) if job.world.is_main else None
+        has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
+        self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
+        self._recorder = StepRecorder(job, folder.path)
+        self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
+        self._device: DeviceRecords | None = None
+        self.waits = Waits(self.notify)
+        self._quality = Quality(job.num_steps)
+        self._waited_s = 0.0
+        self._last_wait: float | None = None  # share of the time since the record before the last one
+        self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
+        self._background = Background()
+        steps = job.config.report.profile if job.world.is_main else None
+        self._profile = StepProfile(steps, folder.path / "profile")
+        self.settings: Mapping[str, Any] = {}
+        self.first_step_at: float | None = None
+        self._has_started, self._evaluated_step = False, 0
+
+    def notify(self, text: object) -> None:
+        """Report an event on the console and in the log."""
+        LOGGER.warning("%s", text)
+        if self._console is not None:
+            self._console.say(str(text))
+
+    def block(self, title: str, rows: dict[str, str], whole: Collection[str] = ()) -> None:
+        """Write a title and a line per row; see `Console.block`.
+
+        Args:
+            title: The first line.
+            rows: Texts by name.
+            whole: Names of rows that are not shortened.
+        """
+        if self._console is not None:
+            self._console.block(title, rows, whole)
+
+    def start(self, job: Job) -> None:
+        """Start or resume training at the job's step: records of later steps, which will be repeated, are removed."""
+        # Only the world has changed: a long run's records are not read again, since all processes wait.
+        is_same_run = self._has_started and job.world.membership is not None
+        self._has_started = True
+        if self._records is not None and (not is_same_run or self._evaluated_step > job.progress.evaluated_step):
+            self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
+        # For the events in `samebits report`.
+        world, done, last = job.world, job.progress.step, job.last_result
+        LOGGER.info("training from step %d of %d, rank %d of %d", done, job.num_steps, world.rank, world.size)
+        if is_same_run:
+            self._recorder.resume(job)
+        else:
+            self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
+            if text := self._recorder.start(job):
+                self.notify(text)
+            self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
+        self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
+        if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
+            job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
+        if self._records is not None and self._device is None:
+            self._device = DeviceRecords(job)
+        self.waits.start(job)
+        if self._records is not None and not is_same_run and last is not None and last[0] + 1 == done:
+            # This process has become rank 0. The former one may be lost before it had recorded the last step.
+            recorded = max((record["step"] for record in read_records(self._folder.path, "train")), default=0)
+            if recorded < done and done % self._every == 0:
+                self._record_step(job, last[1])
+        if job.world.membership is None or job.last_result is None:
+            self._loss_sum, self._num_samples = 0.0, 0
+        self.resume(job)
+
+    def resume(self, job: Job) -> None:
+        """Continue training after a validation or a checkpoint, whose time is not training time."""
+        self._rate.resume()
+        self._profile.at(job.progress.step)
+        self._step_started = time.perf_counter()
+
+    def step(self, job: Job, step: Step, result: StepResult) -> None:
+        """Report and record a completed step.
+
+        Args:
+            job: The run, after the step.
+            step: The step's plan.
+            result: The step's result.
+        """
+        self._recorder.step(job, step, result)
+        now = time.perf_counter()
+        job.progress.seconds += now - self._step_started
+        self._step_started = now
+        if job.loader is not None:
+            job.progress.data_s += job.loader.waited_s - self._waited_s
+            self._waited_s = job.loader.waited_s
+        self._rate.add(step.num_samples)
+        if result.is_finite:
+            self._loss_sum += result.loss * step.num_samples
+            self._num_samples += step.num_samples
+        if self.first_step_at is None:
+            self.first_step_at = time.time()
+        if self._console is None or self._records is None:
+            return
+        done, total = job.progress.step, job.num_steps
+        if text := self._quality.trend.add(result.loss):
+            self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
+        if written := self._profile.at(done):
+            self.notify(f"profile of steps {job.config.report.profile} written to {written}")
+        if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
+            self._draw_samples(job, job.loader.kept)
+            job.loader.num_to_keep, job.loader.kept = 0, []
+        left = self._samples_until(job, total) - self._samples_until(job, done)
+        if done % self._every == 0:
+            self._record_step(job, result)
+        self._console.progress(
+            epoch=step.epoch + 1,
+            steps_per_epoch=job.order.steps_per_epoch,
+            num_epochs=-(-total // job.order.steps_per_epoch),
+            step=done,
+            num_steps=total,
+            loss=result.loss,
+            samples_per_s=self._rate.samples_per_s,
+            left_s=self._rate.seconds_for(left),
+            data_wait=self._last_wait,
+        )
+
+    def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
+        """Report a completed validation.
+
+        Args:
+            job: The run.
+            metrics: The metrics, by name.
+            metric: The recipe's metric, merged over the ranks on rank 0.
+        """
+        epoch = job.progress.step / job.order.steps_per_epoch
+        LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
+        if self._console is not None and self._records is not None:
+            self._evaluated_step = job.progress.step
+            self._records.write("eval", job.progress.step, epoch, metrics)
+            self._records.describe({**_main_settings(job), **self.settings}, metrics)
+            best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
+            is_best = best is not None and best["step"] == job.progress.step
+            others = {name: metrics_of(name, metrics) for name in job.eval_sets}
+            names = {name for each in others for name in with_set(each, others[each])}
+            own = {name: value for name, value in metrics.items() if name not in names}
+            self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
+            for name, values in others.items():
+                self._console.say(describe_set(name, values, len(job.eval_sets[name])))
+            if job.progress.has_stopped_early:
+                stale = job.progress.num_stale
+                of = f"{stale} validation{'s' if stale > 1 else ''}"
+                self.notify(f"training ends: no improvement in {of} (stop_early)")
+            is_last = job.is_complete
+            if texts := self._quality.notices(metric, job.progress.step, job.num_steps, is_last=is_last):
+                self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
+            if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
+                self._draw(job, metric, self._records)
+        self._loss_sum, self._num_samples = 0.0, 0
+
+    def take_over(self, before: Reports) -> None:
+        """Continue the reports of a process that becomes rank 0."""
+        self.first_step_at, self._rate = before.first_step_at, before._rate
+        self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Record a checkpoint that is whole on disk. Called in the background.
+
+        Args:
+            step: Its step.
+            path: Its folder.
+        """
+        if self._records is not None:
+            place = path.relative_to(self._folder.path).as_posix()
+            self._records.note_checkpoint(step, step / self._steps_per_epoch, place)
+
+    def close(self) -> None:
+        """Flush and close the records, and remove the progress line."""
+        self._background.join()
+        self._profile.close()
+        self._recorder.close()
+        self.trackers.close()
+        if self._console is not None:
+            self._console.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _record_step(self, job: Job, result: StepResult) -> None:
+        assert self._records is not None
+        done, epoch = job.progress.step, job.progress.step / job.order.steps_per_epoch
+        terms = result.terms if len(result.terms) > 1 else {}
+        values: dict[str, float | None] = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
+        if job.config.precision == "fp16":
+            values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
+        values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
+        self._last_wait = self.waits.data_share(job)
+        values["data_wait"] = self._last_wait
+        values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
+        self._records.write("train", done, epoch, values)
+        if values_of_ranks := self.waits.step_ms():
+            self._records.write("ranks", done, epoch, values_of_ranks)
+        self.waits.notice_data(job)
+
+    def _draw_samples(self, job: Job, batches: Sequence[Batch]) -> None:
+        """Draw the first training samples in the background: nothing is read again, and no step waits."""
+        draw, path = job.parts.draw_samples, self._folder.pictures / "train_samples.png"
+        assert draw is not None
+
+        def work() -> None:
+            try:
+                draw(batches, path)
+            except Exception:
+                LOGGER.exception("the training samples could not be drawn")
+
+        self._background.start(work)
+
+    def _draw(self, job: Job, metric: Any, records: Records) -> None:
+        pictures = self._folder.pictures
+        try:
+            self._background.join()
+            train, evaluations = (read_records(self._folder.path, kind) for kind in ("train", "eval"))
+            # One point is no curve, and short runs need not wait for matplotlib.
+            if len(evaluations) > 1 and is_installed("matplotlib"):
+                from samebits.report.chart import draw_curves
+
+                name = self._folder.path.name
+                draw_curves(train, evaluations, pictures / "curves.png", monitor=job.parts.monitor, name=name)
+            if job.parts.draw is not None:
+                job.parts.draw(metric, job.eval_data, pictures)
+            records.show(pictures, job.progress.step)
+        except Exception as error:
+            # Training continues without pictures.
+            LOGGER.exception("pictures")
+            self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
+        self._drawn_at = time.perf_counter()
+
+    def _first_loss(self) -> float | None:
+        """Return the first loss in the records of a resumed run, if it is there and a number."""
+        first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if self._records else None
+        return first if isinstance(first, float) else None
+
+    def _samples_until(self, job: Job, step: int) -> int:
+        epochs, steps = divmod(step, job.order.steps_per_epoch)
+        return epochs * len(job.train_data) + steps * job.order.global_batch
+
+
+def _main_settings(job: Job) -> dict[str, Any]:
+    """Return the settings that runs are compared by, whether or not a user has set them."""
+    config = job.config
+    return {
+        "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed, "mode": config.mode,
+        "optim.name": config.optim.name, "optim.lr": config.optim.lr,
+    }  # fmt: skip

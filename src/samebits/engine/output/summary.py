@@ -1,0 +1,258 @@
+"""The header that a run prints at its start, and at its end its closing block, weights and `result.json`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from samebits.data.micro_batches import num_micro_batches
+from samebits.engine.job import Job
+from samebits.engine.output.publish import write_provenance
+from samebits.engine.output.reports import Reports
+from samebits.engine.run_spec import RunSpec
+from samebits.extras import is_installed, pip_line
+from samebits.module.precision import describe_precision
+from samebits.optim.schedule import num_warmup_steps
+from samebits.parallel.reduce import Reducer
+from samebits.provenance.statement import FILE_NAME as PROVENANCE
+from samebits.report.format import duration, metric_name, metric_value
+from samebits.report.idle import idle_row
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.run_weights import is_as_recorded
+from samebits.storage.weights import weights_sha256, write_weights
+from samebits.version import __version__
+
+LOGGER = logging.getLogger("samebits")
+
+
+def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the title and rows of the block that a run prints at its start.
+
+    Args:
+        spec: The specification of the run.
+        job: The run, before its first step.
+        started: The recipe's rows on where training starts, such as pretrained weights.
+    """
+    config, world, order = job.config, job.world, job.order
+    batch = min(config.global_batch, order.num_samples)
+    num_micro = num_micro_batches(batch, config.micro_batch)
+    threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
+    described = dict(job.parts.describe)
+    num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    rows = {
+        "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
+        f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
+        f"({world.device.type}, {world.backend}, {threads})",
+        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to "
+        f"{config.micro_batch}, {config.mode} mode",
+        "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation"
+        f"{''.join(f', {len(samples):,} {name}' for name, samples in job.eval_sets.items())}: "
+        f"{described.pop('data', spec.name)}",
+        "model": f"{described.pop('model', type(job.model).__name__)}, {num_parameters:,} parameters",
+        "steps": _steps(job),
+        **described,
+        **started,
+    }
+    optim = config.optim
+    if optim.lr_for_batch is not None:
+        rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
+    rows["warmup"] = _warmup(job)
+    rows["compute"] = _compute(job)
+    rows["gradients"] = _gradients(job)
+    if config.has_local_steps:
+        rows["sites"] = f"{config.sync.sites}; a step is {config.sync.every} local steps of each, then their average"
+    if job.replica.is_sharded:
+        rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
+    if optim.ema is not None:
+        rows["ema"] = f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
+    rows["idle"] = idle_row(world.size, batch, config.micro_batch)
+    if job.progress.step:
+        rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
+    return f"samebits {__version__}  {spec.name}  run {spec.run_folder}", {
+        name: text for name, text in rows.items() if text
+    }
+
+
+def _steps(job: Job) -> str:
+    epochs, of_epoch = job.config.epochs, job.order.steps_per_epoch
+    text = f"{job.num_steps:,}: {epochs:,} epoch{'s' if epochs > 1 else ''} of {of_epoch:,}"
+    if job.num_steps < epochs * of_epoch:
+        text += ", cut by max_steps"
+    patience = job.config.stop_early.patience
+    if patience is not None:
+        text += f"; at most, by stop_early.patience={patience}"
+    return text
+
+
+def _warmup(job: Job) -> str:
+    """Describe a warmup that is shorter than optim.warmup_epochs, because the run is short."""
+    optim, of_epoch = job.config.optim, job.order.steps_per_epoch
+    num_steps, asked = num_warmup_steps(job.num_steps, of_epoch, optim), optim.warmup_epochs * of_epoch
+    if num_steps >= asked:
+        return ""
+    text = f"{math.ceil(num_steps):,} steps, half of the run; optim.warmup_epochs={optim.warmup_epochs:g} would be"
+    return f"{text} {math.ceil(asked):,}"
+
+
+def finish(
+    spec: RunSpec,
+    job: Job,
+    folder: RunFolder,
+    reports: Reports,
+    state: Mapping[str, Tensor],
+    waits: Sequence[tuple[float, float]],
+) -> None:
+    """Write the final weights and `result.json`, and print the closing block. Called on rank 0 of a complete run.
+
+    Args:
+        spec: The specification of the run.
+        job: The run.
+        folder: Its folder.
+        reports: Prints the block.
+        state: The final weights, in the shapes of the unsharded model.
+        waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
+    """
+    if reports.first_step_at is None and is_as_recorded(folder.path):
+        reports.notify("this run is already complete")
+        return
+    progress = job.progress
+    sha256 = weights_sha256(state)
+    write_weights(folder.weights, state)
+    root = write_provenance(spec, job, folder, sha256)
+    seconds = time.time() - spec.started_at
+    first_step = reports.first_step_at and reports.first_step_at - spec.started_at
+    result: dict[str, Any] = {
+        "name": spec.name,
+        "metrics": progress.metrics,
+        "best": progress.best,
+        "weights_sha256": sha256,
+        "chain": progress.chain,
+        "root": root,
+        "steps": progress.step,
+        "samples": progress.num_samples,
+        "skipped_steps": progress.skipped,
+        **({"overflow_steps": progress.num_overflows} if job.config.precision == "fp16" else {}),
+        "worlds": progress.worlds,
+        "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
+        "first_step_at": reports.first_step_at,
+        "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
+    }
+    folder.write_json("result.json", result)
+    LOGGER.info("complete after step %d", progress.step)  # for the events in `samebits report`
+    share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
+    name = job.parts.monitor[0]
+    quoted = shlex.quote(str(folder.path))
+    reports.block(
+        f"done in {_time_taken(spec, job, seconds)}: "
+        f"validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
+        f"({len(job.eval_data):,} samples, each once)",
+        {
+            "first step": _first_step(job, first_step),
+            "best": _best(job),
+            "all-reduce": _waits_row(waits),
+            "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
+            "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
+            "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / PROVENANCE}",
+            "next": "\n".join(
+                [
+                    f"samebits eval {quoted}",
+                    *([f"samebits verify {quoted}"] if job.config.mode == "exact" else []),
+                    *([f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []),
+                    *([_tensorboard(quoted)] if job.config.report.tensorboard else []),
+                ]
+            ),
+        },
+        whole=("weights", "root", "next"),
+    )
+
+
+def _time_taken(spec: RunSpec, job: Job, seconds: float) -> str:
+    # Restarts and rollbacks belong to the same command, and are part of its time.
+    is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
+    return duration(seconds) + (" since the resume" if is_resumed else "")
+
+
+def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return how long the parts of training took, seconds."""
+    compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
+    return {"training": job.progress.seconds, "data_wait": job.progress.data_s, **_summing(waits), **compiling}
+
+
+def _best(job: Job) -> str:
+    """Name the epoch of the best validation, whose checkpoint the run keeps."""
+    best = job.progress.best
+    if best is None:  # no value of the metric was a number
+        return ""
+    name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
+    text = f"{metric_name(name)} {metric_value(name, best['value'])} after epoch {epoch:.4g}"
+    is_last = best["step"] == job.progress.step
+    return f"{text}, the last one" if is_last else f"{text} (samebits eval --checkpoint best)"
+
+
+def _tensorboard(quoted: str) -> str:
+    """Return the command that shows the run's TensorBoard files, or the one that installs what writes them."""
+    if is_installed("tensorboard"):
+        return f"tensorboard --logdir {quoted}"
+    return f"{pip_line('trackers')}  (TensorBoard files and loss curves of later runs)"
+
+
+def _compute(job: Job) -> str:
+    """Describe precision, memory format, optimizer and compiler."""
+    config = job.config
+    has_images = any(parameter.dim() == 4 for parameter in job.model.parameters())
+    texts = [
+        "fp32" if config.precision == "fp32" else describe_precision(config),
+        "channels last" if config.channels_last and has_images else "",
+        f"{'fused ' if job.optimizer.defaults.get('fused') else ''}{config.optim.name}",
+        "torch.compile" if config.compile else "",
+        "activation checkpointing" if config.activation_checkpointing else "",
+    ]
+    return ", ".join(filter(None, texts))
+
+
+def _gradients(job: Job) -> str:
+    """Describe the compression of gradients, if configured."""
+    name = job.config.compress
+    if name != "powersgd":
+        return f"all-reduced in {name}" if name != "none" else ""
+    low_rank = job.reducer.low_rank if isinstance(job.reducer, Reducer) else None
+    if low_rank is None:
+        return "sent uncompressed: PowerSGD would shorten none of them"
+    again = "; its error feedback restarts at 0, since checkpoints do not contain it" if job.progress.step else ""
+    return f"PowerSGD of rank {job.config.powersgd_rank}: {low_rank.share:.1%} of the matrices' values{again}"
+
+
+def _first_step(job: Job, seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    compiling = f"; compiling took {duration(job.compiled.seconds)} of the run" if job.compiled is not None else ""
+    return f"done {seconds:.1f} s after the command started{compiling}"
+
+
+def _summing(waits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return seconds per rank: communication that the backward pass did not hide, and waiting for slower ranks.
+
+
+    The slowest rank never waits for others, so the minimum wait over ranks bounds the communication time.
+    """
+    if len(waits) == 1:
+        return {}
+    sending = min(wait for _, wait in waits)
+    return {"sending": sending, "rank_wait": sum(wait for _, wait in waits) / len(waits) - sending}
+
+
+def _waits_row(waits: Sequence[tuple[float, float]]) -> str:
+    whole = sum(work + wait for work, wait in waits) / len(waits)
+    seconds = _summing(waits)
+    if not seconds or not whole:
+        return ""
+    return (
+        f"{seconds['sending'] / whole:.1%} of step time in communication that the backward pass did not hide, "
+        f"{seconds['rank_wait'] / whole:.1%} waiting for slower processes"
+    )

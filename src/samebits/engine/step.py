@@ -1,0 +1,132 @@
+"""One optimizer step.
+
+    micro-batches of this rank      read -> forward -> backward      gradients go into the leaves of the tree
+    reduce                          tree over local leaves, then over ranks: the same sums at any world size
+    update                          clip, optimizer, moving average; skipped on all ranks if a sum is not finite
+
+Exactness rests on three rules. No value computed before `reduce` may depend on the world. Every rank must compute the
+update from the reduced sums alone. And a skipped step must leave no trace: buffers such as batch norm's statistics are
+restored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from samebits.cluster.activity import COMPUTING, READING
+from samebits.data.loader import Loader
+from samebits.data.order import MicroBatch, Step
+from samebits.engine.forward import forward
+from samebits.engine.job import Job
+from samebits.engine.loss_scale import update_scale
+from samebits.optim.schedule import factor
+from samebits.parallel.local_steps.order import LocalStepOrder, OuterStep
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step, equal on all ranks.
+
+    Attributes:
+        loss: Mean over the step's samples, before the update.
+        terms: The loss's named terms; names are known on ranks that ran a micro-batch.
+        norm: 2-norm of the gradient, before clipping.
+        lr: Learning rate.
+        is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
+        is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
+        flag: The flag that rank 0 sent.
+    """
+
+    loss: float
+    terms: dict[str, float]
+    norm: float
+    lr: float
+    is_finite: bool
+    is_overflow: bool
+    flag: float
+
+
+def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
+    """Run a step, or with local steps an outer step.
+
+    Args:
+        job: The run; its model and optimizer change.
+        step: The step's plan for this process.
+        loader: Reads the micro-batches' samples.
+        flag: Rank 0's value is sent to all ranks, with the gradients. A function is called as late as possible, after
+            the passes.
+    """
+    if isinstance(step, OuterStep):
+        result = _outer_step(job, step, loader, flag)
+    else:
+        # From the step number, not from a scheduler's state: a resumed run has the same rate.
+        rate = factor(step.number, job.num_steps, job.order.steps_per_epoch, job.config.optim)
+        result = _update(job, step, loader, flag, job.config.peak_lr * rate)
+    if result.is_finite and job.average is not None:
+        job.average.update(step.number + 1)
+    job.last_result = step.number, result  # from here on the step counts as applied
+    return result
+
+
+def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float], lr: float) -> StepResult:
+    """Run forward and backward for this process's micro-batches, the sum over the ranks, and the update."""
+    optim = job.config.optim
+    names: list[str] = []
+    pulse = job.world.activity
+
+    def run_micro_batch(micro_batch: MicroBatch) -> None:
+        nonlocal names
+        pulse.enter(READING)
+        batch = loader.batch(
+            micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread, is_repeat=micro_batch.is_repeat
+        )
+        # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
+        pulse.enter(COMPUTING, waits=job.replica.is_sharded)
+        with job.reducer.micro_batch(micro_batch):
+            names, loss, terms = forward(job, batch)
+            job.reducer.backward(loss, terms)
+
+    pulse.begin_step(step.number, job.world.device)
+    job.reducer.begin(step, job.progress.loss_scale)
+    job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
+    for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
+        run_micro_batch(micro_batch)
+    pulse.end_work(len(step.micro_batches) + len(step.repeats))
+    job.reducer.reduce(flag() if callable(flag) else flag)
+    pulse.end_wait()
+
+    extras, norm, sent = job.reducer.extras, job.reducer.norm, job.reducer.flag
+    # Sums over all ranks: the decision to skip is the same everywhere.
+    is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
+    is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)
+    if is_finite:
+        if optim.clip_norm is not None and norm > optim.clip_norm:
+            job.reducer.scale(optim.clip_norm / norm)
+        for group in job.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        job.optimizer.step()
+    else:
+        job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
+    return StepResult(sum(extras), dict(zip(names, extras, strict=False)), norm, lr, is_finite, is_overflow, sent)
+
+
+def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
+    """Run the local steps of this process's sites, and average all sites; see `parallel/local_steps/average.py`."""
+    assert job.outer is not None
+    assert isinstance(job.order, LocalStepOrder)
+    num_steps, of_epoch = job.order.num_local_steps(job.num_steps), job.order.local.steps_per_epoch
+    peak, optim = job.config.peak_lr, job.config.optim
+    names: list[str] = []
+
+    def run_local(local: Step) -> tuple[list[float], bool]:
+        nonlocal names
+        result = _update(job, local, loader, 0.0, peak * factor(local.number, num_steps, of_epoch, optim))
+        names = list(result.terms) or names
+        return job.reducer.extras, result.is_finite
+
+    outer = job.outer.run(step, flag if callable(flag) else lambda: flag, run_local)
+    lr = peak * factor(job.order.num_local_steps(step.number), num_steps, of_epoch, optim)  # of its first local step
+    terms_by_name = dict(zip(names, outer.extras, strict=False))
+    return StepResult(sum(outer.extras), terms_by_name, outer.norm, lr, outer.is_finite, False, outer.flag)

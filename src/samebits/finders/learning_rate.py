@@ -1,0 +1,135 @@
+"""Learning-rate range test: one short training in which the rate grows by a constant factor per step.
+
+Smith, "Cyclical Learning Rates for Training Neural Networks", 2017. A step's loss is the mean over the global batch,
+summed in the micro-batch tree. In exact mode, curve and suggestion are therefore equal bit for bit at any number of
+processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.engine.assemble import init_weights, make_job
+from samebits.engine.dataset_info import dataset_info_for
+from samebits.engine.job import Job
+from samebits.engine.step import run_step
+from samebits.launch.start import join_world
+from samebits.recipes.catalog import find
+
+# The test ends when the smoothed loss is so many times the lowest one.
+DIVERGED = 4.0
+_SMOOTHING = 0.9
+_LEAST_FALL = 0.05  # of the loss: less is noise
+
+
+def rates(first: float, last: float, num: int) -> list[float]:
+    """Return learning rates with a constant ratio.
+
+    Args:
+        first: The first rate.
+        last: The last rate.
+        num: How many.
+    """
+    return [first * (last / first) ** (index / (num - 1)) for index in range(num)]
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """Return the exponential moving average of the losses, corrected for its start."""
+    smoothed, average = [], 0.0
+    for index, loss in enumerate(losses):
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        smoothed.append(average / (1 - _SMOOTHING ** (index + 1)))
+    return smoothed
+
+
+def suggest(learning_rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Return the rate at which the loss falls fastest, before its minimum.
+
+    Args:
+        learning_rates: The rates, with a constant ratio.
+        losses: The loss of each, before the step.
+
+    Returns:
+        The rate with two significant digits; None if the loss did not fall clearly.
+    """
+    half = max(2, len(losses) // 20)
+    # Means around each step: an average over earlier steps alone would lag behind.
+    windows = [losses[max(0, index - half) : index + half + 1] for index in range(len(losses))]
+    curve = [math.fsum(window) / len(window) for window in windows]
+    if not curve or min(curve) > (1 - _LEAST_FALL) * curve[0]:
+        return None
+    lowest = curve.index(min(curve))
+    slopes = {index: curve[index + 1] - curve[index - 1] for index in range(1, lowest)}
+    if not slopes:
+        return None
+    return float(f"{learning_rates[min(slopes, key=lambda index: slopes[index])]:.2g}")
+
+
+def measure(
+    source: str,
+    overrides: list[str],
+    learning_rates: list[float],
+    out: Path,
+    assignment: RankAssignment | None = None,
+) -> int:
+    """Train one step per rate as one process of a world; rank 0 writes the losses to `out`.
+
+    Args:
+        source: The recipe.
+        overrides: Its settings.
+        learning_rates: The rates.
+        out: Path of the JSON file: "lr" and "loss" of each step that was taken.
+        assignment: Rank of this process and its world. None: read from the environment.
+
+    Returns:
+        The exit code, 0.
+    """
+    found = find(source)
+    config = load(found.config_class, found.layers, overrides).config
+    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
+        dataset_info = dataset_info_for(found, config, world, None)
+        job = make_job(config, lambda: found.build(config, dataset_info), world)
+        init_weights(job, lambda: found.build(config, dataset_info))
+        with job.compiling():
+            losses = _train(job, learning_rates)
+        if world.is_main:
+            content = {"lr": learning_rates[: len(losses)], "loss": losses}
+            out.write_text(json.dumps(content), encoding="utf-8")
+    return 0
+
+
+def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
+    """Train until the loss diverges, the same step on all ranks: they have equal losses."""
+    config = job.config
+    loader, steps = job.open_loader(stop=len(learning_rates))
+    losses: list[float] = []
+    try:
+        for step, lr in zip(steps, learning_rates, strict=False):
+            job.config = _with_rate(config, lr)
+            result = run_step(job, step, loader, 0.0)
+            job.progress.step = step.number + 1
+            if result.is_overflow and losses:  # fp16's loss scale was too large, not the rate
+                losses.append(losses[-1])
+                continue
+            if not math.isfinite(result.loss):
+                break
+            losses.append(result.loss)
+            curve = smooth(losses)
+            if curve[-1] > DIVERGED * min(curve):
+                break
+    finally:
+        job.config = config
+        loader.close()
+    return losses
+
+
+def _with_rate(config: RunConfig, lr: float) -> RunConfig:
+    constant = {"lr": lr, "lr_for_batch": None, "schedule": "constant", "warmup_epochs": 0.0}
+    return config.model_copy(update={"optim": config.optim.model_copy(update=constant)})

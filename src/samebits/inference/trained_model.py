@@ -1,0 +1,180 @@
+"""A trained model: a run folder, or a file of weights and the name of its model."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.config.load import load
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.recipes.catalog import RecipeSpec, find
+from samebits.report.console import Console
+from samebits.storage.run_path import no_run, runs_in
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from samebits.cluster.world import World
+    from samebits.engine.parts import Parts
+
+# Settings and sections that only training reads. `samebits verify` and `samebits diff` train.
+_OF_TRAINING = frozenset(
+    {"epochs", "max_steps", "global_batch", "eval_every", "stop_early", "optim", "sync", "checkpoint", "record"}
+)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model, as the user names it.
+
+    Attributes:
+        path: A run folder, or a file of weights from elsewhere.
+        overrides: Settings that differ from those of the run or the preset.
+        checkpoint: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
+        preset: For a file: the recipe, preset or YAML file of its model.
+    """
+
+    path: Path
+    overrides: Sequence[str] = ()
+    checkpoint: str = "last"
+    preset: str | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        """Folder for stack dumps if a rank hangs."""
+        logs = self.path / "logs"
+        is_elsewhere = self.preset is not None or logs.is_symlink()  # a link in a stranger's folder may lead anywhere
+        return Path(tempfile.gettempdir()) if is_elsewhere else logs
+
+    def settings(self) -> tuple[RecipeSpec, RunConfig]:
+        """Return the recipe and the resolved settings.
+
+        Raises:
+            CheckpointError: The run folder or file does not exist.
+            ConfigError: `preset` is missing or not allowed, or a setting is wrong.
+        """
+        self.check_path()
+        found = self._find_run() if self.preset is None else find(self.preset)
+        return found, load(found.config_class, found.layers, self.overrides).config
+
+    def check_unused(self) -> None:
+        """Check that no setting was given that only training reads.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for override in self.overrides:
+            name = override.partition("=")[0].strip()
+            if name.partition(".")[0] in _OF_TRAINING:
+                raise ConfigError(
+                    f"{name} has no effect on a trained model",
+                    given=override,
+                    fix="Remove it. To train with it: samebits train.",
+                )
+
+    def check_path(self) -> None:
+        """Check that the path is a run folder, or a file with a preset, without reading it.
+
+        Raises:
+            CheckpointError: The path does not exist, or is no run folder.
+            ConfigError: `preset` is missing or not allowed.
+        """
+        if os.path.isfile(self.path):  # unlike Path.is_file, never an error
+            if self.preset is None:
+                raise ConfigError(
+                    f"{self.path} is a file, and its model is not known",
+                    fix="Add --preset NAME: the recipe, preset or YAML file of its model. Or name a run folder.",
+                )
+        elif self.preset is not None and os.path.isdir(self.path):
+            raise ConfigError(
+                f"--preset {self.preset} was given with a run folder, which contains its settings",
+                given=str(self.path),
+                fix="Remove --preset.",
+            )
+        elif not os.path.lexists(self.path / "config.yaml"):
+            error = no_run(self.path)
+            if os.path.isdir(self.path) and not runs_in(self.path):
+                hint = f"To evaluate a run on the data in it: samebits eval RUN data.root={shlex.quote(str(self.path))}"
+                raise error.with_slots(fix=f"{error.slots['fix']}\n{hint}")
+            raise error
+
+    def _find_run(self) -> RecipeSpec:
+        from samebits.storage.recipe_copy import describe_copy
+
+        try:
+            return find(str(self.path / "config.yaml"))
+        except ConfigError as error:
+            cause = _lines(error.slots.get("cause"), describe_copy(self.path))
+            raise error.with_slots(cause=cause) from error
+
+    def open(self, found: RecipeSpec, config: RunConfig, world: World) -> tuple[Parts, nn.Module]:
+        """Build the recipe's parts and the model with its weights, in evaluation mode.
+
+        Args:
+            found: The recipe.
+            config: Its settings.
+            world: The ranks; the model is placed on this rank's device.
+
+        Raises:
+            SamebitsError: The weights, settings or dataset info do not fit, or were altered.
+        """
+        from samebits.engine.build import build_parts, prepare_model
+        from samebits.engine.dataset_info import build_from, dataset_info_for
+        from samebits.module.determinism import use_deterministic_algorithms
+        from samebits.storage.pretrained import load_strict
+        from samebits.storage.run_weights import weights_of
+        from samebits.storage.weights import load_into
+
+        use_deterministic_algorithms(config, world.device)
+        if self.preset is not None:
+            dataset_info = dataset_info_for(found, config, world, None)
+            parts = build_parts(config, lambda: found.build(config, dataset_info))
+            load_strict(parts.model, self.path)
+        else:
+            dataset_info = self.dataset_info(found, config, world)
+            parts = build_parts(config, lambda: build_from(found, config, dataset_info, self.path))
+            path, state = weights_of(self.path, self.checkpoint, parts.model)
+            load_into(parts.model, state, path)
+        return parts, prepare_model(parts.model, config, world.device).eval()
+
+    def dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
+        """Return the run's dataset info, after comparing recipe, settings and dataset info with its checkpoint.
+
+        Args:
+            found: The recipe.
+            config: Its settings.
+            world: The ranks.
+
+        Raises:
+            SamebitsError: Settings or dataset info were altered.
+        """
+        from samebits.engine.dataset_info import dataset_info_for
+        from samebits.storage.recipe_copy import recipe_change
+
+        if world.is_main and (changed := recipe_change(self.path, config.recipe)):
+            Console(sys.stderr).say(changed)
+        self.check_settings(found)
+        return dataset_info_for(found, config, world, self.path)
+
+    def check_settings(self, found: RecipeSpec) -> None:
+        """Compare the run's settings with those in its checkpoint.
+
+        Raises:
+            ConfigError: A setting that determines the result was altered.
+        """
+        from samebits.provenance.run_identity import check_settings
+        from samebits.storage.run_weights import identity_of
+
+        checkpoint, kept = identity_of(self.path, self.checkpoint)
+        check_settings(kept, load(found.config_class, found.layers).config, checkpoint, is_resume=False)
+
+
+def _lines(*texts: str | None) -> str:
+    return "\n".join(filter(None, texts))

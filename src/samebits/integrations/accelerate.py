@@ -1,0 +1,296 @@
+"""Accelerate with equal bits at any number of processes: `ExactAccelerator` in place of `Accelerator`.
+
+    accelerator = ExactAccelerator(global_batch=64, seed=0)
+    model, optimizer, train_loader, eval_loader, scheduler = accelerator.prepare(...)
+
+Accelerate makes the process group, places tensors, casts and saves. The exact loop (`own_loop`) decides which samples a
+rank reads, sums gradients, and lets optimizers and schedulers act once a step; it replaces DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from samebits.errors import ConfigError
+from samebits.module.determinism import set_kernels
+from samebits.own_loop.current import current_world
+from samebits.own_loop.exact import exact
+from samebits.own_loop.loader import ExactLoader
+from samebits.own_loop.optimizer import plain_step
+from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.samples import source_of
+from samebits.own_loop.session import ExactLoop
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError as error:
+    raise ConfigError(
+        "accelerate is not installed", cause=error, fix="Run: pip install 'samebits[accelerate]'."
+    ) from None
+
+from samebits.integrations.accelerate_gather import gather_counted
+from samebits.integrations.accelerate_loaders import EvaluationLoader, TrainingLoader
+from samebits.integrations.accelerate_settings import (
+    ExactPart,
+    ExactSettings,
+    check_supported,
+    read_position,
+    write_position,
+)
+from samebits.integrations.accelerate_update import ExactOptimizer, ExactScheduler
+from samebits.integrations.micro_batches import MicroBatchSampler, read_ahead
+
+
+class ExactAccelerator(Accelerator):
+    """An `Accelerator` whose training gives equal weights at any number of processes.
+
+    The first DataLoader given to `prepare` is the one to train on, or the one that shuffles.
+
+    Args:
+        *args: Arguments of `Accelerator`.
+        global_batch: Samples of a step, over all processes.
+        micro_batch: Samples of one forward pass. None: the batch_size of the DataLoader to train on.
+        seed: Seed of the order and of all random numbers in the loop.
+        num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress for this long, seconds; None: never.
+        **kwargs: Arguments of `Accelerator`.
+
+    Attributes:
+        exact_part: What is exact, for frameworks that use this accelerator.
+
+    Raises:
+        ConfigError: The configuration can't be exact, such as FSDP or DeepSpeed.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        global_batch: int,
+        micro_batch: int | None = None,
+        seed: int = 0,
+        num_threads: int = 1,
+        hang_timeout_s: float | None = 300.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin_exact(ExactSettings(global_batch, micro_batch, seed, num_threads, hang_timeout_s))
+
+    @classmethod
+    def adopt(cls, accelerator: Any, settings: ExactSettings) -> Any:
+        """Make an existing accelerator exact, for a framework that fetches several micro-batches at once.
+
+        Args:
+            accelerator: An `Accelerator` that has prepared nothing yet.
+            settings: What decides the result.
+        """
+        accelerator.__class__ = cls
+        accelerator._begin_exact(settings)
+        accelerator.exact_part.reads_ahead = True
+        return accelerator
+
+    def _begin_exact(self, settings: ExactSettings) -> None:
+        check_supported(self)
+        set_kernels(settings.num_threads, self.device, exact=True)
+        self.exact_part = ExactPart(settings, current_world(self.device))
+        self.register_load_state_pre_hook(self._read_position)
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepare models, optimizers, DataLoaders and schedulers; see `Accelerator.prepare`."""
+        training = self.exact_part.choose_training([each for each in args if isinstance(each, DataLoader)])
+        prepared = (
+            args if training is None else [self._prepare_training(each) if each is training else each for each in args]
+        )
+        return super().prepare(*prepared, device_placement=device_placement)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
+        """Place and cast a model, without DistributedDataParallel.
+
+        Args:
+            model: The model.
+            device_placement: Whether to place it on the device; None: as the accelerator does.
+            evaluation_mode: Accepted, without effect: no model is wrapped.
+        """
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            check_modules([model])
+        return super().prepare_model(model, device_placement, evaluation_mode=True)
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """Prepare an optimizer: `step` acts in the last micro-batch of a step."""
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            plain_step(optimizer)  # refuses some
+        prepared = super().prepare_optimizer(optimizer, device_placement)
+        if not isinstance(prepared, ExactOptimizer):
+            prepared.__class__ = ExactOptimizer
+            prepared.watch()
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Prepare a scheduler: `step` acts where the optimizers act.
+
+        As in Accelerate, it advances once for each batch of the DataLoader's batch_size that a step has.
+        """
+        prepared = super().prepare_scheduler(scheduler)
+        prepared.__class__ = ExactScheduler
+        prepared.exact = self.exact_part
+        return prepared
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """Prepare a DataLoader to evaluate on; `prepare` takes the one to train on.
+
+        Args:
+            data_loader: The DataLoader.
+            device_placement: Whether to place its batches on the device; None: as the accelerator does.
+            slice_fn_for_dispatch: For iterable datasets; see `Accelerator.prepare_data_loader`.
+        """
+        if getattr(data_loader, "_is_accelerate_prepared", False) or isinstance(data_loader.dataset, IterableDataset):
+            return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        prepared = EvaluationLoader(source_of(data_loader), self.exact_part.world, self._placement(device_placement))
+        self._dataloaders.append(prepared)
+        return prepared
+
+    @contextlib.contextmanager
+    def preparing_training(self) -> Iterator[None]:
+        """Take the DataLoader that is prepared in this block as the one to train on."""
+        self.exact_part.is_preparing_training, self.exact_part.data = True, None
+        try:
+            yield
+        finally:
+            self.exact_part.is_preparing_training = False
+
+    def start_loop(self) -> ExactLoop:
+        """Make the exact loop of what was prepared, on all ranks."""
+        return self._start().loop
+
+    def _prepare_training(self, data: DataLoader[Any]) -> Any:
+        source = source_of(data)
+        order = self.exact_part.settings.order_of(source)
+        self.exact_part.data = data
+        self.exact_part.batches_per_step = -(-order.global_batch // (source.batch_size or order.micro_batch))
+        if self.exact_part.reads_ahead:
+            loader = read_ahead(data, source, MicroBatchSampler(order, self.exact_part.world))
+            loader._is_accelerate_prepared = True  # super().prepare() then keeps it
+            return loader
+        self.exact_part.loader = TrainingLoader(source, order, self._start, self._placement(None))
+        self._dataloaders.append(self.exact_part.loader)
+        return self.exact_part.loader
+
+    def _placement(self, device_placement: bool | None) -> torch.device | None:
+        return self.device if (self.device_placement if device_placement is None else device_placement) else None
+
+    def _start(self) -> ExactLoader:
+        settings, data = self.exact_part.settings, self.exact_part.data
+        if data is None or not self._models or not self._optimizers:
+            raise ConfigError(
+                "training has started before everything was prepared",
+                given=f"{len(self._models)} models, {len(self._optimizers)} optimizers",
+                fix="Give model, optimizer and DataLoader to accelerator.prepare() before the loop.",
+            )
+        models = list({id(model): model for model in self._models}.values())
+        *_, loader = exact(
+            models,
+            [each.optimizer for each in self._optimizers],
+            data,
+            global_batch=settings.global_batch,
+            micro_batch=settings.micro_batch,
+            seed=settings.seed,
+            per_step=[] if self.scaler is None else [self.scaler],
+            num_threads=settings.num_threads,
+            hang_timeout_s=settings.hang_timeout_s,
+        )
+        self.exact_part.loop = loader.loop
+        return loader
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run a backward pass of the mean loss, of shape (), of a micro-batch; see `Accelerator.backward`.
+
+        Raises:
+            ConfigError: It is called outside of the loop over the DataLoader to train on.
+        """
+        if self.exact_part.loop is None or not self.exact_part.loop.is_inside:
+            raise ConfigError(
+                "backward() is called outside of the loop over the training DataLoader",
+                cause="The DataLoader that shuffles, or the first prepared one, is trained on, others evaluated on.",
+                fix="Iterate over the DataLoader that prepare() returned, and prepare the one to train on first.",
+            )
+        factor = self.exact_part.loss_factor
+        super().backward(loss if factor is None else loss * factor.to(loss.dtype), **kwargs)
+
+    def _do_sync(self) -> None:
+        """Leave `sync_gradients` as the loader has set it: `accumulate` does not count passes."""
+
+    def join_uneven_inputs(self, joinables: Any, even_batches: bool | None = None) -> Any:
+        """Do nothing: all ranks run equally many micro-batches."""
+        return contextlib.nullcontext()
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return the DataLoader, whose position `load_state` has set; `num_batches` counts steps."""
+        if isinstance(dataloader, TrainingLoader):
+            dataloader.check_skip(num_batches)
+            return dataloader
+        return super().skip_first_batches(dataloader, num_batches)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather results of all processes, each sample's once; batches of different sizes are allowed.
+
+        Args:
+            input_data: Tensors of shape (N, ...) with a row for each sample, nested or not, or a list of objects.
+            use_gather_object: Gather tensors as objects.
+        """
+        active = self.gradient_state.active_dataloader
+        if not isinstance(active, TrainingLoader | EvaluationLoader):
+            return super().gather_for_metrics(input_data, use_gather_object)
+        return gather_counted(self, input_data, active, as_objects=use_gather_object)
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Forget what was prepared, and the position."""
+        self.exact_part.data = self.exact_part.loader = self.exact_part.loop = None
+        return super().free_memory(*objects)
+
+    def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
+        """Save all states, and the position in the data; see `Accelerator.save_state`.
+
+        Args:
+            output_dir: The folder; None with automatic names.
+            safe_serialization: Save the weights as safetensors.
+            **kwargs: Arguments of `Accelerator.save_state`.
+
+        Raises:
+            ConfigError: It is called within a step.
+        """
+        self.exact_part.check_between_steps()
+        folder = super().save_state(output_dir, safe_serialization, **kwargs)
+        self.wait_for_everyone()  # the position is written last: a folder with it is complete
+        if self.is_main_process and self.exact_part.loader is not None:
+            write_position(Path(folder), self.exact_part.loader.state_dict())
+        return folder
+
+    def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> None:
+        """Load all states, also those of another number of processes; see `Accelerator.load_state`.
+
+        Args:
+            input_dir: The folder; None with automatic names.
+            load_kwargs: Arguments of the function that loads.
+            **kwargs: Arguments of `Accelerator.load_state`.
+
+        Raises:
+            CheckpointError: The folder is incomplete, or its position belongs to other data or batch sizes.
+        """
+        super().load_state(input_dir, load_kwargs, **kwargs)
+        self.exact_part.load_position(input_dir)
+
+    def _read_position(self, models: list[nn.Module], input_dir: str) -> None:
+        # Accelerate calls this before it loads anything.
+        self.exact_part.position = read_position(Path(input_dir)) if self.exact_part.loader is not None else None

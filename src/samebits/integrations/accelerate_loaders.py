@@ -1,0 +1,180 @@
+"""The DataLoaders of an `ExactAccelerator`: one to train on, others to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate.state import GradientState
+from accelerate.utils import send_to_device
+
+from samebits.cluster.world import World
+from samebits.data.groups import Batches
+from samebits.data.keyed import keys
+from samebits.data.loader import Loader, Request
+from samebits.errors import ConfigError
+from samebits.own_loop.loader import ExactLoader
+from samebits.own_loop.samples import LoaderSource, LoopOrder
+
+
+class _PreparedLoader:
+    """What Accelerate and scripts read from a prepared DataLoader.
+
+    Attributes:
+        end_of_dataloader: Whether the current batch is the last one of this rank.
+        remainder: Accelerate's count of repeated samples; unknown, since `gather_for_metrics` leaves them out itself.
+        num_counted: Samples of the current batch that metrics count; None if all rows count.
+    """
+
+    def __init__(self, source: LoaderSource) -> None:
+        self.dataset, self.batch_size = source.samples.dataset, source.batch_size
+        self.gradient_state = GradientState()
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.num_counted: int | None = None
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Number of samples."""
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accept the call that scripts make before each epoch. The order follows from the position itself."""
+
+
+class TrainingLoader(_PreparedLoader):
+    """This rank's micro-batches. Its length is the number of steps of an epoch, at any world size.
+
+    Args:
+        source: What the script's DataLoader reads.
+        order: The order of the samples.
+        make: Returns the loader of the exact loop, once models and optimizers are prepared.
+        device: Device of the batches.
+    """
+
+    def __init__(
+        self, source: LoaderSource, order: LoopOrder, make: Callable[[], ExactLoader], device: torch.device | None
+    ) -> None:
+        super().__init__(source)
+        self._order, self._make, self._device = order, make, device
+        self._loader: ExactLoader | None = None
+        self.total_batch_size = order.global_batch
+
+    def __len__(self) -> int:
+        return self._order.steps_per_epoch
+
+    @property
+    def loader(self) -> ExactLoader:
+        """The loader of the exact loop. The first use is a collective call."""
+        if self._loader is None:
+            self._loader = self._make()
+        return self._loader
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the exact loop exists."""
+        return self._loader is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, from 0; see `ExactLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position."""
+        self.loader.load_state_dict(state)
+
+    def check_skip(self, num_steps: int) -> None:
+        """Check that a script skips as many steps as its checkpoint has done.
+
+        Args:
+            num_steps: Steps of the epoch to skip.
+
+        Raises:
+            ConfigError: The loader is at another position.
+        """
+        position = self.loader.step % len(self)
+        if position != num_steps:
+            raise ConfigError(
+                f"skip_first_batches: {num_steps} batches are to be skipped, and the loader is at step {position}",
+                cause="load_state() has set the position already. The script counts passes of the loop, or checkpoints "
+                "of another world size, where a step has another number of passes.",
+                fix="Count steps (if accelerator.sync_gradients: completed += 1), or leave out skip_first_batches().",
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, state = self.loader, self.gradient_state
+        state._add_dataloader(self)
+        self.end_of_dataloader = False
+        try:
+            for batch in loader:
+                state._set_sync_gradients(loader.sync_gradients)
+                self.end_of_dataloader = loader.sync_gradients and (loader.step + 1) % len(self) == 0
+                self.num_counted = 0 if loader.is_padding else None
+                yield batch if self._device is None else send_to_device(batch, self._device)
+        finally:
+            state._set_sync_gradients(True)
+            state._remove_dataloader(self)
+
+
+class EvaluationLoader(_PreparedLoader):
+    """This rank's share of a dataset's batches, which are the same at any world size.
+
+    Rank r has batches r, r + W, r + 2W ... Ranks without a batch in the last round repeat the first batch, and its
+    results do not count.
+
+    Args:
+        source: What the script's DataLoader reads.
+        world: The ranks.
+        device: Device of the batches.
+    """
+
+    def __init__(self, source: LoaderSource, world: World, device: torch.device | None) -> None:
+        super().__init__(source)
+        if source.batch_size is None:
+            raise ConfigError("a DataLoader has no batch_size", fix="Set batch_size.")
+        self._source, self._world, self._device = source, world, device
+        num_samples = len(source.samples)
+        if source.drop_last:
+            num_samples -= num_samples % source.batch_size
+        self._batches = Batches(num_samples, source.batch_size, None)
+        self.total_batch_size = source.batch_size * world.size
+
+    def __len__(self) -> int:
+        """Return the number of batches of each rank."""
+        return -(-len(self._batches) // self._world.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        mine = [number * self._world.size + self._world.rank for number in range(len(self))]
+        existing = [number if number < len(self._batches) else 0 for number in mine]
+
+        def requests() -> Iterator[Request]:
+            for number in existing:
+                indices = self._batches[number]
+                yield indices, keys(0, 0, indices)
+
+        loader = Loader(
+            self._source.samples,
+            requests,
+            self._world.device,
+            num_workers=self._source.num_workers,
+            prefetch=self._source.prefetch,
+            num_ranks_here=self._world.num_ranks_here,
+        )
+        self.gradient_state._add_dataloader(self)
+        self.end_of_dataloader = False
+        generator = torch.get_rng_state()
+        try:
+            for number, request in zip(mine, requests(), strict=True):
+                batch = loader.batch(*request).inputs
+                self.end_of_dataloader = number == mine[-1]
+                self.num_counted = len(request[0]) if number < len(self._batches) else 0
+                yield batch if self._device is None else send_to_device(batch, self._device)
+        finally:
+            torch.set_rng_state(generator)
+            loader.close()
+            self.gradient_state._remove_dataloader(self)

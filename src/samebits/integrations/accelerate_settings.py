@@ -1,0 +1,208 @@
+"""What an `ExactAccelerator` is given, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+
+from samebits.cluster.world import World
+from samebits.errors import CheckpointError, ConfigError
+from samebits.integrations.accelerate_loaders import TrainingLoader
+from samebits.own_loop.exact import order_of
+from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.session import ExactLoop
+from samebits.storage.run_folder import atomic_file
+
+POSITION_FILE = "samebits.json"
+_MAX_BYTES = 10_000
+_SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+@dataclass(frozen=True)
+class ExactSettings:
+    """What a script chooses.
+
+    Attributes:
+        global_batch: Samples of a step, over all ranks.
+        micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
+        seed: Seed of the order and of all random numbers in the loop.
+        num_threads: CPU threads of each process.
+        hang_timeout_s: How long no rank may make progress in training, seconds; None: forever.
+    """
+
+    global_batch: int
+    micro_batch: int | None = None
+    seed: int = 0
+    num_threads: int = 1
+    hang_timeout_s: float | None = 300.0
+
+    def order_of(self, source: LoaderSource) -> LoopOrder:
+        """Return the order of the samples of a training DataLoader.
+
+        Raises:
+            ConfigError: A batch size is missing or invalid.
+        """
+        micro_batch = source.batch_size if self.micro_batch is None else self.micro_batch
+        return order_of(
+            len(source.samples), self.global_batch, micro_batch, self.seed, source.is_shuffled, source.drop_last
+        )
+
+
+@dataclass
+class ExactPart:
+    """The exact part of an accelerator.
+
+    Attributes:
+        settings: What decides the result.
+        world: The ranks.
+        reads_ahead: Whether a framework fetches several micro-batches before it runs them (Trainer).
+        is_preparing_training: Whether the next DataLoader is the one to train on.
+        data: The script's DataLoader to train on.
+        loader: What was made of it.
+        loop: The exact loop, once it exists.
+        batches_per_step: How many batches of the DataLoader's batch_size a step has.
+        loss_factor: What `backward` multiplies the loss by, (); None for 1.
+        position: The position that a checkpoint has.
+    """
+
+    settings: ExactSettings
+    world: World
+    reads_ahead: bool = False
+    is_preparing_training: bool = False
+    data: DataLoader[Any] | None = None
+    loader: TrainingLoader | None = None
+    loop: ExactLoop | None = None
+    batches_per_step: int = 1
+    loss_factor: Tensor | None = None
+    position: dict[str, Any] | None = None
+
+    def choose_training(self, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
+        """Return the DataLoader to train on among those that are prepared together; None if there is none.
+
+        Raises:
+            ConfigError: Several may be the one to train on.
+        """
+        if self.reads_ahead:
+            return loaders[0] if self.is_preparing_training and loaders else None
+        shuffled = [each for each in loaders if isinstance(each.sampler, RandomSampler)]
+        if len(shuffled) + (self.data is not None) > 1:
+            raise ConfigError(
+                "a second DataLoader shuffles its samples",
+                cause="One DataLoader is trained on: the one that shuffles, or the first one that is prepared.",
+                fix="Prepare the one to train on first; set shuffle=False for those to evaluate on.",
+            )
+        return (shuffled or loaders)[0] if self.data is None and loaders else None
+
+    def check_between_steps(self) -> None:
+        """Check that a checkpoint made now is complete.
+
+        Raises:
+            ConfigError: The current step is not done.
+        """
+        if self.loop is not None and self.loop.is_inside and not self.loop.has_acted:
+            raise ConfigError(
+                "save_state() is called within a step, before the optimizers have acted",
+                cause="The gradients of the step's first micro-batches are in no file.",
+                fix="Call it after optimizer.step(), under: if accelerator.sync_gradients",
+            )
+
+    def load_position(self, origin: object) -> None:
+        """Continue at the position that was read.
+
+        Args:
+            origin: The checkpoint, for the error.
+
+        Raises:
+            CheckpointError: The position belongs to other data or batch sizes.
+        """
+        if self.loader is None or self.position is None:
+            return
+        try:
+            self.loader.load_state_dict(self.position)
+        except CheckpointError as error:
+            fix = "Use the global_batch, batch_size, seed and data of the checkpoint."
+            raise error.with_slots("the checkpoint is of another run", where=origin, fix=fix) from None
+
+
+def check_supported(accelerator: Any) -> None:
+    """Check how an accelerator is configured.
+
+    Raises:
+        ConfigError: Its training can't be exact.
+    """
+    kind = accelerator.distributed_type
+    if kind not in _SUPPORTED or getattr(accelerator, "parallelism_config", None) is not None:
+        name = kind.value if kind not in _SUPPORTED else "a ParallelismConfig"
+        raise ConfigError(
+            f"the accelerator uses {name}",
+            allowed=", ".join(each.value for each in _SUPPORTED),
+            cause="It splits the model or sums gradients in an order that depends on the number of processes.",
+            fix="Leave out its plugin, and run accelerate config without it.",
+        )
+    if accelerator.mixed_precision == "fp8":
+        raise ConfigError(
+            "mixed_precision is fp8",
+            allowed="no, bf16, fp16",
+            cause="Scales of fp8 follow from the micro-batches that a process had before.",
+            fix="Set mixed_precision=bf16.",
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigError(
+            f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}",
+            cause="global_batch counts all samples of a step, so accumulation follows from it.",
+            fix="Leave out gradient_accumulation_steps.",
+        )
+    if accelerator.split_batches:
+        raise ConfigError(
+            "split_batches is on",
+            cause="global_batch sets the samples of a step, and the DataLoader's batch_size those of a forward pass.",
+            fix="Leave out split_batches, and set batch_size to the samples of one forward pass.",
+        )
+    hook = getattr(accelerator.ddp_handler, "comm_hook", None)
+    if hook is not None and hook.value != "no":
+        raise ConfigError(
+            f"the gradients are compressed by {hook.value}",
+            cause="Its rounding depends on the number of processes.",
+            fix="Leave out comm_hook.",
+        )
+
+
+def write_position(folder: Path, position: dict[str, Any]) -> None:
+    """Write the position beside a framework's checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        position: Plain values by name.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with atomic_file(folder / POSITION_FILE) as partial:
+        partial.write_text(json.dumps(position), encoding="utf-8")
+
+
+def read_position(folder: Path) -> dict[str, Any]:
+    """Read the position beside a framework's checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    path = folder / POSITION_FILE
+    try:
+        with path.open(encoding="utf-8") as file:
+            position = json.loads(file.read(_MAX_BYTES))
+        if not isinstance(position, dict):
+            raise ValueError("it has no names")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} can't be read",
+            cause=f"{getattr(error, 'strerror', None) or error}. The checkpoint is incomplete, or of another tool.",
+            fix="Load a checkpoint that has this file.",
+        ) from None
+    return position

@@ -1,0 +1,300 @@
+"""A Lightning strategy that trains to equal weights at any number of processes.
+
+    trainer = L.Trainer(strategy=ExactStrategy(global_batch=64), devices=4, ...)
+
+Lightning's loop sees one item of the training loader for each step. Within it the strategy runs the micro-batches of
+this rank, each with Lightning's own closure:
+
+    Lightning                        this strategy                       own_loop
+    next(loader)                     StepLoader, first micro-batch       begin
+    on_train_batch_start
+    optimizer_step(closure)          for each micro-batch: closure()     training_step, backward: hooks sum gradients
+                                       next micro-batch                  begin
+                                     once: clipping, optimizer.step()    buffers and weights change
+    schedulers, on_train_batch_end
+
+So everything that Lightning counts or does for each batch is counted and done once a step, at any world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.data.keyed import FORWARD, key, seed_forward
+from samebits.data.order import MicroBatch
+from samebits.errors import ConfigError
+from samebits.integrations.lightning_data import StepLoader
+from samebits.integrations.lightning_evaluation import EvalSteps, EvaluationBatches
+from samebits.integrations.lightning_log import ExactResults
+from samebits.integrations.lightning_metrics import metrics_kept
+from samebits.integrations.lightning_package import find
+from samebits.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
+from samebits.module.determinism import set_kernels
+from samebits.own_loop.agreement import check_same_data, check_same_script
+from samebits.own_loop.current import current_world
+from samebits.own_loop.exact import order_of
+from samebits.own_loop.optimizer import attach, follow, plain_step
+from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.samples import source_of
+from samebits.own_loop.session import ExactLoop
+from samebits.own_loop.watching import watch
+
+DDPStrategy: Any = find("strategies", "DDPStrategy")
+TrainerFn = find("trainer.states", "TrainerFn")
+do_nothing_closure = find("core.optimizer", "do_nothing_closure")
+
+TRAINING_STEP = 1  # parts of the keys of random numbers: after the transfer of a micro-batch,
+AFTER_EVALUATION = 1 << 33  # and after validation
+
+
+class ExactStrategy(DDPStrategy):
+    """Trains to equal weights at any number of processes, and after a resume on another number.
+
+    Args:
+        global_batch: Samples of a step, over all processes.
+        micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
+        seed: Seed of the order and of all random numbers in training.
+        num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress for this long, seconds; None: never.
+        **options: Options of DDPStrategy that are not about gradients: start_method, timeout, process_group_backend,
+            cluster_environment, checkpoint_io and the like.
+
+    Raises:
+        ConfigError: An option of DDP has no meaning here.
+    """
+
+    strategy_name = "exact"
+
+    def __init__(
+        self,
+        *,
+        global_batch: int,
+        micro_batch: int | None = None,
+        seed: int = 0,
+        num_threads: int = 1,
+        hang_timeout_s: float | None = 300.0,
+        **options: Any,
+    ) -> None:
+        check_options(options)
+        super().__init__(**options)
+        self._global_batch, self._micro_batch, self._seed = global_batch, micro_batch, seed
+        self._num_threads, self._hang_timeout_s = num_threads, hang_timeout_s
+        self._world: World | None = None
+        self._loop: ExactLoop | None = None
+        self._loader: StepLoader | None = None
+        self._eval_steps: EvalSteps | None = None
+        self._batch: Any = None  # the current micro-batch, on the device
+        self._is_running = False
+
+    # Set-up, in the order of Lightning's calls.
+
+    def setup(self, trainer: Any) -> None:
+        """Prepare the module, the optimizers and the loops for `fit`, `validate`, `test` or `predict`."""
+        is_fit = trainer.state.fn == TrainerFn.FITTING
+        self._trainer, self._loader, self._loop = trainer, None, None
+        if is_fit:
+            check_trainer(trainer, self)
+            check_modules([self.lightning_module])
+        self.accelerator.setup(trainer)
+        # Training and evaluation have loaders of their own.
+        trainer._accelerator_connector.use_distributed_sampler = trainer.state.fn == TrainerFn.PREDICTING
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        set_kernels(self._num_threads, self.root_device, exact=True)
+        self._world = current_world(self.root_device)
+        settings = {"global_batch": self._global_batch, "micro_batch": self._micro_batch, "seed": self._seed}
+        check_same_script(self._world, settings)
+        self._replace_loops()
+        if is_fit:
+            self.setup_optimizers(trainer)
+            check_optimizers(self.optimizers)
+            self._loop = self._make_loop()
+        else:
+            module = self.lightning_module
+            collectives.broadcast_tensors(self._world, [*module.parameters(), *module.buffers()])
+        self.setup_precision_plugin()  # wraps the optimizers again, with the class that they have now
+
+    def _make_loop(self) -> ExactLoop:
+        """Make the engine; rank 0's weights go to all ranks."""
+        module, scaler = self.lightning_module, getattr(self.precision_plugin, "scaler", None)
+        trained = [(optimizer, plain_step(optimizer)) for optimizer in self.optimizers]
+        loop = ExactLoop([module], trained, self.world, seed=self._seed, check_finite=scaler is None)
+        for number, optimizer in enumerate(self.optimizers):
+            attach(optimizer, loop, number)
+        watch(self.world, self._hang_timeout_s)
+        if scaler is not None:
+            follow(scaler, loop)
+        if not module.automatic_optimization:
+            for config in self.lr_scheduler_configs:
+                follow(config.scheduler, loop)
+        return loop
+
+    def _replace_loops(self) -> None:
+        """Let the loops of the trainer merge what is logged, and skip the batches of other ranks."""
+        trainer, module = self._trainer, self.lightning_module
+        self._eval_steps = EvalSteps(trainer, self.root_device)
+        fit = trainer.fit_loop.epoch_loop
+        fit._results = ExactResults(True, module, self.world)
+        for loop in (fit.val_loop, trainer.validate_loop, trainer.test_loop):
+            loop._results = ExactResults(False, module, self.world)
+            self._eval_steps.install(loop)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Replace a DataLoader by one of equal content at any world size."""
+        trainer = self._trainer
+        if trainer.predicting:
+            return dataloader
+        source = source_of(dataloader)
+        if trainer.training:
+            check_same_data(self.world, source, self._seed)
+            size = self._micro_batch or source.batch_size
+            choices = (source.is_shuffled, source.drop_last)
+            order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
+            self._loader = StepLoader(source, order, self.world, lambda: self.loop, trainer.fit_loop)
+            return self._loader
+        assert self._eval_steps is not None
+        return EvaluationBatches(source, self.world, self._seed, self._eval_steps)
+
+    @property
+    def world(self) -> World:
+        """The ranks."""
+        assert self._world is not None
+        return self._world
+
+    @property
+    def loop(self) -> ExactLoop:
+        """The engine."""
+        assert self._loop is not None
+        return self._loop
+
+    # Training.
+
+    def on_train_start(self) -> None:
+        """Check the loaders, which Lightning has made by now."""
+        check_loaders(self._trainer.fit_loop._combined_loader)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Keep the step's first micro-batch, after Lightning has moved it to the device."""
+        self._batch = batch
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the LightningModule's training_step: on the current micro-batch, or in manual optimization on all."""
+        if self._is_running:
+            return super().training_step(self._batch, *args[1:], **kwargs)
+        if self.lightning_module.automatic_optimization:
+            raise ConfigError(
+                "optimizer_step() of the LightningModule has called the closure itself",
+                cause="A step has several micro-batches, which optimizer.step(closure) runs.",
+                fix="Call optimizer.step(closure=optimizer_closure).",
+            )
+        module_step = super().training_step
+        result = self._run_micro_batches(lambda: module_step(self._batch, *args[1:], **kwargs))
+        self._end_step()
+        return result
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Run the step's micro-batches, then let the optimizer act once.
+
+        Args:
+            optimizer: The optimizer.
+            closure: In automatic optimization: training_step, zero_grad and backward on the current micro-batch.
+            model: As in Lightning.
+            **kwargs: Arguments of `optimizer.step`.
+        """
+        if self.lightning_module.automatic_optimization:
+            loss = self._run_micro_batches(closure)
+            result = super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
+            self._end_step()
+            return result
+        if self.loop.is_last:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        with torch.enable_grad():
+            result = closure()
+        optimizer.step()  # only noted: the step has micro-batches to come
+        return result
+
+    def _run_micro_batches(self, work: Callable[[], Any]) -> Any:
+        """Run all micro-batches of the current step; the last one stays open."""
+        assert self._loader is not None
+        run, result = self._loader.run, None
+        results: ExactResults = self._trainer.fit_loop.epoch_loop._results
+        callbacks = [(each._on_before_step, each._on_after_step) for each in self._lightning_optimizers]
+        for number, micro_batch in enumerate(run.step.micro_batches):
+            if number:
+                self._batch = self._moved(run.begin_next())
+            for wrapper, (before, after) in zip(self._lightning_optimizers, callbacks, strict=True):
+                # They count steps.
+                wrapper._on_before_step = before if self.loop.is_last else do_nothing_closure
+                wrapper._on_after_step = after if self.loop.is_last else do_nothing_closure
+            result = self._run_one(micro_batch, work, results)
+        self._batch = None
+        results.num_samples = run.step.num_samples
+        results.merge()
+        return result
+
+    def _run_one(self, micro_batch: MicroBatch, work: Callable[[], Any], results: ExactResults) -> Any:
+        is_padding = micro_batch.weight == 0.0
+        # Hooks may have drawn random numbers since the start of the step's first micro-batch.
+        seed_forward(key(micro_batch.forward_key, TRAINING_STEP), self.root_device)
+        self._is_running = True
+        try:
+            with (
+                results.of_batch(micro_batch.index, len(micro_batch), is_muted=is_padding),
+                metrics_kept(self.lightning_module) if is_padding else nullcontext(),
+            ):
+                return work()
+        finally:
+            self._is_running = False
+
+    def _moved(self, batch: Any) -> Any:
+        """Do with a micro-batch what Lightning does with the first one of a step."""
+        batch = self.precision_plugin.convert_input(batch)
+        batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return self.batch_to_device(batch, dataloader_idx=0)
+
+    def _end_step(self) -> None:
+        assert self._loader is not None
+        self.loop.finish()
+        self._loader.end_step()
+
+    # Evaluation.
+
+    def on_validation_end(self) -> None:
+        """Seed the generators again: ranks have drawn different numbers in their batches."""
+        if self._loop is not None:
+            seed_forward(key(self._seed, FORWARD, self._loop.step, AFTER_EVALUATION), self.root_device)
+
+    # Collectives.
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce over ranks; see DDPStrategy. The mean of equal values is that value, in every bit.
+
+        Args:
+            tensor: A tensor of any shape; other values are returned as they are.
+            group: The process group; None: all ranks.
+            reduce_op: mean, sum or a ReduceOp.
+        """
+        is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+        if not isinstance(tensor, Tensor) or not is_mean or group is not None or self._world is None:
+            return super().reduce(tensor, group, reduce_op)
+        if self._world.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self._world.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        if all(torch.equal(part, parts[0]) for part in parts):
+            return tensor
+        return torch.stack(parts).double().mean(0).to(tensor.dtype)
+
+    def teardown(self) -> None:
+        """Leave the loop."""
+        if self._loop is not None:
+            self._loop.leave()
+        super().teardown()

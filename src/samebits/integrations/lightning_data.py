@@ -1,0 +1,149 @@
+"""The loader that replaces the training DataLoader in a Lightning Trainer.
+
+Lightning's loop counts items of its loaders. Here an item is a step, so what Lightning counts (`global_step`,
+`batch_idx`, limits, intervals) does not depend on the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import tee
+from typing import Any
+
+import torch
+
+from samebits.cluster.world import World
+from samebits.data.loader import Loader, requests_of
+from samebits.data.order import MicroBatch, Step
+from samebits.errors import CheckpointError
+from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.session import ExactLoop
+
+CPU = torch.device("cpu")
+
+
+class StepRun:
+    """One step on this rank, while Lightning runs it.
+
+    Args:
+        step: The step, with this rank's micro-batches, padded.
+        read: Reads the samples of the next micro-batch.
+        loop: The engine.
+    """
+
+    def __init__(self, step: Step, read: Callable[[MicroBatch], Any], loop: ExactLoop) -> None:
+        self.step, self._read, self._loop = step, read, loop
+        self._num_begun = 0
+
+    def begin_next(self) -> Any:
+        """Begin the next micro-batch, and return its samples as the collate_fn returned them."""
+        micro_batch = self.step.micro_batches[self._num_begun]
+        self._num_begun += 1
+        samples = self._read(micro_batch)
+        self._loop.begin(self.step, micro_batch)
+        return samples
+
+
+class StepLoader:
+    """Replaces the training DataLoader. An item is the first micro-batch that this rank has in a step.
+
+    The strategy runs the step's other micro-batches (`run`) before it takes the next item.
+
+    Args:
+        source: The DataLoader's dataset, collation and workers.
+        order: The order of the samples.
+        world: The ranks.
+        loop: Returns the engine, which is made later than the loader.
+        fit_loop: Lightning's loop: it knows the position, also after a resume.
+    """
+
+    def __init__(
+        self, source: LoaderSource, order: LoopOrder, world: World, loop: Callable[[], ExactLoop], fit_loop: Any
+    ) -> None:
+        self._source, self._order, self._world, self._loop = source, order, world, loop
+        self._fit_loop = fit_loop
+        self._epoch = 0
+        self._run: StepRun | None = None
+        self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
+        self.sampler = self  # Lightning calls set_epoch() of a loader's sampler
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        return self._order.steps_per_epoch
+
+    @property
+    def run(self) -> StepRun:
+        """The step of the current item."""
+        assert self._run is not None
+        return self._run
+
+    def end_step(self) -> None:
+        """Note that the step of the current item is done."""
+        assert self._run is not None
+        is_last = (self._run.step.number + 1) % len(self) == 0
+        self._run = None
+        if is_last:
+            self._loop().leave()  # Lightning does not ask for an item more, and its hooks may take any time
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be that of an epoch, from 0."""
+        self._epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what decides the content of steps, for a checkpoint. Lightning saves the position."""
+        names = ("seed", "global_batch", "micro_batch", "num_samples")
+        return {name: getattr(self._order, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that a checkpoint belongs to the same data, batch sizes and seed.
+
+        Raises:
+            CheckpointError: It does not.
+        """
+        other = [
+            f"{name}: {state.get(name)} there, {here} here"
+            for name, here in self.state_dict().items()
+            if state.get(name) != here
+        ]
+        if other:
+            raise CheckpointError(
+                "the checkpoint belongs to another run",
+                given="\n".join(other),
+                fix="Use the dataset, global_batch, micro_batch and seed of the checkpoint.",
+            )
+
+    def _start(self) -> int:
+        """Return the number of steps done in the epoch."""
+        # Lightning does not load them if configure_optimizers has asked for the number of steps.
+        for state in self._fit_loop._combined_loader_states_to_load:
+            self.load_state_dict(state)
+        self._fit_loop._combined_loader_states_to_load = []
+        return int(self._fit_loop.epoch_loop.batch_progress.current.ready)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Runs with the first item: Lightning makes the iterator before it restores the position.
+        self._run = None
+        loop, first = self._loop(), self._epoch * len(self)
+        loop.step = first + self._start()
+        check_equal_state(loop, self._world)
+        steps, ahead = tee(self._order.steps(self._world, start=loop.step, stop=first + len(self)))
+        loader = Loader(
+            self._source.samples,
+            lambda: requests_of(ahead),
+            CPU,  # Lightning moves batches, after its own hooks
+            num_workers=self._source.num_workers,
+            prefetch=self._source.prefetch,
+            num_ranks_here=self._world.num_ranks_here,
+        )
+
+        def read(micro_batch: MicroBatch) -> Any:
+            return loader.batch(micro_batch.indices, micro_batch.keys).inputs
+
+        try:
+            for step in steps:
+                self._run = StepRun(step, read, loop)
+                yield self._run.begin_next()
+        finally:
+            loop.leave()
+            loader.close()

@@ -1,0 +1,164 @@
+"""What a LightningModule logs, merged over all micro-batches of a step, or all batches of an evaluation.
+
+Lightning keeps sums on each rank, and adds them up over ranks in an order that depends on their number. Here the values
+of all batches are gathered, merged in the order of the batches, and logged once, with the same result on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.integrations.lightning_metrics import MetricStates
+from samebits.integrations.lightning_package import find
+
+_RESULT = "trainer.connectors.logger_connector.result"
+_ResultCollection: Any = find(_RESULT, "_ResultCollection")
+_Sync = find(_RESULT, "_Sync")
+
+# Arguments of `self.log` that all ranks need to know; the others are about sums over ranks.
+OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "metric_attribute")
+
+
+@dataclass
+class _Entry:
+    """What was logged under one name.
+
+    Attributes:
+        options: Arguments of `self.log`: plain values.
+        items: Batch, value () and number of samples of each call on this rank. Empty for a torchmetrics metric.
+    """
+
+    options: dict[str, Any]
+    items: list[tuple[int, Tensor, int]] = field(default_factory=list)
+
+    def message(self) -> tuple[dict[str, Any], list[tuple[int, float, int]]]:
+        """Return the entry as plain values."""
+        values = torch.stack([value for _, value, _ in self.items]).tolist() if self.items else []
+        return self.options, [(batch, value, size) for (batch, _, size), value in zip(self.items, values, strict=True)]
+
+
+class ExactResults(_ResultCollection):
+    """Replaces the collection of logged values of one of Lightning's loops.
+
+    Args:
+        training: Whether the loop trains.
+        module: What logs.
+        world: The ranks.
+    """
+
+    def __init__(self, training: bool, module: Any, world: World) -> None:
+        super().__init__(training)
+        self._module, self._world = module, world
+        self._batch: tuple[int, int] | None = None
+        self._is_muted = False
+        self._states = None if training else MetricStates(module, world)
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self.num_samples: int | None = None
+
+    @contextmanager
+    def of_batch(self, index: int, size: int, *, is_muted: bool = False) -> Iterator[None]:
+        """Collect what is logged in the block as values of one batch.
+
+        Args:
+            index: Position in the order in which batches are merged.
+            size: Number of samples.
+            is_muted: Drop the values, because another rank has the batch too.
+        """
+        self._batch, self._is_muted = (index, size), is_muted
+        try:
+            with nullcontext() if self._states is None else self._states.of_batch(index):
+                yield
+        finally:
+            self._batch, self._is_muted = None, False
+
+    def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
+        """Take a value; see `LightningModule.log`.
+
+        Args:
+            fx: Name of the hook that logs.
+            name: Name of the value.
+            value: A tensor, (), or a torchmetrics metric.
+            **options: The other arguments of `LightningModule.log`.
+        """
+        if self._batch is None:
+            super().log(fx, name, value, **options)
+            return
+        index, size = self._batch
+        entry = self._entries.get((fx, name))
+        if entry is None:
+            plain = {key: options[key] for key in OPTIONS if key in options}
+            reduce_fx = options.get("reduce_fx", "mean")
+            plain["reduce_fx"] = reduce_fx if isinstance(reduce_fx, str) else reduce_fx.__name__
+            entry = self._entries[fx, name] = _Entry(plain)
+        if isinstance(value, Metric):
+            self._log_metric(fx, name, value, entry.options)
+        elif not self._is_muted:
+            entry.options["is_double"] = value.dtype == torch.float64
+            entry.items.append((index, value.detach().double(), options.get("batch_size") or size))
+
+    def merge(self) -> None:
+        """Merge the values of all ranks, and log the results. Called on all ranks."""
+        if self._states is not None:
+            self._states.merge()
+        entries, self._entries = self._entries, {}
+        merged: dict[tuple[str, str], tuple[dict[str, Any], list[tuple[int, float, int]]]] = {}
+        messages = [(fx, name, *entry.message()) for (fx, name), entry in entries.items()]
+        for own in collectives.all_gather_object(self._world, messages):
+            for fx, name, options, items in own:
+                first, values = merged.setdefault((fx, name), (options, []))
+                first.update(options)
+                values.extend(items)
+        for (fx, name), (options, items) in merged.items():
+            is_double = options.pop("is_double", False)
+            if items:
+                value, size = _merged(items, options["reduce_fx"])
+                kind = torch.float64 if is_double else torch.float32
+                result = torch.tensor(value, dtype=kind, device=self._module.device)
+                super().log(fx, name, result, batch_size=size, sync_dist=True, sync_dist_fn=_Sync.no_op, **options)
+            elif options.get("metric_attribute"):
+                # A rank without batches has the metric's merged state too.
+                self._log_metric(fx, name, self._module.get_submodule(options["metric_attribute"]), options)
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Forget values; see Lightning."""
+        if metrics is None:
+            self._entries = {}
+        super().reset(metrics, fx)
+
+    def _log_metric(self, fx: str, name: str, metric: Metric, options: dict[str, Any]) -> None:
+        own = {key: value for key, value in options.items() if key != "is_double"}
+        super().log(fx, name, metric, **own)
+
+    def _extract_batch_size(self, value: Any, batch_size: int | None, meta: Any) -> int:
+        # Outside of micro-batches, a value belongs to the whole step.
+        return int(super()._extract_batch_size(value, batch_size or self.num_samples, meta))
+
+
+def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float, int]:
+    """Merge values in the order of their batches, in float64.
+
+    Args:
+        items: Batch, value and number of samples.
+        reduce_fx: mean, sum, min or max.
+
+    Returns:
+        The value, and the number of samples.
+    """
+    items = sorted(items, key=lambda item: item[0])  # stable: a batch may log several values
+    values, sizes = [value for _, value, _ in items], [size for _, _, size in items]
+    total = sum(sizes)
+    if reduce_fx in ("mean", "avg"):
+        return sum(value * size for value, size in zip(values, sizes, strict=True)) / total, total
+    if reduce_fx == "sum":
+        return sum(values), total
+    reduce = torch.min if reduce_fx == "min" else torch.max  # of NaN they return NaN
+    return float(reduce(torch.tensor(values, dtype=torch.float64))), total

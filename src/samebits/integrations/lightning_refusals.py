@@ -1,0 +1,115 @@
+"""What a Lightning Trainer can be configured with that cannot be exact, refused by name before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from samebits.errors import ConfigError
+from samebits.integrations.lightning_package import find
+
+GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
+StochasticWeightAveraging = find("callbacks", "StochasticWeightAveraging")
+PRECISIONS = (find("plugins.precision", "Precision"), find("plugins.precision", "MixedPrecision"))
+_MockOptimizer = find("core.optimizer", "_MockOptimizer")
+is_param_in_hook_signature = find("utilities.signature_utils", "is_param_in_hook_signature")
+
+# Options of DDPStrategy that are not about gradients.
+OPTIONS = (
+    "accelerator",
+    "parallel_devices",
+    "cluster_environment",
+    "checkpoint_io",
+    "precision_plugin",
+    "process_group_backend",
+    "timeout",
+    "start_method",
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of the strategy.
+
+    Raises:
+        ConfigError: One is about DDP's gradients.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(
+                f"{name} is not an option of ExactStrategy",
+                allowed=", ".join(("global_batch", "micro_batch", "seed", "num_threads", *OPTIONS)),
+                cause="There is no DistributedDataParallel, so its options have no effect.",
+                fix=f"Leave out {name}.",
+            )
+
+
+def check_trainer(trainer: Any, strategy: Any) -> None:
+    """Check what a Trainer was made with.
+
+    Raises:
+        ConfigError: A part of it depends on the number of processes, or on batches that are not steps.
+    """
+    callbacks = {type(each): each for each in trainer.callbacks}
+    if trainer.accumulate_grad_batches != 1 or _has(callbacks, GradientAccumulationScheduler):
+        raise ConfigError(
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}",
+            allowed="1, without a GradientAccumulationScheduler",
+            cause="A step has global_batch samples already, in as many micro-batches as it takes.",
+            fix="Leave it out, and set ExactStrategy(global_batch=...) to the samples of one step.",
+        )
+    if _has(callbacks, StochasticWeightAveraging):
+        raise ConfigError(
+            "StochasticWeightAveraging cannot be exact",
+            cause="Its last epoch averages the statistics of batch norm over this process's batches.",
+            fix="Use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging.",
+        )
+    if strategy._layer_sync is not None:
+        raise ConfigError(
+            "sync_batchnorm=True cannot be exact",
+            cause="torch's SyncBatchNorm sums statistics in an order that depends on the number of processes.",
+            fix="Leave it out: batch norm then uses each micro-batch's statistics.",
+        )
+    plugin = strategy.precision_plugin
+    if type(plugin) not in PRECISIONS:
+        raise ConfigError(
+            f"precision {plugin.precision!r} cannot be exact",
+            allowed="32-true, 16-mixed, bf16-mixed",
+            cause="Gradients are summed in float32, which weights of other types do not have.",
+            fix="Set Trainer(precision='bf16-mixed') or another of these.",
+        )
+    module = strategy.lightning_module
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigError(
+            "training_step takes dataloader_iter",
+            cause="It then takes batches itself, and the strategy cannot run a step's micro-batches.",
+            fix="Take (batch, batch_idx).",
+        )
+
+
+def check_optimizers(optimizers: list[Any]) -> None:
+    """Check what configure_optimizers returned.
+
+    Raises:
+        ConfigError: There is no optimizer.
+    """
+    if not optimizers or isinstance(optimizers[0], _MockOptimizer):
+        raise ConfigError("configure_optimizers returned no optimizer", fix="Return one.")
+
+
+def check_loaders(combined: Any) -> None:
+    """Check the loaders of training.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    if len(combined.flattened) != 1:
+        raise ConfigError(
+            f"there are {len(combined.flattened)} training dataloaders",
+            allowed="1",
+            cause="How they are combined decides the samples of a step.",
+            fix="Combine the datasets into one, whose samples are tuples or dicts.",
+        )
+
+
+def _has(callbacks: Mapping[type, Any], kind: type) -> bool:
+    return any(issubclass(each, kind) for each in callbacks)

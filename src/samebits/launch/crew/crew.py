@@ -1,0 +1,238 @@
+"""The processes of one machine that continue without a lost one (`cluster.recovery=in_step`).
+
+The agent of `agent.py` ends all processes when one is lost. A crew ends none:
+
+    a process is killed      next epoch: its members without it, urgent         the others finish the step
+                             start a replacement                                it builds the run beside them
+    the replacement is ready next epoch: the members and it                     all enter it between two steps
+    a process is stopped     it is killed (SIGSTOP would block the others)
+
+Everything else is treated as by the agent: after an error of a process, a loss while the run is being built, or the
+loss of all processes, all restart from the last checkpoint if a restart is left. Each lost process takes one restart.
+When none is left, the others continue, down to `min_procs`.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch._C._distributed_c10d import TCPStore
+
+from samebits.cluster import stacks
+from samebits.cluster.epochs.membership import Epoch, write_epoch
+from samebits.cluster.store import serve_store
+from samebits.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from samebits.launch.failures import ErrorReport, ProcessFailure, explain
+from samebits.launch.supervisor import Supervisor, read_report, send_signal
+from samebits.launch.worker import STOP_FILE, WorkerResult
+
+LOCAL = "127.0.0.1"
+POLL_S = 0.02
+# A process that is stopped for this long is killed. Debuggers and `kill -STOP; kill -CONT` within it do no harm.
+STOPPED_S = 0.3
+
+
+class CrewSupervisor(Supervisor):
+    """A supervisor whose workers have reports of their own names."""
+
+    reports: Mapping[int, Worker]
+
+    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
+        return read_report(self.reports[rank].report)
+
+
+class Crew:
+    """Starts and supervises the processes.
+
+    Args:
+        entry: What they run.
+        supervisor: Receives stop signals and analyzes failures.
+        num_procs: How many processes.
+        min_procs: Give up with fewer than this.
+        max_restarts: How many lost processes are replaced, and how often all are restarted.
+    """
+
+    def __init__(
+        self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int
+    ) -> None:
+        self._entry, self._supervisor = entry, supervisor
+        self._num_procs, self._min_procs, self._max_restarts = num_procs, min_procs, max_restarts
+        self._num_restarts = self._num_started = self._round = 0
+        self._workers: dict[int, Worker] = {}  # by slot: those that run, or are done
+        self._done: dict[int, WorkerResult] = {}
+        self._epoch = Epoch(-1, 0, ())
+        self._stores: list[TCPStore] = []
+        self._stopped_since: dict[int, float] = {}
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers."""
+        return [worker.process.pid for worker in self._workers.values() if worker.process.pid]
+
+    def run(self) -> tuple[bool, dict[int, WorkerResult]]:
+        """Run until all processes are done, or the run has failed.
+
+        Returns:
+            Whether it has failed, and the results of the processes that are done.
+        """
+        try:
+            self._start_all(self._num_procs)
+            while True:
+                time.sleep(POLL_S)
+                running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
+                self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+                self._kill_stopped(running)
+                ended = [worker for worker in self._workers.values() if not worker.is_running]
+                if ended and not self._handle(ended):
+                    return True, self._done
+                if not self._members() and (self._done or self._supervisor.stop is not None):
+                    return False, self._done
+                self._admit()
+        finally:
+            send_signal(self.pids(), signal.SIGKILL)
+            for worker in self._workers.values():
+                worker.process.join(10.0)
+            self._stores = []
+
+    def _members(self) -> list[Worker]:
+        """Return the running members of the present epoch, by rank."""
+        by_number = {worker.number: worker for worker in self._workers.values()}
+        return [by_number[number] for number in self._epoch.workers if number in by_number]
+
+    def _start(self, slot: int) -> Worker:
+        worker = start_worker(self._entry, self._num_started, slot, self._round, self._num_procs)
+        self._num_started += 1
+        self._workers[slot] = worker
+        return worker
+
+    def _start_all(self, num_procs: int) -> None:
+        self._num_procs = num_procs
+        numbers = range(self._num_started, self._num_started + num_procs)
+        # Before they start: a process that is in no epoch is a replacement.
+        self._begin_epoch(list(numbers), is_urgent=True)
+        for slot in range(num_procs):
+            self._start(slot)
+
+    def _begin_epoch(self, numbers: list[int], *, is_urgent: bool) -> None:
+        number = self._epoch.number + 1
+        store = serve_store(LOCAL, 0, LOCAL, 60.0, "the launcher")
+        urgent = number if is_urgent else self._epoch.urgent
+        self._epoch = Epoch(number, store.port, tuple(numbers), urgent)
+        write_epoch(self._entry.folder / EPOCHS_FILE, self._epoch)
+        # Closes the store of an epoch that has lost a member, which ends calls that wait there. Without a loss, its
+        # members still use it until the end of their step.
+        self._stores = [store] if is_urgent else [*self._stores[-1:], store]
+
+    def _end_epochs(self) -> None:
+        """Report that a process has completed the run: one that is entering an epoch waits for it in vain."""
+        if not self._epoch.is_last:
+            self._epoch = replace(self._epoch, is_last=True)
+            write_epoch(self._entry.folder / EPOCHS_FILE, self._epoch)
+
+    def _kill_stopped(self, running: Mapping[int, Worker]) -> None:
+        now = time.monotonic()
+        for worker in running.values():
+            pid = worker.process.pid or 0
+            if not stacks.is_stopped(pid):
+                self._stopped_since.pop(pid, None)
+            elif now - self._stopped_since.setdefault(pid, now) > STOPPED_S:
+                self._supervisor.report(f"{self._name(worker)} was stopped by a signal for {STOPPED_S} s: killing it")
+                send_signal([pid], signal.SIGKILL)
+
+    def _handle(self, ended: list[Worker]) -> bool:
+        """React to processes that have ended; return whether the run continues."""
+        members, lost = set(self._epoch.workers), []
+        results = {worker.number: worker.result() for worker in ended}
+        for worker in sorted(ended, key=lambda worker: results[worker.number] is None):
+            result, has_weights = results[worker.number], worker.has_marked("member")
+            if result is not None and has_weights:
+                self._done[worker.slot] = result
+                del self._workers[worker.slot]
+                self._end_epochs()
+            elif self._done or (self._supervisor.stop is not None and not worker.has_marked("ready")):
+                del self._workers[worker.slot]  # the run is complete, or it is being stopped
+            elif worker.is_killed or worker.number not in members or not has_weights:
+                lost.append(worker)  # also a replacement that was stopped before it joined
+            else:
+                return self._restart()
+        return not lost or self._lose(lost)
+
+    def _lose(self, lost: list[Worker]) -> bool:
+        numbers = {worker.number for worker in lost}
+        survivors = [worker for worker in self._members() if worker.number not in numbers]
+        has_weights = any(worker.has_marked("member") for worker in survivors)
+        if not has_weights or not all(worker.has_marked("ready") for worker in survivors):
+            return self._restart()
+        is_stopping, members = self._supervisor.stop is not None, set(self._epoch.workers)
+        for worker in lost:
+            del self._workers[worker.slot]
+        if numbers & members:  # before anything that takes time, since the survivors wait for it
+            self._begin_epoch([worker.number for worker in survivors], is_urgent=True)
+        for worker in lost:
+            if worker.result() is None:
+                self._supervisor.report(self._why(worker))
+            if is_stopping or (not worker.is_killed and worker.number not in members):
+                continue
+            if self._num_restarts < self._max_restarts:
+                self._num_restarts += 1
+                count = f"restart {self._num_restarts} of {self._max_restarts}"
+                self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
+                self._start(worker.slot)
+        if not is_stopping and len(self._workers) < self._min_procs:
+            return self._fail(lost[0])
+        if not is_stopping and len(self._workers) < self._num_procs:
+            self._supervisor.report(f"continuing with {len(self._workers)} of {self._num_procs} processes")
+        return True
+
+    def _admit(self) -> None:
+        """Let replacements that are ready join, between two steps."""
+        members = set(self._epoch.workers)
+        ready = [
+            worker.number
+            for worker in self._workers.values()
+            if worker.number not in members and worker.is_running and worker.has_marked("ready")
+        ]
+        if ready and not self._done and self._supervisor.stop is None:
+            self._begin_epoch([*(worker.number for worker in self._members()), *ready], is_urgent=False)
+
+    def _fail(self, worker: Worker) -> bool:
+        failure = ProcessFailure(worker.slot, worker.process.pid or 0, worker.process.exitcode or 0, None)
+        self._supervisor.cause = explain(failure, socket.gethostname())
+        self._supervisor.report(self._supervisor.cause.text)
+        return False
+
+    def _restart(self) -> bool:
+        """End all processes after a failure, and restart them from the last checkpoint if that can help."""
+        supervisor = self._supervisor
+        supervisor.reports = dict(self._workers)
+        supervisor.poll({slot: worker.process for slot, worker in self._workers.items()}, self._round)
+        if supervisor.stop is not None or supervisor.cause is None or not supervisor.cause.may_pass:
+            return False
+        num_procs = self._num_procs
+        if self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            supervisor.report(f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint")
+        elif num_procs > self._min_procs:
+            num_procs -= 1
+            supervisor.report(f"continuing with {num_procs} processes instead of {num_procs + 1}")
+        else:
+            return False
+        supervisor.cause = None
+        (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
+        self._round += 1
+        self._workers = {}
+        self._start_all(num_procs)
+        return True
+
+    def _name(self, worker: Worker) -> str:
+        return f"rank {worker.slot} (host {socket.gethostname()}, pid {worker.process.pid})"
+
+    def _why(self, worker: Worker) -> str:
+        code = worker.process.exitcode or 0
+        if code < 0:
+            return f"{self._name(worker)} was killed by signal {-code} ({signal.Signals(-code).name})"
+        report = read_report(worker.report)
+        return f"{self._name(worker)} could not join:\n{report.text if report is not None else f'exit code {code}'}"

@@ -1,0 +1,128 @@
+"""One process of a crew: its environment, its start through the fork server, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from samebits.cluster.env import EPOCHS, WORKER
+from samebits.cluster.epochs.membership import mark_path
+from samebits.launch.worker import WorkerResult, report_path, run_worker
+
+EPOCHS_FILE = "epochs.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the processes run.
+
+    Attributes:
+        function: An importable function.
+        args: Its arguments.
+        folder: The launcher's temporary folder.
+        stop_timeout_s: How long a process may continue after the launcher has died, seconds.
+        key: Secret with which the processes sign messages.
+    """
+
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    folder: Path
+    stop_timeout_s: float
+    key: str
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that the launcher has started.
+
+    Attributes:
+        number: Never used again.
+        slot: Its place among the processes of this machine; a replacement has that of the lost process.
+        round: How often all processes were restarted before.
+        process: The process.
+    """
+
+    number: int
+    slot: int
+    round: int
+    process: BaseProcess
+    entry: Entry
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.exitcode is None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal has ended it, before it could report an error."""
+        return (self.process.exitcode or 0) < 0 and not self.report.exists()
+
+    @property
+    def report(self) -> Path:
+        """The file in which it reports a failure."""
+        return report_path(self.entry.folder, self.slot, self.number)
+
+    def has_marked(self, name: str) -> bool:
+        """Return whether the worker has come that far; see `membership.mark_path`."""
+        return mark_path(self.entry.folder, name, self.number).exists()
+
+    def result(self) -> WorkerResult | None:
+        """Return how it ended; None if it is running or has failed."""
+        if self.process.exitcode != 0:
+            return None
+        try:
+            return WorkerResult(**json.loads(_result_path(self.entry.folder, self.number).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def start_worker(
+    entry: Entry, number: int, slot: int, round_number: int, num_procs: int, node: int = 0, num_nodes: int = 1
+) -> Worker:
+    """Start a process.
+
+    Args:
+        entry: What it runs.
+        number: Its number.
+        slot: Its place on this machine.
+        round_number: How often all processes were restarted before.
+        num_procs: Number of places.
+        node: Number of this machine.
+        num_nodes: Number of machines.
+    """
+    environment = {
+        "RANK": str(node * num_procs + slot),  # at the start: it names the log
+        "LOCAL_RANK": str(slot),
+        "WORLD_SIZE": str(max(num_nodes, node + 1) * num_procs),
+        "LOCAL_WORLD_SIZE": str(num_procs),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",  # not used: each epoch has a port of its own
+        "TORCHELASTIC_RESTART_COUNT": str(round_number),
+        "TORCHELASTIC_RUN_ID": "samebits",
+        EPOCHS: str(entry.folder / EPOCHS_FILE),
+        WORKER: str(number),
+    }
+    report = report_path(entry.folder, slot, number)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_run, args=(environment, entry, number, report), name=f"rank-{slot}")
+    process.start()
+    return Worker(number, slot, round_number, process, entry)
+
+
+def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -> None:
+    os.environ.update(environment)
+    result = run_worker(entry.function, entry.args, entry.folder, entry.stop_timeout_s, entry.key, report)
+    part = _result_path(entry.folder, number).with_suffix(".part")
+    part.write_text(json.dumps(asdict(result)), encoding="utf-8")
+    part.rename(part.with_suffix(".json"))
+
+
+def _result_path(folder: Path, number: int) -> Path:
+    return folder / f"result-{number}.json"

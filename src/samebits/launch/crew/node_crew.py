@@ -1,0 +1,300 @@
+"""The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the epochs.
+
+    each launcher   its processes ── status ──> shared folder ── newest epoch ──> epochs.json, which its processes read
+    the leader      statuses ── a member is missing: next epoch, urgent ──> shared folder
+                             ── a replacement is ready: next epoch
+
+The launcher of the lowest node names the first epoch: node 0, which serves the rendezvous, unless it is lost. When the
+leader's node is lost, the launcher of the lowest remaining node takes its place. Each epoch is created once, from the
+members of the one before, so there is one order of epochs. A group that is not in the newest one misses a member, and
+cannot complete another step.
+
+SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
+and saves.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from samebits.cluster.address import address_towards, split_endpoint
+from samebits.cluster.epochs.membership import Epoch, broken_mark, write_epoch
+from samebits.cluster.store import serve_store
+from samebits.config.process_range import RendezvousConfig
+from samebits.errors import LaunchError
+from samebits.launch.crew.crew import Crew, CrewSupervisor
+from samebits.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
+from samebits.launch.crew.shared_files import NodeStatus, WorkerState
+from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.supervisor import send_signal
+from samebits.launch.worker import WorkerResult
+
+# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the workers.
+POLL_S = 0.05
+# Numbers of a node's processes: NODE * NUMBERS, and those after it.
+NUMBERS = 1_000_000
+# How long a machine with a notice trains on, and looks whether others have one. Disks take their time to show a file.
+NOTICE_S = 1.0
+LEAVING = "this machine leaves the run if the others stay"
+
+
+class NodeCrew(Crew):
+    """The processes of one machine of several.
+
+    Args:
+        entry: What they run.
+        supervisor: Receives stop signals and analyzes failures.
+        num_procs: How many processes on this machine.
+        min_procs: Leave the run with fewer than this.
+        max_restarts: How many lost processes of this machine are replaced.
+        nodes: Number of machines and timeouts.
+        shared: The files of all launchers.
+    """
+
+    def __init__(
+        self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int,
+        nodes: RendezvousConfig, shared: SharedFolder,
+    ) -> None:  # fmt: skip
+        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts)
+        self._nodes, self._shared = nodes, shared
+        self._address = address_towards(*split_endpoint(nodes.endpoint))
+        self._num_started = self._shared.node * NUMBERS
+        self._planned = range(self._num_started, self._num_started + num_procs)
+        self._done_numbers: set[int] = set()
+        self._ended_numbers: set[int] = set()
+        self._members_before: set[int] = set()
+        self._statuses: dict[int, NodeStatus] = {}
+        self._published, self._published_at = NodeStatus(-1), 0.0
+        self._began = self._enough_since = time.monotonic()
+        self._failure = ""
+        self._is_stopping = self._is_leaving = False
+        self._noticed_at = 0.0
+        stops = supervisor.on_stop
+        supervisor.on_stop = lambda: LEAVING if self._may_leave() else stops()
+
+    def run(self) -> tuple[bool, dict[int, WorkerResult]]:
+        """Run until all processes of this machine are done, or the run has failed; see `Crew.run`.
+
+        Raises:
+            LaunchError: The run cannot continue, for a reason that is not on this machine alone.
+        """
+        try:
+            while True:
+                time.sleep(POLL_S)
+                is_failed = not self._supervise()
+                self._publish()
+                if is_failed:
+                    return True, self._done
+                self._statuses = self._shared.statuses(self._epoch.number)
+                if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
+                    raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
+                self._follow()
+                if self._obey():
+                    return False, self._done
+                if not self._workers and (self._epoch.is_last or self._supervisor.stop is not None):
+                    return False, self._done
+                self._lead()
+        except FileNotFoundError as error:
+            raise LaunchError("the other nodes have ended the run", given=str(error), fix=FIX) from None
+        except LaunchError as error:
+            self._failure = str(error)
+            raise
+        finally:
+            send_signal(self.pids(), signal.SIGKILL)
+            for worker in self._workers.values():
+                worker.process.join(10.0)
+            self._stores = []
+            self._shared.leave(self._status(), is_end=not self._is_leaving)
+
+    def _start(self, slot: int) -> Worker:
+        worker = start_worker(
+            self._entry, self._num_started, slot, 0, self._num_procs, self._shared.node, self._nodes.size.most
+        )
+        self._num_started += 1
+        self._workers[slot] = worker
+        return worker
+
+    def _status(self) -> NodeStatus:
+        states: dict[int, WorkerState] = dict.fromkeys(self._done_numbers, "done")
+        if self._epoch.number < 0:
+            states |= dict.fromkeys(self._planned, "planned")
+        for worker in self._workers.values():
+            # As `_supervise` has seen it: one that ends before the next poll is not lost yet, it may be done.
+            if worker.number not in self._ended_numbers:
+                marks: tuple[WorkerState, ...] = ("member", "ready")
+                states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
+        is_leaving = self._supervisor.stop is not None and not self._is_stopping
+        is_broken = any(worker.has_marked(broken_mark(self._epoch)) for worker in self._workers.values())
+        broken = self._epoch.number if is_broken else -1
+        return NodeStatus(
+            self._shared.node, 0, states, self._is_stopping, is_leaving, failure=self._failure, broken=broken
+        )
+
+    def _publish(self) -> None:
+        status, now = self._status(), time.monotonic()
+        beat_s = 0.0 if self._shared.is_broken else self._shared.beat_s
+        if status != self._published or now - self._published_at > beat_s:
+            self._shared.publish(status)
+            self._published, self._published_at = status, now
+
+    def _supervise(self) -> bool:
+        """React to what happens to the processes of this machine; return whether it stays in the run."""
+        running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
+        if self._is_stopping:
+            self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+        self._kill_stopped(running)
+        dropped = self._members_before - {*self._epoch.workers}
+        send_signal([w.process.pid for w in running.values() if w.number in dropped and w.process.pid], signal.SIGKILL)
+        ended = [worker for worker in self._workers.values() if not worker.is_running]
+        self._ended_numbers |= {worker.number for worker in ended}
+        for worker in sorted(ended, key=lambda worker: worker.result() is None):  # done before lost
+            result, is_member = worker.result(), worker.has_marked("member")
+            if result is not None and is_member:
+                self._done[worker.slot] = result
+                self._done_numbers.add(worker.number)
+                del self._workers[worker.slot]
+            elif self._epoch.is_last or (self._supervisor.stop is not None and not worker.has_marked("ready")):
+                del self._workers[worker.slot]  # the run is complete, here or on another node, or it is being stopped
+            elif worker.is_killed or (worker.number not in self._planned and not is_member):
+                if not self._replace(worker):
+                    return False
+            else:
+                return self._find_cause()
+        return True
+
+    def _replace(self, worker: Worker) -> bool:
+        del self._workers[worker.slot]
+        self._publish()  # before anything that takes time, since the survivors wait for it
+        if self._supervisor.stop is None or worker.is_killed:
+            self._supervisor.report(self._why(worker))
+        if self._supervisor.stop is not None:
+            return True
+        if self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            count = f"restart {self._num_restarts} of {self._max_restarts}"
+            self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
+            with self._shared.beating(self._published):
+                self._start(worker.slot)
+        elif len(self._workers) < self._min_procs:
+            self._is_leaving = True
+            self._supervisor.report("no restart is left: this node leaves, and the others continue")
+            return self._fail(worker)
+        return True
+
+    def _obey(self) -> bool:
+        """React to a stop signal: stop the run with all others, or return True to leave them."""
+        if self._supervisor.stop is None or self._is_stopping:
+            return False
+        self._noticed_at = self._noticed_at or time.monotonic()
+        self._is_stopping = not self._may_leave()
+        self._is_leaving = not self._is_stopping and time.monotonic() - self._noticed_at > NOTICE_S
+        if self._is_stopping and self._supervisor.stop != signal.SIGINT:
+            self._supervisor.report("too few machines stay: the run stops")
+        if self._is_leaving:
+            self._supervisor.report("this machine has left the run, and the others continue")
+        return self._is_leaving
+
+    def _may_leave(self) -> bool:
+        if self._supervisor.stop == signal.SIGINT or self._epoch.number < 0 or self._epoch.is_last:
+            return False
+        others = [status for node, status in self._statuses.items() if node != self._shared.node]
+        staying = [each for each in others if "member" in each.workers.values() and not each.is_leaving]
+        return len(staying) >= self._nodes.size.least and not any(status.is_stopping for status in others)
+
+    def _find_cause(self) -> bool:
+        self._supervisor.reports = dict(self._workers)
+        self._supervisor.poll({slot: worker.process for slot, worker in self._workers.items()}, 0)
+        if self._supervisor.stop is None and self._supervisor.cause is not None:
+            self._failure = self._supervisor.cause.text
+        return False
+
+    def _follow(self) -> None:
+        """Pass the newest epoch on to the processes of this machine, and start them once the first one is named."""
+        is_last = any("done" in status.workers.values() for status in self._statuses.values())
+        newest = self._shared.newest(self._epoch)
+        if newest.number != self._epoch.number or is_last != self._epoch.is_last:
+            self._adopt(replace(newest, is_last=is_last))
+
+    def _adopt(self, epoch: Epoch) -> None:
+        is_first = self._epoch.number < 0 <= epoch.number
+        if is_first and not {*self._planned} & {*epoch.workers}:
+            self._planned = range(0)  # this machine joins a run that has begun: all its processes are replacements
+        if epoch.node != self._shared.node:
+            self._stores = []
+        # A slow launcher may have missed epochs.
+        self._members_before |= {*epoch.workers} | self._shared.members(range(self._epoch.number + 1, epoch.number))
+        self._epoch = epoch
+        write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
+        if is_first and self._supervisor.stop is None:
+            with self._shared.beating(self._published):
+                for slot in range(self._num_procs):
+                    self._start(slot)
+
+    def _lead(self) -> None:
+        """Name the next epoch, if that is for this launcher to do and something has changed."""
+        if self._epoch.number < 0:
+            self._begin_first()
+            return
+        states = {number: state for status in self._statuses.values() for number, state in status.workers.items()}
+        if self._epoch.is_last or not self._leads():
+            return
+        survivors = [number for number in self._epoch.workers if number in states]
+        if len(survivors) < len(self._epoch.workers):
+            if self._may_continue(survivors, states):
+                self._begin(survivors, is_urgent=True)
+            return
+        ready = [n for n, state in states.items() if state == "ready" and n not in self._members_before]
+        is_stopping = any(status.is_stopping for status in self._statuses.values())
+        if (ready and not is_stopping) or self._epoch.node != self._shared.node:
+            self._begin([*survivors, *ready], is_urgent=False)
+
+    def _leads(self) -> bool:
+        leader = self._statuses.get(self._epoch.node)
+        if self._epoch.node == self._shared.node or (leader is not None and not leader.has_ended):
+            return self._epoch.node == self._shared.node
+        members = {*self._epoch.workers}
+        remaining = [node for node, status in self._statuses.items() if members & status.workers.keys()]
+        if min(remaining or self._statuses, default=-1) != self._shared.node:  # with no member left, it names the end
+            return False
+        self._supervisor.report(
+            f"node {self._epoch.node} is lost: node {self._shared.node} names the members from now on"
+        )
+        return True
+
+    def _may_continue(self, survivors: list[int], states: dict[int, WorkerState]) -> bool:
+        """Return whether the survivors form the next epoch now, and raise an error if they cannot."""
+        num_nodes, size = len({number // NUMBERS for number in survivors}), self._nodes.size
+        lost = {number // NUMBERS for number in self._epoch.workers} - self._statuses.keys()
+        if lost and num_nodes < size.least:
+            # Nothing can be done without them, so they have as long as any silent node.
+            if not all(self._shared.has_timed_out(node) for node in lost):
+                return False
+            raise too_few_nodes(num_nodes, size, lost)
+        found = {states[number] for number in survivors}
+        if "member" not in found or not found <= {"ready", "member"}:
+            raise LaunchError("a process was lost before all others had built the run", fix=FIX)
+        return True
+
+    def _begin_first(self) -> None:
+        now, num_nodes, size = time.monotonic(), len(self._statuses), self._nodes.size
+        if num_nodes < size.least:
+            self._enough_since = now
+            if now - self._began > self._nodes.join_timeout_s:
+                raise gave_up_waiting(self._nodes, num_nodes)
+        elif min(self._statuses) == self._shared.node and (
+            num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
+        ):
+            self._begin(sorted(n for status in self._statuses.values() for n in status.workers), is_urgent=True)
+
+    def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
+        number = self._epoch.number + 1
+        store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
+        urgent = number if is_urgent else self._epoch.urgent
+        mine = Epoch(number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node)
+        if (found := self._shared.begin(mine)) == mine:
+            self._stores = [store] if is_urgent else [*self._stores[-1:], store]
+        if found is not None:
+            self._adopt(found)

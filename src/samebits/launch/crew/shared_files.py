@@ -1,0 +1,114 @@
+"""What one launcher writes of its node, and the making and removing of the folder; `shared_folder` lists its files."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from samebits.errors import LaunchError
+from samebits.launch.nodes.auth import FILE_NAME
+
+PARENT = ".crew"
+NEWEST = "newest.json"
+RECORD = "record.json"
+
+WorkerState = Literal["planned", "started", "ready", "member", "done"]
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a launcher reports of its node.
+
+    Attributes:
+        node: Its number.
+        beat: Grows with each write.
+        workers: State of each process that is planned, runs or is done, by number. A lost one is missing.
+        is_stopping: Its launcher stops the run, after a signal.
+        is_leaving: Its launcher has received a signal that may be for this node alone.
+        has_ended: Its launcher writes no more.
+        failure: Why the run has failed, for all launchers; empty if it has not.
+        broken: The present epoch, if a process of this node has lost a connection in it; else -1.
+    """
+
+    node: int
+    beat: int = 0
+    workers: dict[int, WorkerState] = field(default_factory=dict)
+    is_stopping: bool = False
+    is_leaving: bool = False
+    has_ended: bool = False
+    failure: str = ""
+    broken: int = -1
+
+
+def read_status(path: Path) -> NodeStatus:
+    """Read one node's status.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError, TypeError, KeyError: It is no status.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return NodeStatus(**{**content, "workers": {int(number): state for number, state in content["workers"].items()}})
+
+
+def make_shared_folder(run_folder: Path, nonce: str) -> Path:
+    """Create the folder of this run's launchers, in place of one that an earlier run has left.
+
+    Args:
+        run_folder: The run folder.
+        nonce: Names this start of the run.
+
+    Raises:
+        LaunchError: Its parent is a link.
+    """
+    path = run_folder / PARENT / nonce
+    if path.parent.is_symlink():
+        raise LaunchError(
+            f"{path.parent} is a link: the launchers would write, and remove files, where it points to",
+            fix="Remove the link, or use another --run-dir.",
+        )
+    for old in path.parent.glob("*"):
+        remove(old)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def has_heartbeat(path: Path, limit_s: float) -> bool:
+    """Return whether a launcher writes its status into a folder now.
+
+    Args:
+        path: The folder `.crew/NONCE`.
+        limit_s: How long to wait for it, seconds.
+    """
+    first, end = _beats(path), time.monotonic() + limit_s
+    while first and time.monotonic() < end:
+        time.sleep(0.02)
+        if any(first.get(name) != beat for name, beat in _beats(path).items()):
+            return True
+    return False
+
+
+def _beats(path: Path) -> dict[str, object]:
+    found = {}
+    for each in path.glob("node-*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json.loads(each.read_text(encoding="utf-8"))
+            if not content["has_ended"]:
+                found[each.name] = content["beat"]
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Remove the files that launchers write, and the folder if nothing else is in it."""
+    if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
+        return
+    with suppress(OSError):
+        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, RECORD, "*.part", f"{FILE_NAME}*"):
+            for path in folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        folder.rmdir()

@@ -1,0 +1,60 @@
+"""Claims of node ranks that users assigned: each rank belongs to one launcher, and the missing ones are known."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from samebits.cluster.signed import SignedStore
+from samebits.errors import LaunchError
+from samebits.scratch import is_running
+
+
+def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
+    """Claim a node rank for this launcher.
+
+    Args:
+        store: Shared by all launchers of the run.
+        rank: Node rank of this machine.
+        num_nodes: Number of machines.
+
+    Raises:
+        LaunchError: Another launcher has the rank, or was started with another number of machines.
+    """
+    first = store.put_first("num_nodes", num_nodes)
+    if first != num_nodes:
+        raise LaunchError(
+            f"the numbers of machines differ: node rank {rank} was started with --nodes {num_nodes}, "
+            f"another with --nodes {first}",
+            fix="Start all machines with the same --nodes.",
+        )
+    mine = [socket.gethostname(), os.getpid()]
+    found = store.put_first(_key(rank), mine)
+    if found == mine:
+        return
+    is_claim = isinstance(found, list) and [type(item) for item in found] == [str, int]
+    host, pid = found if is_claim else (mine[0], 0)
+    if not is_claim or (host == mine[0] and not is_running(pid)):  # that launcher has died, and was started again
+        store.put(_key(rank), mine)
+        return
+    raise LaunchError(
+        f"two machines have node rank {rank}",
+        where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
+        fix=f"Give each machine its own --node-rank, 0 to {num_nodes - 1}. If the first one is lost for good, "
+        "stop all machines and resume with --resume auto.",
+    )
+
+
+def release(store: SignedStore, rank: int) -> None:
+    """Release a node rank."""
+    store.store.delete_key(_key(rank))
+
+
+def absent(store: SignedStore, num_nodes: int) -> Sequence[int]:
+    """Return the node ranks that no launcher has claimed."""
+    return [rank for rank in range(num_nodes) if store.get(_key(rank)) is None]
+
+
+def _key(rank: int) -> str:
+    return f"node/{rank}"

@@ -1,0 +1,39 @@
+"""Versions and settings that all launchers of a run must share. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from samebits.config.given import flat
+from samebits.version import __version__
+
+# Paths that may differ between machines.
+_OF_A_MACHINE = ("data.root", "data.cache")
+
+
+def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
+    """Collect versions, recipe and settings, by name.
+
+    Args:
+        settings: All settings, nested.
+        recipe: The recipe's name, or the path of its file.
+    """
+    found = {"samebits": __version__, "torch": _version_of("torch")}
+    if recipe.endswith(".py"):
+        with suppress(OSError):  # loading the recipe reports a file that cannot be read
+            found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
+    values = flat(settings)
+    return found | {f"setting {name}": json.dumps(values[name]) for name in values if name not in _OF_A_MACHINE}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

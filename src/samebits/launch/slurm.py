@@ -1,0 +1,127 @@
+"""Generate a Slurm batch script that is warned before its time limit, saves, requeues itself and resumes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.errors import ConfigError
+
+# Slurm sends this signal to every process a set time before it ends the job.
+WARNING = "USR1"
+# Exit code of ranks that have saved after the warning: 128 + SIGUSR1.
+WARNED = 138
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """Resources and commands of a Slurm job.
+
+    Attributes:
+        command: Command of each task; `--run-dir` is added.
+        run_dir: The run folder, on a disk that all nodes share.
+        nodes: Number of machines.
+        procs: Tasks per machine, one per GPU.
+        gpus: GPUs per machine; 0: request none.
+        cpus: Cores per task.
+        time: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
+        warning_s: Seconds between the warning and the time limit.
+        options: Additional sbatch options, such as "--partition=gpu".
+        variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
+        folders: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
+        before: Command that each array job runs first, with the name of its run folder appended.
+    """
+
+    command: Sequence[str]
+    run_dir: Path
+    nodes: int = 1
+    procs: int = 1
+    gpus: int = 0
+    cpus: int = 1
+    time: str = ""
+    warning_s: int = 120
+    options: Sequence[str] = ()
+    variants: Sequence[Sequence[str]] = ()
+    folders: Sequence[str] = ()
+    before: Sequence[str] = ()
+
+
+def batch_script(job: BatchJob) -> str:
+    """Generate the batch script.
+
+    Raises:
+        ConfigError: A value contains a line break or another control character, which would end a line of #SBATCH.
+    """
+    for option, text in (
+        ("--run-dir", str(job.run_dir)),
+        ("--time", job.time),
+        *(("--sbatch", o) for o in job.options),
+    ):
+        if any(ord(char) < 32 or ord(char) == 127 for char in text):
+            raise ConfigError(
+                f"{option} has a line break or another control character",
+                given=repr(text),
+                fix="Remove the control character.",
+            )
+    is_array = bool(job.variants)
+    folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.folders else "-$SLURM_ARRAY_TASK_ID" if is_array else "")
+    log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A' if job.folders else ''}{'-%a' if is_array else ''}"
+    options = [
+        _option("job-name", f"samebits-{job.run_dir.name}"),
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.procs}",
+        f"--cpus-per-task={job.cpus}",
+        *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
+        *([_option("time", job.time)] if job.time else []),
+        *([f"--array=0-{len(job.variants) - 1}"] if is_array else []),
+        f"--signal={WARNING}@{job.warning_s}",
+        "--requeue",
+        "--open-mode=append",
+        _option("output", f"{log}.log"),
+        *job.options,
+    ]
+    command = [
+        shlex.join(job.command),
+        *(['"${settings[@]}"'] if is_array else []),
+        f"--run-dir {folder} --resume auto",
+    ]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        "",
+        *_choice(job.variants, job.folders),
+        *([f'{shlex.join(job.before)} "$run" || exit'] if job.before else []),
+        "# Ranks sign their messages with a key of this start. srun passes the environment on.",
+        'export SAMEBITS_KEY="${SAMEBITS_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
+        "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
+        f"srun --kill-on-bad-exit=0 {' '.join(command)}",
+        "code=$?",
+        f"# {WARNED}: Slurm has warned of the time limit, and the run has saved. The requeued job resumes it.",
+        f'if [ "$code" -eq {WARNED} ]; then',
+        '    scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        'exit "$code"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _option(name: str, value: str) -> str:
+    """Format an option of #SBATCH, where Slurm parses quotes and backslashes much as a shell does."""
+    if re.fullmatch(r"[\w@%+=:,./-]*", value):
+        return f"--{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'--{name}="{escaped}"'
+
+
+def _choice(variants: Sequence[Sequence[str]], folders: Sequence[str]) -> list[str]:
+    if not variants:
+        return []
+    runs = [f"run={shlex.quote(name)} " for name in folders] or [""] * len(variants)
+    cases = [
+        f"    {number}) {run}settings=({shlex.join(settings)}) ;;"
+        for number, (settings, run) in enumerate(zip(variants, runs, strict=True))
+    ]
+    return ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", ""]

@@ -1,0 +1,286 @@
+"""From command-line options to processes: how many to start, which rank this process is, and starting them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.cluster.env import RankAssignment, read_assignment
+from samebits.config.given import given_path
+from samebits.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
+from samebits.config.schema import RunConfig
+from samebits.cores import num_cores
+from samebits.errors import ConfigError
+from samebits.launch import forkserver
+from samebits.launch.crew.recovery import recovers_in_step
+from samebits.launch.shared_settings import shared_settings
+from samebits.report.log import log_path
+
+if TYPE_CHECKING:
+    from samebits.cluster.world import World
+
+DEFAULT_PORT = 29400  # torchrun's
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of the command line about processes and machines.
+
+    Attributes:
+        procs: Processes on this machine: 4, or 2:4.
+        nodes: Machines: 2, or 2:3.
+        endpoint: HOST:PORT of the rendezvous of several machines' launchers.
+        run_id: Separates runs that share a rendezvous; None: the run folder's name.
+        init: Address of the rendezvous of processes that the user starts.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        max_restarts: How often to restart after a failure.
+        node_rank: Rank of this machine, if the user numbers them; requires `master`.
+        master: HOST:PORT on the machine with node rank 0.
+    """
+
+    procs: str | int | None = None
+    nodes: str | None = None
+    endpoint: str | None = None
+    run_id: str | None = None
+    init: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    max_restarts: int = 0
+    node_rank: int | None = None
+    master: str | None = None
+
+
+def default_procs(config: RunConfig) -> int:
+    """Return how many processes `samebits train` starts by default: one per GPU; on CPU one per core that has work.
+
+    The number does not change the result.
+    """
+    if config.parallel == "dp":
+        return 1
+    num_micro_batches = -(-config.global_batch // config.micro_batch)
+    if config.device != "cpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # Counted without torch, whose import takes longer than everything else here.
+        num_gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([v for v in visible.split(",") if v])
+        if num_gpus:
+            return max(1, min(num_gpus, num_micro_batches))
+    return max(1, min(num_cores() // config.num_threads, num_micro_batches, 8))
+
+
+def rank_assignment(
+    procs: object, init: str | None = None, rank: int | None = None, world_size: int | None = None
+) -> RankAssignment | None:
+    """Return this process's rank in a world that the user or a scheduler started; None if there is no such world.
+
+    Args:
+        procs: Value of `--procs`.
+        init: Value of `--init`.
+        rank: Value of `--rank`.
+        world_size: Value of `--world-size`.
+
+    Raises:
+        ConfigError: `--procs` was given to one rank of such a world.
+        LaunchError: The rank's variables or options are incomplete, or contradict each other.
+    """
+    here = read_assignment(os.environ, init, rank, world_size)
+    if here is not None and procs is not None:
+        raise ConfigError(
+            f"--procs {procs} was given to one process of a world of {here.world_size}",
+            fix="Remove --procs: the number of started processes sets the world size.",
+        )
+    return here
+
+
+def rendezvous_config(options: LaunchOptions, config: RunConfig, run_dir: Path | None) -> RendezvousConfig | None:
+    """Return the rendezvous of several machines' launchers; None if this machine is the only one.
+
+    Args:
+        options: Options of the command line.
+        config: All settings.
+        run_dir: The run folder.
+
+    Raises:
+        ConfigError: The options are incomplete or contradict each other.
+    """
+    size = parse_range(options.nodes, "--nodes", MAX_NODES) if options.nodes is not None else ProcessRange(1, 1)
+    option = "--rdzv-endpoint" if options.master is None else "--master"
+    endpoint = options.endpoint if options.master is None else options.master
+    if size.most == 1:
+        if endpoint is not None or options.node_rank is not None:
+            given = option if endpoint is not None else "--node-rank"
+            raise ConfigError(f"{given} was given for one machine", fix="Add the number of machines: --nodes 2")
+        return None
+    _check_node_rank(options, size)
+    if endpoint is None:
+        raise ConfigError(
+            f"--nodes {size} was given without --rdzv-endpoint or --master",
+            fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them; "
+            "or the same --master HOST:PORT and its own --node-rank.",
+        )
+    if run_dir is None:
+        raise ConfigError(
+            f"--nodes {size} was given without --run-dir",
+            fix="Add the same --run-dir on all machines: --run-dir runs/NAME-0001",
+        )
+    cluster = config.cluster
+    return RendezvousConfig(
+        size=size,
+        endpoint=_with_port(endpoint, option),
+        run_id=options.run_id or run_dir.absolute().name or "samebits",
+        join_timeout_s=cluster.join_timeout_s,
+        last_call_s=cluster.last_call_s,
+        node_timeout_s=cluster.node_timeout_s,
+        rank=options.node_rank,
+        folder=run_dir,
+        has_own_id=bool(options.run_id),
+        shared=shared_settings(config.model_dump(mode="json"), config.recipe),
+    )
+
+
+def _with_port(endpoint: str, option: str) -> str:
+    """Return HOST:PORT for HOST or HOST:PORT."""
+    match = re.fullmatch(r"(\[[^][/\s]+\]|[^][:/\s]+)(?::([0-9]{1,5}))?", endpoint)
+    port = int(match[2] or DEFAULT_PORT) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        raise ConfigError(
+            f"{option} is {endpoint!r}",
+            allowed=f"HOST:PORT with a port from 1 to 65535, or HOST for port {DEFAULT_PORT};\n"
+            "an IPv6 address in brackets: [::1]:PORT",
+            fix=f"Set {option} to one of the machines, such as {option} node1:{DEFAULT_PORT}.",
+        )
+    return f"{match[1]}:{port}"
+
+
+def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
+    if options.master is not None and options.endpoint is not None:
+        raise ConfigError(
+            f"--master {options.master} and --rdzv-endpoint {options.endpoint} were both given",
+            fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines.",
+        )
+    if (options.master is None) != (options.node_rank is None):
+        given, missing = ("--master", "--node-rank") if options.node_rank is None else ("--node-rank", "--master")
+        raise ConfigError(
+            f"{given} was given without {missing}",
+            fix="Give all machines the same --master HOST:PORT and each its own --node-rank; HOST has node rank 0.",
+        )
+    if options.node_rank is None:
+        return
+    if size.is_elastic:
+        raise ConfigError(
+            f"--nodes {size} was given with --node-rank",
+            fix="Give a single number of machines, or use --rdzv-endpoint in place of --master and --node-rank.",
+        )
+    if not 0 <= options.node_rank < size.most:
+        raise ConfigError(
+            f"--node-rank is {options.node_rank}, but --nodes is {size}",
+            allowed=f"0 to {size.most - 1}",
+            fix="Give each machine its own --node-rank, counted from 0.",
+        )
+
+
+def resume_from(resume: str, run_dir: Path | None) -> str:
+    """Return the value of `--resume` with ~ expanded, checked before a run folder is created.
+
+    Raises:
+        ConfigError: There is nothing to resume from.
+    """
+    if resume == "never":
+        return resume
+    if resume == "auto":
+        if run_dir is None:
+            raise ConfigError(
+                "--resume auto was given without --run-dir", fix="Add the run to resume: --run-dir runs/NAME-0001"
+            )
+        return resume
+    path = given_path(resume, "--resume")
+    if (path / "config.yaml").is_file():
+        raise ConfigError(
+            f"--resume {resume} is a run folder", fix=f"Resume it with --run-dir {shlex.quote(resume)} --resume auto"
+        )
+    if not (path / "manifest.json").is_file():
+        raise ConfigError(
+            f"--resume {resume} is not a checkpoint",
+            allowed="never, auto, or a checkpoint's folder: RUN/checkpoints/step-…",
+            fix="Use --run-dir RUN --resume auto to resume from the newest checkpoint.",
+        )
+    return str(path)
+
+
+@contextmanager
+def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
+    """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
+    from samebits.cluster.epochs.regroup import join_any
+
+    cluster = config.cluster
+    with join_any(here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s) as joined:
+        yield joined
+
+
+def launch_here(
+    procs: ProcessRange,
+    config: RunConfig,
+    entry: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    folder: Path | None = None,
+    max_restarts: int = 0,
+    nodes: RendezvousConfig | None = None,
+) -> int:
+    """Run an entry in processes of this machine with the settings' timeouts; see `launch.launch`.
+
+    Args:
+        procs: How many processes; fewer may remain after losses.
+        config: All settings.
+        entry: An importable function.
+        arguments: Its arguments; must be picklable.
+        folder: The run folder, for the launcher's log; a stop then saves. None: there is no run.
+        max_restarts: How often all processes are restarted after a failure.
+        nodes: The other machines; None: this machine only.
+
+    Returns:
+        The exit code.
+    """
+    from samebits.launch.launch import launch
+
+    return launch(
+        procs.most,
+        entry,
+        arguments,
+        min_procs=procs.least,
+        max_restarts=max_restarts,
+        nodes=nodes,
+        stop_timeout_s=config.cluster.stop_timeout_s,
+        log_dir=folder / "logs" if folder is not None else None,
+        preload=forkserver.PRELOAD,
+        on_stop=_on_stop(folder),
+        recovers_in_step=folder is not None and recovers_in_step(config, nodes, procs.most),
+    )
+
+
+def _on_stop(folder: Path | None) -> Callable[[], str]:
+    """Return a function that describes what a stop signal does at the moment it arrives."""
+    if folder is None:
+        return lambda: "stopping"
+    before = _changed(log_path(folder, 0))
+
+    def describe() -> str:
+        # Rank 0 opens its log once it handles stop signals.
+        if _changed(log_path(folder, 0)) != before:
+            return "finishing the step and saving"
+        return "stopping; training has not started, so there is nothing to save"
+
+    return describe
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,25 @@
+"""Exit of a function whose processes were stopped by Ctrl-C or another signal."""
+
+from __future__ import annotations
+
+import signal
+
+from samebits.launch.forkserver import LAUNCHER_ONLY
+
+
+class Stopped(SystemExit, KeyboardInterrupt):
+    """Ctrl-C, raised after the processes have ended. A script that does not catch it exits without a traceback."""
+
+
+def raise_if_stopped(code: int) -> None:
+    """Raise the exit that matches a signal which ended the launched processes.
+
+    Args:
+        code: The launcher's exit code.
+
+    Raises:
+        Stopped: Ctrl-C.
+        SystemExit: Another signal, such as SIGTERM.
+    """
+    if code - 128 in LAUNCHER_ONLY:
+        raise (Stopped if code - 128 == signal.SIGINT else SystemExit)(code)

@@ -1,0 +1,256 @@
+"""Supervise the worker processes: forward stop signals to them, and determine the root cause of a failure.
+
+Two things end a round of workers, and both may come at once:
+
+    SIGINT/SIGTERM -> handler sets `stop` -> poll(): STOP_FILE and SIGTERM to every worker -> workers save and exit
+                                             after stop_timeout_s: SIGKILL
+    a worker exits -> poll(): wait GRACE_S for its peers -> SIGKILL the rest -> read reports -> `cause`
+
+- A signal handler may run between any two instructions, so it only sets attributes and writes one line. `poll` acts.
+- A worker that is still starting ignores SIGTERM or dies of it without a report. STOP_FILE covers that time: a worker
+  checks it after it has installed its handler.
+- Workers that finish wait for each other, so an exit before the end is always a failure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+
+from samebits import scratch
+from samebits.errors import printable
+from samebits.launch import failures, forkserver
+from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
+from samebits.launch.forkserver import LAUNCHER_ONLY
+from samebits.launch.worker import STOP_FILE, WorkerResult, report_path
+
+# How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
+# and may block in a collective for as long as its timeout. Their reports decide on the root cause.
+GRACE_S = 1.5
+# Signals within this time count as one: a terminal and a parent process may each send one.
+SAME_SIGNAL_S = 0.3
+
+Processes = Mapping[int, BaseProcess]
+
+
+class StopRequested(Exception):
+    """A wait was ended by a signal."""
+
+
+class Supervisor:
+    """Supervision of one node's workers by its launcher.
+
+    Args:
+        folder: Folder in which workers write reports of failures.
+        stop_timeout_s: How long workers may take to stop, seconds.
+        log_dir: Folder of launcher.log, a copy of what is printed; None: no log.
+        on_stop: Returns what the workers do after a stop signal, for the user.
+
+    Attributes:
+        stop: The first stop signal; None while there was none.
+        cause: The root cause of the last failure; None while there was none.
+    """
+
+    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
+        self.folder = folder
+        self.stop_timeout_s = stop_timeout_s
+        self.on_stop = on_stop
+        self.log = log_dir / "launcher.log" if log_dir is not None else None
+        self.stop: signal.Signals | None = None
+        self.cause: RootCause | None = None
+        self._stop_since = 0.0
+        self._signalled: set[int] = set()
+        self._overdue = False
+        self._memory_kills = failures.count_memory_kills()
+
+    def report(self, text: str) -> None:
+        """Print a text to stderr and append it to launcher.log."""
+        text = printable(text)
+        # A closed terminal or a full disk must not hide how the run ends.
+        with suppress(OSError):
+            print(f"{_over_progress()}{text}", file=sys.stderr, flush=True)
+        if self.log is not None:
+            with suppress(OSError):
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                with self.log.open("a", encoding="utf-8") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def exit_code(self, failed: bool, returned: Mapping[int, WorkerResult]) -> int:
+        """Return the command's exit code.
+
+        Args:
+            failed: Some worker did not complete its work.
+            returned: Results of the workers, by rank.
+        """
+        if self.stop is not None:
+            return 128 + self.stop
+        if not failed:
+            return next((returned[rank].code for rank in sorted(returned) if returned[rank].code), 0)
+        return self.cause.exit_code if self.cause is not None else 1
+
+    @contextmanager
+    def signals(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Handle signals in this context: the first stops the workers, a second one kills them and exits at once.
+
+        Args:
+            pids: Returns the workers' process ids.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            now = time.monotonic()
+            # os.write, as print may be interrupted in its own lock and would deadlock or raise here.
+            if self.stop is None:
+                self.stop, self._stop_since = signal.Signals(number), now
+                again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
+                text = f"{_over_progress()}{self.stop.name}: {self.on_stop()}; {again} to exit at once\n"
+                with suppress(OSError):
+                    os.write(2, text.encode())
+            elif now - self._stop_since > SAME_SIGNAL_S:
+                send_signal(pids(), signal.SIGKILL)
+                scratch.release(self.folder)
+                os._exit(128 + number)
+
+        before = {}
+        for number in LAUNCHER_ONLY:
+            # Under nohup this signal is ignored and must stay so.
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def raise_if_stop_requested(self) -> None:
+        """End a wait during which there are no workers to stop.
+
+        Raises:
+            StopRequested: A stop signal was received.
+        """
+        if self.stop is not None:
+            raise StopRequested
+
+    def end_message(self, code: int) -> str:
+        """Return the text for other nodes about an end with this exit code; empty for success."""
+        if code == 0:
+            return ""
+        host = socket.gethostname()
+        if self.stop is not None:
+            return f"the run was stopped by {self.stop.name} on {host}"
+        return self.cause.text if self.cause is not None else f"the run was stopped on {host}"
+
+    def request_stop(self, pids: Sequence[int] | set[int]) -> None:
+        """Make workers save and stop. A worker that has not installed its signal handler yet finds the file instead."""
+        (self.folder / STOP_FILE).touch()
+        send_signal(pids, signal.SIGTERM)
+
+    def clear_stop_request(self) -> None:
+        """Remove the request after its workers have ended, so that others can start."""
+        if self.stop is None:
+            (self.folder / STOP_FILE).unlink(missing_ok=True)
+
+    def poll(self, processes: Processes, restart: int) -> bool:
+        """Check the workers once: forward a stop signal, or determine why one failed and end the others.
+
+        Args:
+            processes: By rank.
+            restart: How often they have been restarted.
+
+        Returns:
+            Whether one had ended.
+        """
+        forkserver.keep_tracker_alive()
+        # A worker that completes waits for the others, so an exit before that is a failure.
+        if any(process.exitcode is not None for process in processes.values()):
+            self._record_failures(processes, restart)
+            return True
+        if self.stop is not None:
+            self._forward_stop(processes)
+        return False
+
+    def forward_stop(self, processes: Processes) -> None:
+        """Forward a stop signal to the workers, by rank; see `poll`. Failures are not looked for."""
+        forkserver.keep_tracker_alive()
+        if self.stop is not None:
+            self._forward_stop(processes)
+
+    def _forward_stop(self, processes: Processes) -> None:
+        # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
+        pids = {process.pid for process in processes.values() if process.pid is not None}
+        self.request_stop(pids - self._signalled)
+        self._signalled |= pids
+        if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
+            self._overdue = True
+            self.report(
+                f"killed the processes: they did not stop within {self.stop_timeout_s:.0f} s. "
+                "Set a larger cluster.stop_timeout_s if a step takes longer."
+            )
+            send_signal(pids, signal.SIGKILL)
+
+    def _record_failures(self, processes: Processes, restart: int) -> None:
+        end = time.monotonic() + GRACE_S
+        while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
+            time.sleep(0.01)
+        # Still running after the grace time: blocked in a collective, so its exit code has no information on the cause.
+        late = {rank for rank, process in processes.items() if process.exitcode is None}
+        send_signal(
+            [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL
+        )
+        for process in processes.values():
+            process.join(GRACE_S)
+        process_failures = [
+            ProcessFailure(
+                rank, process.pid or 0, process.exitcode or 0, self._read_report(rank, restart), rank in late
+            )
+            for rank, process in processes.items()
+        ]
+        first = failures.root_cause(process_failures)
+        # A worker that had no handler yet dies of the forwarded SIGTERM: that is the stop, and not a failure.
+        if self.stop is not None and (self._overdue or first.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
+            return
+        memory = failures.out_of_memory(first.pid, self._memory_kills) if first.exit_code == -signal.SIGKILL else ""
+        self.cause = failures.explain(first, socket.gethostname(), memory)
+        # A hang that blames only ranks of other nodes is handled there; this node's restarts are not charged for it.
+        culprits = first.report.culprits if first.report is not None else ()
+        if culprits and not set(culprits) & set(processes):
+            self.cause = dataclasses.replace(self.cause, is_elsewhere=True)
+        self.report(self.cause.text)
+
+    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
+        return read_report(report_path(self.folder, rank, restart))
+
+
+def read_report(path: Path) -> ErrorReport | None:
+    """Return a worker's report of its failure; None if it left none, like a process that was killed."""
+    # A report that was not finished has another name, .part.
+    try:
+        return ErrorReport(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _over_progress() -> str:
+    """Return the escape codes that clear rank 0's progress line and the terminal's `^C`; empty without a terminal."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+    return "\r\x1b[2K" if is_terminal else ""
+
+
+def send_signal(pids: Sequence[int] | set[int], number: signal.Signals) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,72 @@
+"""Early stopping: the run ends when validations no longer improve (`stop_early`).
+
+The decision is a function of the validations so far, whose metrics are equal on all ranks and in every world. All ranks
+therefore stop after the same step without an exchange, and a resumed run stops where an undisturbed one does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from samebits.config.sections import StopEarlyConfig
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What early stopping remembers of the validations so far.
+
+    Attributes:
+        best: Best value so far; None before the first.
+        num_stale: Number of validations since then.
+    """
+
+    best: float | None = None
+    num_stale: int = 0
+
+    def after(self, value: float, sign: float, config: StopEarlyConfig) -> Patience:
+        """Return what is remembered after one more validation.
+
+        Args:
+            value: The value of its metric; NaN is never an improvement.
+            sign: 1 if larger values are better, -1 if smaller ones are.
+            config: The settings.
+        """
+        is_better = not math.isnan(value) and (self.best is None or sign * value > sign * self.best + config.min_delta)
+        return Patience(value, 0) if is_better else Patience(self.best, self.num_stale + 1)
+
+    def is_over(self, config: StopEarlyConfig) -> bool:
+        """Return whether training ends."""
+        return config.patience is not None and self.num_stale >= config.patience
+
+
+def metric_of(config: StopEarlyConfig, monitor: tuple[str, str]) -> tuple[str, float]:
+    """Return the name of the metric, and 1 if larger values are better or -1 if smaller ones are.
+
+    Args:
+        config: The settings.
+        monitor: `Parts.monitor`.
+    """
+    name, better = (config.metric, config.better) if config.metric is not None else monitor
+    return name, 1.0 if better == "max" else -1.0
+
+
+def last_step(
+    evaluations: Iterable[tuple[int, Mapping[str, float | None]]], config: StopEarlyConfig, monitor: tuple[str, str]
+) -> int | None:
+    """Return the step after which recorded validations end a run; None if they do not.
+
+    Args:
+        evaluations: Step and metrics of each validation, in order; None is a value that is not finite.
+        config: The settings.
+        monitor: `Parts.monitor`.
+    """
+    name, sign = metric_of(config, monitor)
+    patience = Patience()
+    for step, metrics in evaluations:
+        value = metrics.get(name)
+        patience = patience.after(math.nan if value is None else value, sign, config)
+        if patience.is_over(config):
+            return step
+    return None

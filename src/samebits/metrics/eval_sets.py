@@ -1,0 +1,62 @@
+"""Names of further validation sets, and of their metrics: "night.top1" is the top-1 accuracy on the set "night"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from samebits.errors import ConfigError
+from samebits.report.format import metrics_line
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+
+
+def check_set_names(names: Iterable[str], where: str) -> None:
+    """Check the names of validation sets.
+
+    Args:
+        names: The names.
+        where: What has them, for the error.
+
+    Raises:
+        ConfigError: A name cannot be a part of a metric's name.
+    """
+    for name in names:
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"the name of a validation set is {name!r}",
+                where=where,
+                allowed="up to 32 letters, digits, _ and -, beginning with a letter",
+                fix="Rename the set.",
+            )
+
+
+def with_set(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a validation set under their full names.
+
+    Args:
+        name: The set; empty for `eval_data`, whose metrics keep their names.
+        metrics: The metrics by name.
+    """
+    return {f"{name}.{metric}" if name else metric: value for metric, value in metrics.items()}
+
+
+def metrics_of(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of one validation set, by their names without the set.
+
+    Args:
+        name: The set.
+        metrics: The metrics of all sets, by full name.
+    """
+    return {each.removeprefix(f"{name}."): value for each, value in metrics.items() if each.startswith(f"{name}.")}
+
+
+def describe_set(name: str, metrics: Mapping[str, float], num_samples: int) -> str:
+    """Return a line on a validation set for the console.
+
+    Args:
+        name: The set.
+        metrics: Its metrics, by their names without the set.
+        num_samples: Its samples.
+    """
+    return f"  {name} ({num_samples:,} samples)  {metrics_line(metrics)}"

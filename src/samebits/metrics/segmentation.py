@@ -1,0 +1,142 @@
+"""Segmentation metrics from counts of pixels, so that every distribution of the images over ranks has the same result.
+
+Legend: C classes, H and W height and width of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from samebits.data.samples import Batch
+from samebits.metrics.classification import MAX_NAMED_CLASSES
+
+IGNORED = 255  # the label of pixels that are not counted
+_SKETCH_PX = 160
+_VALUES_AT_ONCE = 1 << 24  # of logits at the size of the mask: 64 MB
+
+
+def label_map(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the class with the largest logit of each pixel, after bilinear interpolation of the logits.
+
+    Args:
+        logits: (C, h, w).
+        size: (H, W) of the result.
+
+    Returns:
+        (H, W) bytes on the CPU.
+    """
+    logits = logits.detach().to("cpu", torch.float32)
+    # A few classes at a time: a large mask with many classes would take gigabytes. Of equal logits the first one is
+    # taken, as by argmax.
+    step = max(1, _VALUES_AT_ONCE // (size[0] * size[1]))
+    best, labels = torch.empty(0), torch.empty(0)
+    for first in range(0, len(logits), step):
+        part = logits[first : first + step]
+        if part.shape[1:] != size:
+            part = F.interpolate(part.unsqueeze(0), size, mode="bilinear", align_corners=False)[0]
+        values, classes = part.max(dim=0)
+        classes = (classes + first).to(torch.uint8)
+        if first:
+            is_better = values > best
+            best, labels = torch.where(is_better, values, best), torch.where(is_better, classes, labels)
+        else:
+            best, labels = values, classes
+    return labels
+
+
+class SegmentationMetric:
+    """Mean IoU and Dice over classes, pixel accuracy, confusion matrix of pixels, and the images with the lowest IoU.
+
+    Predictions are interpolated to the size of each mask. All pixels of the dataset are counted together, as by
+    torchmetrics' `JaccardIndex`. A class that is in no mask and no prediction has no IoU and is left out of the mean.
+
+    Args:
+        classes: Names of the C classes; their IoU is reported if they are at most 50.
+        num_worst: Number of images with the lowest IoU to keep.
+    """
+
+    def __init__(self, classes: Sequence[str], num_worst: int = 8) -> None:
+        self._classes, self._num_worst = classes, num_worst
+        self._counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
+        self._num_samples = 0
+        self._worst: list[tuple[float, int, list[list[int]]]] = []
+
+    @property
+    def num_samples(self) -> int:
+        """Number of images added, merged ones included."""
+        return self._num_samples
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Add (N, C, h, w) logits. The batch's targets have `masks`: N tensors (H, W) of bytes."""
+        for logits, mask, index in zip(outputs, batch.targets["masks"], batch.indices.tolist(), strict=True):
+            mask = mask.to("cpu")
+            predicted = label_map(logits, (mask.shape[0], mask.shape[1]))
+            counts = _confusion(mask, predicted, len(self._classes))
+            self._counts += counts
+            self._num_samples += 1
+            ious = _ious(counts)
+            score = sum(ious) / len(ious) if ious else 1.0
+            if len(self._worst) < self._num_worst or (score, index) < self._worst[-1][:2]:
+                step = -(-max(mask.shape) // _SKETCH_PX)
+                self._keep_worst([(score, index, predicted[::step, ::step].tolist())])
+
+    def state(self) -> dict[str, Any]:
+        """Return `confusion[label][prediction]` in pixels, and the worst images as `[IoU, index, reduced labels]`."""
+        return {
+            "confusion": self._counts.tolist(),
+            "num_samples": self._num_samples,
+            "worst": [list(row) for row in self._worst],
+        }
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the counts of another rank, from its `state`."""
+        self._counts += torch.tensor(state["confusion"], dtype=torch.int64)
+        self._num_samples += state["num_samples"]
+        self._keep_worst([(score, index, labels) for score, index, labels in state["worst"]])
+
+    def result(self) -> dict[str, float]:
+        """Return `mIoU`, `Dice`, `pixel_accuracy`, and `IoU/NAME` for each class that occurs; each from 0 to 1.
+
+        Raises:
+            ValueError: No pixel was counted.
+        """
+        total, correct = int(self._counts.sum()), self._counts.diagonal()
+        if total == 0:
+            raise ValueError("no pixels were counted, so there is no IoU")
+        ious, sizes = _ious(self._counts), self._counts.sum(dim=0) + self._counts.sum(dim=1)
+        dices = [2 * hits / size for hits, size in zip(correct.tolist(), sizes.tolist(), strict=True) if size]
+        values = {
+            "mIoU": sum(ious) / len(ious),
+            "Dice": sum(dices) / len(dices),
+            "pixel_accuracy": int(correct.sum()) / total,
+        }
+        if len(self._classes) <= MAX_NAMED_CLASSES:
+            occurring = _unions(self._counts).nonzero()[:, 0].tolist()
+            values |= {f"IoU/{self._classes[label]}": iou for label, iou in zip(occurring, ious, strict=True)}
+        return values
+
+    def _keep_worst(self, rows: list[tuple[float, int, list[list[int]]]]) -> None:
+        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
+        self._worst = sorted(self._worst + rows, key=lambda row: row[:2])[: self._num_worst]
+
+
+def _confusion(mask: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
+    """Count the (C, C) pairs of label and prediction of the counted pixels of (H, W) maps."""
+    is_counted = mask != IGNORED
+    cells = mask[is_counted].to(torch.int64) * num_classes + predicted[is_counted]
+    return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
+
+
+def _unions(counts: Tensor) -> Tensor:
+    return counts.sum(dim=0) + counts.sum(dim=1) - counts.diagonal()
+
+
+def _ious(counts: Tensor) -> list[float]:
+    """Return the IoU of each class that occurs in (C, C) counts, in order."""
+    pairs = zip(counts.diagonal().tolist(), _unions(counts).tolist(), strict=True)
+    return [correct / union for correct, union in pairs if union]

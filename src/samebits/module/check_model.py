@@ -1,0 +1,101 @@
+"""Checks of a recipe's model before its first use, so that a fault is named here and not raised deep inside torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from samebits.config.schema import RunConfig
+from samebits.data.micro_batches import num_micro_batches
+from samebits.errors import ConfigError
+from samebits.storage.tensor_file import TYPES
+
+
+def check_model(model: object) -> None:
+    """Check that a model can be trained, evaluated and saved.
+
+    Raises:
+        ConfigError: It is not a module, or one of its tensors has no shape, no values or a dtype that cannot be saved.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"the recipe's model is a {type(model).__name__}, not a torch.nn.Module",
+            fix="Return Parts(model=..., ...).",
+        )
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(value):
+            raise ConfigError(
+                f"{name} of the recipe's model has no shape yet",
+                cause="A lazy module, such as LazyLinear, takes its shapes from the first input.",
+                fix="Give the sizes (nn.Linear(64, 10)), or call the model once on an example in build.",
+            )
+        if value.is_meta:
+            raise ConfigError(
+                f"{name} of the recipe's model has no values: it is on the meta device",
+                fix="Build the model on the CPU.",
+            )
+    for name, entry in model.state_dict().items():
+        if not isinstance(entry, Tensor):
+            raise ConfigError(
+                f"{name} in the model's state_dict is a {type(entry).__name__}, which can't be saved",
+                cause="A module has get_extra_state.",
+                fix="Store it as a buffer: register_buffer(NAME, tensor).",
+            )
+        if entry.dtype not in TYPES:
+            raise ConfigError(
+                f"{name} of the recipe's model is {entry.dtype}, which can't be saved",
+                allowed=", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES),
+                fix="Convert it, or exclude it from checkpoints: register_buffer(..., persistent=False).",
+            )
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Check that a model has trainable parameters, all of them float32.
+
+    Raises:
+        ConfigError: It has none, or one of another dtype.
+    """
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    if not trained:
+        raise ConfigError(
+            "no parameter of the recipe's model requires a gradient, so there is nothing to train",
+            given=f"{len(list(model.parameters())):,} parameters, 0 of them trainable",
+            fix="Freeze fewer layers, or give the model parameters.",
+        )
+    for name, value in trained:
+        if value.dtype != torch.float32:
+            raise ConfigError(
+                f"parameter {name} is {value.dtype}: only float32 parameters can be trained",
+                fix="Build the model in float32 (model.float()); precision=bf16 or fp16 computes in 16 bits.",
+            )
+
+
+def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:
+    """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
+
+    BatchNorm1d over one sample has no variance. Without this check, an epoch could fail at its last step.
+
+    Args:
+        config: The settings.
+        model: The model.
+        num_samples: Number of training samples.
+
+    Raises:
+        ConfigError: A micro-batch or step of an epoch has one sample.
+    """
+    # A batch norm in evaluation mode computes no statistics.
+    if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
+        return
+    steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
+    is_sync = config.batch_norm == "sync"
+    # A step is cut evenly into the fewest micro-batches that hold it.
+    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
+        raise ConfigError(
+            f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
+            given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
+            f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
+            fix="Set micro_batch=3 or more."
+            if config.micro_batch < 3 and not is_sync and 1 not in steps
+            else f"Set global_batch={config.global_batch + 1}.",
+        )

@@ -1,0 +1,66 @@
+"""Frozen parts of a model, which training does not change."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from samebits.config.explain import wrapped
+from samebits.errors import ConfigError
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Freeze parameters of a model; called by a recipe's `build`.
+
+    Frozen parameters require no gradient, so the optimizer never sees them, weight decay included. Batch norms inside a
+    frozen module, and those whose own parameters are frozen, use their running statistics and do not update them.
+
+    Args:
+        model: The model; changed in place.
+        patterns: Names of modules or parameters, with * for any text: `backbone`, `layer1.*`, `*.bias`. A module
+            includes everything inside it.
+
+    Returns:
+        The names of the frozen parameters, in the model's order.
+
+    Raises:
+        ConfigError: A pattern matches nothing in the model, or no trainable parameter is left.
+    """
+    modules = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    frozen_modules: set[str] = set()
+    frozen: set[str] = set()
+    for pattern in patterns:
+        named = {name for name in modules if name and fnmatchcase(name, pattern)}
+        alone = {name for name in parameters if fnmatchcase(name, pattern)}
+        if not named and not alone:
+            raise _unknown(pattern, [*modules, *parameters])
+        inside = {name for name in modules if any(name == each or name.startswith(f"{each}.") for each in named)}
+        frozen_modules |= inside
+        frozen |= alone | {name for name in parameters if name.rpartition(".")[0] in inside}
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    for name, module in modules.items():
+        own = [f"{name}.{each}".lstrip(".") for each, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, _BatchNorm) and (name in frozen_modules or (own and frozen.issuperset(own))):
+            module.eval()
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(
+            "everything is frozen, so there is nothing to train", given=", ".join(patterns), fix="Freeze fewer layers."
+        )
+    return [name for name in parameters if name in frozen]
+
+
+def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:
+    near = difflib.get_close_matches(pattern, names, n=3)
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+    shown = f"{', '.join(tops[:12])}{', …' if len(tops) > 12 else ''}"
+    return ConfigError(
+        f"{pattern} is no part of the model",
+        allowed=wrapped(f"{shown}, names inside them, and * for any text"),
+        fix=wrapped(f"Use {' or '.join(near)}." if near else "Use names of modules or parameters of this model."),
+    )

@@ -1,0 +1,108 @@
+"""Precision of a model's computation: fp32, tf32, bf16 or fp16 (`precision`).
+
+Weights, gradients and their sums, the optimizer, the loss and batch norm's statistics are always fp32 (Micikevicius et
+al., "Mixed Precision Training", 2018).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> None:
+    """Make a model compute in the configured precision, wherever it is called.
+
+    In bf16 and fp16, its forward pass runs under torch's autocast, and its outputs are converted to float32, so that
+    losses and metrics compute in float32.
+
+    Args:
+        model: The model, on its device. Its class is replaced by a subclass with another `forward`.
+        config: The settings.
+        device: The model's device.
+
+    Raises:
+        ConfigError: The device does not support the precision.
+    """
+    _check(config.precision, device)
+    tf32 = "tf32" if config.precision == "tf32" else "ieee"
+    backends: Any = torch.backends
+    # Parts of torch (torch.export) still read the older flags, and raise an error if the two disagree.
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = config.precision == "tf32"
+    for operations in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        operations.fp32_precision = tf32
+    if config.precision not in LOW:
+        return
+    kind, dtype = type(model), LOW[config.precision]
+    # Autocast caches converted weights for all threads of a process. With batch_norm=sync, several micro-batches are
+    # in flight at once, and which one fills the cache would depend on the number of processes.
+    keep = config.batch_norm != "sync"
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype=dtype, cache_enabled=keep):
+            outputs = kind.forward(self, *args, **kwargs)
+        return in_float32(outputs)
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def in_float32(outputs: Any) -> Any:
+    """Convert all bf16 and fp16 tensors to float32, also inside tuples, lists, dicts and data classes.
+
+    Args:
+        outputs: Tensors of any shape, or containers of them.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs.float() if outputs.dtype in LOW.values() else outputs
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*map(in_float32, outputs))
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)(map(in_float32, outputs))
+    if isinstance(outputs, dict):
+        return type(outputs)((name, in_float32(value)) for name, value in outputs.items())
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        values = {field.name: in_float32(getattr(outputs, field.name)) for field in dataclasses.fields(outputs)}
+        return dataclasses.replace(outputs, **values)
+    return outputs
+
+
+def describe_precision(config: RunConfig) -> str:
+    """Describe the precision for the run's header."""
+    scale = f", loss scale {config.loss_scale}" if config.precision == "fp16" else ""
+    return f"{config.precision} in the model, fp32 in weights, loss and optimizer{scale}"
+
+
+def _check(precision: str, device: torch.device) -> None:
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise ConfigError(
+            f"precision=tf32 needs an NVIDIA GPU, Ampere or newer, and the device is {where}",
+            allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
+            fix="Set precision=fp32.",
+        )
+    if precision in LOW and not _can_autocast(device, LOW[precision]):
+        raise ConfigError(
+            f"{where} can't compute in {precision} with torch {torch.__version__}", fix="Set precision=fp32."
+        )
+
+
+def _can_autocast(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+        return False  # torch would emulate it, slowly
+    values = torch.ones(2, 2, device=device)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # on an unsupported device, autocast only warns
+            with torch.autocast(device.type, dtype=dtype):
+                return (values @ values).dtype == dtype
+    except (RuntimeError, UserWarning):
+        return False

@@ -1,0 +1,132 @@
+"""Whether all ranks have the same script and data, and before each epoch the same weights and optimizer state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.data.digests import sample_digests
+from samebits.data.keyed import keys, seeded
+from samebits.data.loader import Loader
+from samebits.errors import DataError, TrainError
+from samebits.own_loop.samples import LoaderSource
+from samebits.own_loop.session import ExactLoop
+from samebits.parallel.checksum import checksums
+from samebits.provenance.fingerprint import code_digests, digest_of_sizes
+
+NUM_SAMPLES = 4  # that are read, spread over the dataset
+
+
+def check_equal_state(loop: ExactLoop, world: World) -> None:
+    """Compare the ranks. Called on all of them.
+
+    Raises:
+        TrainError: They differ; the same error on all ranks.
+    """
+    if world.size == 1:
+        return
+    sums = checksums(loop.state())
+    if collectives.are_equal(world, (loop.step, sums)):
+        return
+    by_rank = collectives.all_gather_object(world, {"position": loop.step, **sums})
+    names = list(dict.fromkeys(name for own in by_rank for name in own))
+    differing = [name for name in names if len({own.get(name) for own in by_rank}) > 1]
+    raise TrainError(
+        f"the ranks differ after step {loop.step:,}: first in {differing[0]}, {len(differing)} of {len(names)} in all",
+        where=", ".join(f"rank {rank}: {own.get(differing[0])}" for rank, own in enumerate(by_rank))[:300],
+        cause="The script changes weights or optimizers on one rank only, or ranks loaded other checkpoints.",
+        fix="Do on every rank what changes the model. Before a validation, call model.eval().",
+    )
+
+
+def check_same_script(world: World, settings: dict[str, Any]) -> None:
+    """Compare the script, its modules and the settings of `exact` between the ranks. Called on all of them.
+
+    Args:
+        world: The ranks.
+        settings: The settings, plain values by name.
+
+    Raises:
+        TrainError: They differ; the same error on all ranks.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # a notebook has none
+    mine = {**{name: str(value) for name, value in settings.items()}, **code_digests(script)}
+    mine["version of torch"] = torch.__version__
+    if collectives.are_equal(world, mine):
+        return
+    by_rank = collectives.all_gather_object(world, mine)
+    names = {name for own in by_rank for name in own}
+    # What all ranks have is named first: a script in another folder also lacks the files of its folder.
+    names_in_order = sorted(names, key=lambda name: (any(name not in own for own in by_rank), name))
+    difference = _difference(names_in_order, by_rank)
+    if difference is not None:
+        name, values = difference
+        raise TrainError(
+            f"the ranks differ in {name}",
+            given=values,
+            cause="Another version of the script or of a package is on one machine, or arguments differ by rank.",
+            fix="Start all ranks with the same files and the same arguments.",
+        )
+
+
+def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
+    """Compare the ranks' datasets: number of samples, sizes of files, and a few samples. Called on all ranks.
+
+    Every rank computes its share of one order. With a split or a shuffle that is not seeded, index 5 is another sample
+    on each rank: some samples would be used twice in an epoch and others never, and no later check could find it.
+
+    Args:
+        world: The ranks.
+        source: This rank's data.
+        seed: Seed of the loop.
+
+    Raises:
+        DataError: They differ; the same error on all ranks.
+    """
+    if world.size == 1:
+        return
+    mine = _describe(source, seed)
+    if collectives.are_equal(world, mine):
+        return
+    by_rank = collectives.all_gather_object(world, mine)
+    difference = _difference(dict.fromkeys(name for own in by_rank for name in own), by_rank)
+    if difference is not None:
+        name, values = difference
+        raise DataError(
+            f"the ranks have different data: {name}",
+            given=values,
+            cause="A split or a shuffle without a seed, or other files on one machine.",
+            fix="Seed everything that chooses samples, and give all ranks the same files.",
+        )
+
+
+def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
+    samples = source.samples
+    found = {"number of samples": f"{len(samples):,}", "sizes of its files": digest_of_sizes(samples) or "none"}
+    indices = np.unique(np.linspace(0, len(samples) - 1, NUM_SAMPLES, dtype=np.int64))
+    requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)]
+    # In a worker, as in training: open files of some libraries do not survive a fork.
+    with seeded(seed):
+        loader = Loader(samples, lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers))
+        try:
+            for request in requests:
+                digests = sample_digests(loader.raw(*request))
+                found |= {f"sample {index}": digest for index, digest in digests.items()}
+        finally:
+            loader.close()
+    return found
+
+
+def _difference(names: Iterable[str], by_rank: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
+    """Return the first of some names under which ranks have different values, with the values as text."""
+    for name in names:
+        values = [own.get(name, "missing") for own in by_rank]
+        if len(set(values)) > 1:
+            return name, ", ".join(f"rank {rank}: {value[:16]}" for rank, value in enumerate(values))[:300]
+    return None

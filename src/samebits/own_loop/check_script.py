@@ -1,0 +1,164 @@
+"""`samebits check SCRIPT`: whether a script's own loop is exact, by running its first steps in several worlds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from samebits import scratch
+from samebits.check.examine import Report
+from samebits.check.finding import Finding
+from samebits.errors import ConfigError
+from samebits.own_loop.trial import VARIABLE
+
+NUM_STEPS = 6
+TIMEOUT_S = 300.0
+END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
+TAIL_LINES = 12  # of a failing script's output
+TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
+# torchrun's own variables: this command may run inside of a world itself.
+_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+
+
+@dataclass(frozen=True)
+class _World:
+    name: str
+    procs: int
+    hash_seed: str = "0"
+
+
+_FIRST = _World("1 process", 1)
+_AGAIN = _World("1 process again, with another PYTHONHASHSEED", 1, "1")
+_OTHERS = (_AGAIN, _World("2 processes", 2), _World("3 processes", 3))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The first steps of a script in one world, the samples of all ranks together."""
+
+    samples: dict[str, str]
+    states: list[dict[str, int]]
+
+
+def check_script(script: str, arguments: list[str], progress: Callable[[str, int, int], None]) -> Report:
+    """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
+
+    Args:
+        script: The script, which calls `samebits.exact`.
+        arguments: Its arguments.
+        progress: Called with (activity, done, total).
+
+    Raises:
+        ConfigError: The script fails, or makes no exact step.
+    """
+    began = time.monotonic()
+    total = 1 + len(_OTHERS)
+    with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
+        progress(_FIRST.name, 0, total)
+        reference = _run(script, arguments, _FIRST, folder / "0")
+        passed, findings = [], list[Finding]()
+        for number, world in enumerate(_OTHERS, start=1):
+            progress(world.name, number, total)
+            finding = _compare(reference, _run(script, arguments, world, folder / str(number)), world)
+            if finding is None:
+                passed.append(world.name)
+            else:
+                findings.append(finding)
+                if world is _AGAIN:
+                    break  # other worlds would differ for the same reason
+    return Report(findings, passed, time.monotonic() - began)
+
+
+def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Outcome:
+    folder.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
+    # One process too: a script may make its process group itself, from the launcher's variables.
+    command = [sys.executable, *launcher, script, *arguments]
+    environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
+    environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{script} made fewer than {NUM_STEPS} steps in {TIMEOUT_S:.0f} s on {world.name}",
+            fix="Check it on a smaller dataset or model.",
+        ) from None
+    finally:
+        _end(process)
+    files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
+    if not all(file.is_file() for file in files):
+        tail = "\n".join(_without_report((errors or output).strip().splitlines())[-TAIL_LINES:])
+        raise ConfigError(
+            f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {process.returncode})",
+            given=tail or None,
+            fix=f"Run it without this command; it has to call samebits.exact and train for {NUM_STEPS} steps.",
+        )
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    samples = {name: value for record in records for name, value in record["samples"].items()}
+    return _Outcome(samples, records[0]["states"])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End torchrun, and first its workers: each of them has a session of its own, which `killpg` does not reach."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what the script has left
+    process.wait()
+
+
+def _without_report(lines: list[str]) -> list[str]:
+    """Return the script's own lines: torchrun's report of a failed worker has more than `TAIL_LINES`."""
+    return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
+
+
+def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
+    """Return the first difference between two worlds; None if all is equal."""
+    step_of_samples = min(
+        (int(name.split(".")[0]) for name in one.samples if one.samples[name] != other.samples.get(name)),
+        default=NUM_STEPS,
+    )
+    for step, (mine, its) in enumerate(zip(one.states, other.states, strict=True)):
+        if step_of_samples == step:
+            return _finding(f"samples of step {step} differ on {world.name}", world, is_data=True)
+        names = [name for name in mine if mine[name] != its.get(name)]
+        if names or mine.keys() != its.keys():
+            first = names[0] if names else sorted(mine.keys() ^ its.keys())[0]
+            what = f"{first} differs after step {step} on {world.name}, with equal samples"
+            return _finding(what, world, is_data=False)
+    return None
+
+
+def _finding(what: str, world: _World, *, is_data: bool) -> Finding:
+    if world is _AGAIN:
+        kind = "another source of randomness"
+        cause = "Two runs on one process differ: something depends on time, on hashes, or has a generator of its own."
+        fix = "Use the global generators of torch, numpy and random, which are seeded for each micro-batch."
+    elif is_data:
+        kind = "samples depend on the process"
+        cause = "The dataset or collate_fn depends on the rank, the worker, or on samples that were read before."
+        fix = "Make __getitem__ a function of the index and of the global generators."
+    else:
+        kind = "the loop depends on the number of processes"
+        cause = (
+            "The body of the loop keeps or counts something from one micro-batch to the next, or uses the rank: "
+            "a step counter, a running value, a moving average or scheduler that is not in per_step."
+        )
+        fix = "Give what acts once a step to exact(per_step=[...]), and use loader.step for counters."
+    return Finding(what, kind, cause, fix)

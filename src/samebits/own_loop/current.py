@@ -1,0 +1,70 @@
+"""The world of a script that Samebits has not started: its own process group, or what its launcher describes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import weakref
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from samebits.cluster import collectives
+from samebits.cluster.backends import add_group
+from samebits.cluster.env import ALONE, read_assignment
+from samebits.cluster.signed import Seal, SignedStore
+from samebits.cluster.world import World, alone, join
+from samebits.cores import schedule_threads
+
+JOIN_TIMEOUT_S = 300.0
+_JOINED: list[World] = []
+_OF_GROUP: list[tuple[weakref.ref[dist.ProcessGroup], World]] = []  # of the default process group; at most one
+
+
+def current_world(device: torch.device) -> World:
+    """Return the world of this process: its default process group, one joined now, or this process alone.
+
+    A process group that the script has not made is joined as torchrun, srun or mpirun describe it, and left at exit.
+
+    Args:
+        device: Device of the model.
+
+    Raises:
+        LaunchError: The processes cannot join each other.
+    """
+    if _JOINED:
+        return _JOINED[0]
+    if dist.is_initialized():
+        return _of_default_group(device)
+    assignment = read_assignment(os.environ)
+    if assignment is None or assignment.world_size == 1:
+        return replace(alone("cpu"), device=device)
+    stack = ExitStack()
+    _JOINED.append(stack.enter_context(join(assignment, device=device.type)))
+    # The script has no block that ends; its exit code stays what it is.
+    atexit.register(stack.close)
+    return _JOINED[0]
+
+
+def _of_default_group(device: torch.device) -> World:
+    group = dist.distributed_c10d._get_default_group()
+    if _OF_GROUP and _OF_GROUP[0][0]() is group:
+        return replace(_OF_GROUP[0][1], device=device)  # with the activity that the hang detector reads
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assignment = replace(ALONE, rank=rank, world_size=size, local_rank=None, local_world_size=None)
+    # Not the script's own keys. The store of torchrun's agent outlives rank 0.
+    store = PrefixStore("samebits", dist.distributed_c10d._get_default_store()) if size > 1 else None
+    signed = SignedStore(PrefixStore("signed", store), Seal()) if store is not None else None
+    name = socket.gethostname()
+    world = World(rank, size, 0, device, dist.get_backend(), name, store, assignment, signed=signed)
+    collectives.barrier(world, JOIN_TIMEOUT_S)  # names the ranks that do not come here
+    hosts = collectives.all_gather_object(world, name)
+    world = replace(world, local_rank=hosts[:rank].count(name), num_hosts=len(set(hosts)))
+    add_group()
+    schedule_threads(world.local_rank, torch.get_num_threads())
+    _OF_GROUP[:] = [(weakref.ref(group), world)]
+    return world

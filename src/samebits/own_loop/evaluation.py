@@ -1,0 +1,170 @@
+"""Evaluation in a loop of the user: each sample once, and results that are equal in every digit at any world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.data.groups import Batches
+from samebits.data.keyed import FORWARD, key, keys, seed_forward
+from samebits.data.loader import Loader, Request
+from samebits.errors import ConfigError
+from samebits.own_loop.current import current_world
+from samebits.own_loop.samples import source_of
+
+
+class EvalLoader:
+    """Iterates over this rank's share of a dataset, and merges what the loop counts.
+
+    The dataset is cut into batches in its own order, regardless of the world; rank r has every W-th batch. Sums are
+    formed from each batch's numbers, in the order of the batches::
+
+        for x, y in loader:
+            loader.add(loss=F.cross_entropy(model(x), y, reduction="sum"), correct=(model(x).argmax(1) == y).sum())
+        print(loader.sums()["correct"] / len(dataset))
+
+    Args:
+        data: A DataLoader. Its order is ignored.
+        device: Device of the batches; None: the CPU.
+    """
+
+    def __init__(self, data: Any, device: torch.device | str | None = None) -> None:
+        source = source_of(data)
+        if source.batch_size is None:
+            raise ConfigError("the DataLoader has no batch_size", fix="Set it.")
+        self._device = torch.device("cpu" if device is None else device)
+        self._source = source
+        self.world: World = current_world(self._device)
+        self._batches = Batches(len(source.samples), source.batch_size, None)
+        self._current = -1
+        self._numbers: dict[int, dict[str, list[float]]] = {}
+        self._metrics: list[Any] = []
+        self._states: list[dict[int, dict[str, Any]]] = []  # of each metric, by batch
+        self.dataset, self.batch_size = source.samples.dataset, source.batch_size
+
+    def __len__(self) -> int:
+        """Return the number of batches of all ranks."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._numbers, self._metrics, self._states = {}, [], []
+        mine = range(self.world.rank, len(self._batches), self.world.size)
+
+        def requests() -> Iterator[Request]:
+            for index in mine:
+                indices = self._batches[index]
+                yield indices, keys(0, 0, indices)
+
+        loader = Loader(
+            self._source.samples,
+            requests,
+            self._device,
+            num_workers=self._source.num_workers,
+            prefetch=self._source.prefetch,
+            num_ranks_here=self.world.num_ranks_here,
+        )
+        generator = torch.get_rng_state()
+        try:
+            for self._current, request in zip(mine, requests(), strict=True):
+                self.world.activity.enter("evaluating")
+                batch = loader.batch(*request)
+                seed_forward(key(0, FORWARD, int(request[0][0])), self._device)
+                yield batch.inputs
+        finally:
+            self._current = -1
+            loader.close()
+            torch.set_rng_state(generator)
+
+    def add(self, **numbers: Tensor | float) -> None:
+        """Add numbers of the current batch, floats or 0-d tensors: sums over its samples, such as correct ones."""
+        own = self._numbers.setdefault(self._batch(), {})
+        for name, number in numbers.items():
+            own.setdefault(name, []).append(float(number))
+
+    def sums(self) -> dict[str, float]:
+        """Return the sums over all batches, equal on all ranks. Called on all of them after the loop."""
+        parts = collectives.all_gather_object(self.world, self._numbers)
+        merged: dict[str, list[float]] = {}
+        for own in parts:
+            for numbers in own.values():
+                for name, values in numbers.items():
+                    merged.setdefault(name, []).extend(values)
+        # fsum rounds once, at the end, so the order does not matter. It raises an error for infinities.
+        return {
+            name: math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+            for name, values in sorted(merged.items())
+        }
+
+    def update(self, metric: Any, *args: Any, **kwargs: Any) -> None:
+        """Update a torchmetrics metric with the current batch. Its other contents are dropped.
+
+        Args:
+            metric: A `torchmetrics.Metric` with `merge_state` (1.5 or later).
+            *args: Arguments of its `update`.
+            **kwargs: Arguments of its `update`.
+        """
+        if not callable(getattr(metric, "merge_state", None)):
+            raise ConfigError(
+                f"the metric {type(metric).__name__} has no merge_state",
+                allowed="a torchmetrics.Metric, 1.5 or later",
+                fix="Count with loader.add(...), or update torchmetrics.",
+            )
+        if getattr(metric, "full_state_update", False) is not False or getattr(metric, "dist_sync_on_step", False):
+            raise ConfigError(
+                f"the states of the metric {type(metric).__name__} do not merge: it has full_state_update",
+                fix="Count with loader.add(...), or choose another metric.",
+            )
+        if not any(metric is known for known in self._metrics):
+            self._metrics.append(metric)
+            self._states.append({})
+        metric.reset()
+        metric.update(*args, **kwargs)
+        self._states[self._number(metric)][self._batch()] = _copied(metric.metric_state)
+
+    def compute(self, metric: Any) -> Any:
+        """Return a metric's value over all batches, equal on all ranks. Called on all of them after the loop.
+
+        Args:
+            metric: The metric that `update` was called with; it then has the state of all batches.
+        """
+        # A rank without batches has not met the metric.
+        is_known = any(metric is known for known in self._metrics)
+        mine = self._states[self._number(metric)] if is_known else {}
+        by_batch: dict[int, dict[str, Any]] = {}
+        for own in collectives.all_gather_object(self.world, mine):
+            by_batch.update(own)
+        metric.reset()
+        merged: dict[str, Any] | None = None
+        for count, index in enumerate(sorted(by_batch), start=1):
+            # As in torchmetrics' own forward: the metric has the batch's state, and merges what is there so far.
+            for name, value in by_batch[index].items():
+                setattr(metric, name, value)
+            metric._update_count = count
+            if merged is not None:
+                metric.merge_state(merged)
+            merged = _copied(metric.metric_state)
+        return metric.compute()
+
+    def _number(self, metric: Any) -> int:
+        return next(number for number, known in enumerate(self._metrics) if known is metric)
+
+    def _batch(self) -> int:
+        if self._current < 0:
+            raise ConfigError(
+                "add() and update() belong to the current batch, and there is none",
+                fix="Call them in the body of `for ... in loader`.",
+            )
+        return self._current
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: [item.clone() for item in value] if isinstance(value, list) else value.clone()
+        for name, value in state.items()
+    }

@@ -1,0 +1,128 @@
+"""`samebits.exact`: equal bits at any world size, in a training loop that a script has already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from samebits.errors import ConfigError
+from samebits.module.determinism import set_kernels
+from samebits.own_loop.agreement import check_same_data, check_same_script
+from samebits.own_loop.current import current_world
+from samebits.own_loop.loader import ExactLoader
+from samebits.own_loop.optimizer import attach, attach_module, follow, plain_step
+from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.samples import LoopOrder, source_of
+from samebits.own_loop.session import ExactLoop
+from samebits.own_loop.watching import watch
+
+ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
+OptimizerT = TypeVar("OptimizerT", bound=Optimizer | Sequence[Optimizer])
+
+
+def exact(
+    model: ModelT,
+    optimizer: OptimizerT,
+    data: Any,
+    *,
+    global_batch: int,
+    micro_batch: int | None = None,
+    seed: int = 0,
+    per_step: Sequence[Any] = (),
+    num_threads: int = 1,
+    hang_timeout_s: float | None = 300.0,
+) -> tuple[ModelT, OptimizerT, ExactLoader]:
+    """Make a training loop exact: equal weights at any number of processes, and after a resume on another number.
+
+    The loop stays as it is. Its body runs for each micro-batch of this rank; `optimizer.step()` acts in the last one of
+    a step, with the gradient of the mean over the global batch. All ranks call this function together.
+
+    Args:
+        model: The model or models, on this rank's device and not wrapped by DistributedDataParallel. Rank 0's weights
+            go to all ranks.
+        optimizer: The optimizer or optimizers of the model. They act together.
+        data: A DataLoader. Its dataset, collate_fn, workers, shuffle and drop_last are taken over; a DistributedSampler
+            is replaced.
+        global_batch: Samples of a step, over all ranks.
+        micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
+        seed: Seed of the order and of all random numbers in the loop.
+        per_step: What acts once a step beside the optimizer: schedulers that the loop steps after each batch, an
+            AveragedModel, a GradScaler. A scheduler that is stepped after each epoch may be among them.
+        num_threads: CPU threads of each process. Kernels split their sums by it, so it belongs to the result.
+        hang_timeout_s: Name the stalled rank, and end, when no rank makes progress in the loop for this long, seconds.
+            None: never.
+
+    Returns:
+        The model and the optimizer, the same objects, and the loader to iterate over.
+
+    Raises:
+        ConfigError: Something can't be exact: the sampler, the optimizer, a layer, or a batch size.
+        LaunchError: The processes cannot join each other.
+        TrainError: The ranks run different scripts.
+    """
+    modules = [model] if isinstance(model, nn.Module) else list(model)
+    optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    check_modules(modules)
+    source = source_of(data)
+    size = source.batch_size if micro_batch is None else micro_batch
+    order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
+    steps = [(each, plain_step(each)) for each in optimizers]
+    device = next(parameter.device for module in modules for parameter in module.parameters())
+    set_kernels(num_threads, device, exact=True)
+    world = current_world(device)
+    settings = {"global_batch": global_batch, "micro_batch": size, "seed": seed, "num_threads": num_threads}
+    check_same_script(world, settings)
+    check_same_data(world, source, seed)
+    loop = ExactLoop(modules, steps, world, seed=seed)
+    _attach(loop, modules, optimizers, per_step)
+    watch(world, hang_timeout_s)
+    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
+
+
+def _attach(
+    loop: ExactLoop, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], per_step: Sequence[Any]
+) -> None:
+    for number, each in enumerate(optimizers):
+        attach(each, loop, number)
+    for module in modules:
+        attach_module(module, loop)
+    for follower in per_step:
+        follow(follower, loop)
+
+
+def order_of(
+    num_samples: int, global_batch: int, micro_batch: int | None, seed: int, is_shuffled: bool, drop_last: bool
+) -> LoopOrder:
+    """Return the order of the samples of an exact loop.
+
+    Args:
+        num_samples: Size of the dataset.
+        global_batch: Samples of a step.
+        micro_batch: Samples of one forward pass.
+        seed: Seed of the order.
+        is_shuffled: Permute the samples of each epoch.
+        drop_last: Leave out a last step with fewer samples.
+
+    Raises:
+        ConfigError: A batch size is missing or out of range.
+    """
+    if micro_batch is None:
+        raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give micro_batch.")
+    for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
+        if not isinstance(value, int) or value < 1:
+            number = int(value) if str(value).isdecimal() else 0
+            raise ConfigError(
+                f"{name} is {value!r}",
+                allowed="an integer of at least 1",
+                fix=f"Give a number: {name}={number or 64}.",
+            )
+    if drop_last and num_samples < global_batch:
+        raise ConfigError(
+            f"no step: drop_last leaves out all {num_samples} samples",
+            given=f"global_batch={global_batch}",
+            fix="Set a smaller global_batch, or drop_last=False.",
+        )
+    return LoopOrder(num_samples, global_batch, micro_batch, seed, is_shuffled=is_shuffled, drop_last=drop_last)

@@ -1,0 +1,179 @@
+"""The loader of an exact loop: this rank's micro-batches of one epoch, in the exact order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import tee
+from typing import Any, TypeVar
+
+from samebits.cluster.world import World
+from samebits.data.loader import Loader, requests_of
+from samebits.errors import CheckpointError, TrainError
+from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.optimizer import follow
+from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.session import ExactLoop
+
+POSITION = "step"
+FollowerT = TypeVar("FollowerT")
+
+
+class ExactLoader:
+    """Iterates over this rank's micro-batches of an epoch. The next iteration is the next epoch.
+
+    All ranks run equally many micro-batches; a rank with fewer repeats the step's first one, and drops what it gives.
+
+    Args:
+        source: The samples and how to read them.
+        order: The order of the samples.
+        loop: The engine.
+        world: The ranks.
+        num_workers: DataLoader workers of each rank.
+
+    Attributes:
+        loop: The engine.
+        is_padding: Whether the current micro-batch is a repeated one, whose results do not count.
+    """
+
+    def __init__(self, source: LoaderSource, order: LoopOrder, loop: ExactLoop, world: World, num_workers: int) -> None:
+        self._source, self._order, self.loop, self._world = source, order, loop, world
+        self._num_workers = num_workers
+        self.is_padding = False
+        self._epoch = 0
+        self._is_loaded = False  # whether a loaded position has not been compared with the loop's epochs
+        self._set_epoch = 0 if source.sampler is None else source.sampler.epoch
+        self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch, which does not depend on the number of ranks.
+
+        An iteration has more micro-batches than that, unless the ranks are as many as a step's micro-batches.
+        """
+        return self._order.steps_per_epoch
+
+    @property
+    def step(self) -> int:
+        """Number of steps done, over all epochs."""
+        return self.loop.step
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the current or next iteration, from 0."""
+        return self._epoch
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current micro-batch is the last one of its step: the one in which the optimizer acts."""
+        return self.loop.is_last
+
+    def per_step(self, follower: FollowerT) -> FollowerT:
+        """Let an object act once a step, as in `exact(per_step=[...])`: a scheduler that is made from `len(loader)`.
+
+        Args:
+            follower: The scheduler, AveragedModel or GradScaler.
+
+        Returns:
+            The same object.
+        """
+        follow(follower, self.loop)
+        return follower
+
+    @property
+    def micro_batches_per_epoch(self) -> int:
+        """Number of micro-batches that an iteration over a whole epoch has on each rank."""
+        steps = self._order.steps(self._world, stop=self._order.steps_per_epoch)
+        return sum(len(step.micro_batches) for step in steps)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, from 0. A position within it, set by a resume, is kept.
+
+        Raises:
+            TrainError: The loop counts from 0 after a resume, so it would train an epoch again.
+        """
+        if self._is_loaded and epoch < self._epoch:
+            raise TrainError(
+                f"set_epoch({epoch}) goes back to an epoch that is done",
+                given=f"loader.epoch {self._epoch}, loader.step {self.loop.step:,}, after load_state_dict()",
+                cause="The loop counts its epochs from 0 after a resume.",
+                fix="Write: for epoch in range(loader.epoch, EPOCHS). "
+                "To train these epochs again, do not load the loader's state.",
+            )
+        begin = epoch * self._order.steps_per_epoch
+        self.loop.step = max(self.loop.step, begin) if epoch == self._epoch else begin
+        self._epoch, self._is_loaded = epoch, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
+        order = self._order
+        return {
+            POSITION: self.loop.step,
+            "seed": order.seed,
+            "global_batch": order.global_batch,
+            "micro_batch": order.micro_batch,
+            "num_samples": order.num_samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the steps that were done, also at another number of ranks.
+
+        Args:
+            state: The result of `state_dict`.
+
+        Raises:
+            CheckpointError: It belongs to other data or another batch size or seed, or is no position.
+        """
+        mine = self.state_dict()
+        if set(state) != set(mine) or not all(isinstance(value, int) for value in state.values()):
+            raise CheckpointError(
+                "the state of the loader is not one of an exact loader",
+                given=str(dict(state))[:200],
+                allowed=", ".join(mine),
+                fix="Load the value of loader.state_dict().",
+            )
+        differing = [name for name in mine if name != POSITION and state[name] != mine[name]]
+        other = [f"{name}: {state[name]} there, {mine[name]} here" for name in differing]
+        if other or state[POSITION] < 0:
+            raise CheckpointError(
+                "the state of the loader belongs to another run",
+                given="\n".join(other) or f"{POSITION}: {state[POSITION]}",
+                fix="Call exact() with the same data, global_batch, micro_batch and seed.",
+            )
+        self.loop.step = int(state[POSITION])
+        self._epoch = self.loop.step // self._order.steps_per_epoch
+        self._is_loaded = True
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler = self._source.sampler
+        if sampler is not None and sampler.epoch != self._set_epoch:
+            self._set_epoch = sampler.epoch
+            self.set_epoch(sampler.epoch)
+        if sampler is None or sampler.epoch == self._epoch:
+            self._is_loaded = False  # the loop counts as the loader does, so a later step back is meant
+        per_epoch = self._order.steps_per_epoch
+        # A loop that was left early continues with the next epoch, like a DataLoader.
+        start = max(self.loop.step, self._epoch * per_epoch)
+        stop = (self._epoch + 1) * per_epoch
+        self.loop.finish()
+        self._world.activity.is_paused = False
+        check_equal_state(self.loop, self._world)
+        steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
+        loader = Loader(
+            self._source.samples,
+            lambda: requests_of(ahead),
+            self._world.device,
+            num_workers=self._num_workers,
+            prefetch=self._source.prefetch,
+            num_ranks_here=self._world.num_ranks_here,
+        )
+        try:
+            for step in steps:
+                for micro_batch in step.micro_batches:
+                    batch = loader.batch(micro_batch.indices, micro_batch.keys)
+                    self.loop.begin(step, micro_batch, batch.inputs)
+                    self.is_padding = micro_batch.weight == 0.0
+                    yield batch.inputs
+            self.loop.finish()
+        finally:
+            self.loop.leave()
+            loader.close()
+            self._epoch += 1

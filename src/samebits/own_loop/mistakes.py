@@ -1,0 +1,105 @@
+"""What a loop can do wrong in a step, found before the weights change and named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from samebits.data.order import Step
+from samebits.errors import TrainError
+from samebits.own_loop.trained import Trained
+
+
+def check_calls(trained: Sequence[Trained], step: Step) -> None:
+    """Check a step in whose last micro-batch the loop has not called `step()` of all optimizers.
+
+    Raises:
+        TrainError: It has called it in another micro-batch.
+    """
+    for each in trained:
+        if each.num_calls and not each.is_closed:
+            raise TrainError(
+                "the loop called optimizer.step() within a step, but not in its last micro-batch",
+                given=f"step {step.number:,}: {each.num_calls} calls in {len(step.micro_batches)} micro-batches",
+                cause="The loop accumulates gradients by a counter of its own, or skips micro-batches.",
+                fix="Call optimizer.step() in every pass; global_batch already accumulates. "
+                "For several steps use loader.step.",
+            )
+
+
+def check_finite(trained: Sequence[Trained], step: Step) -> None:
+    """Check the sums of a step's gradients.
+
+    Raises:
+        TrainError: One is not finite; the same error on all ranks.
+    """
+    norms = [norm for each in trained for norm in each.norms()]
+    if not norms or all(map(math.isfinite, torch.stack(norms).tolist())):
+        return
+    raise TrainError(
+        "the gradient is not finite",
+        given=f"step {step.number:,}, epoch {step.epoch}, both counted from 0",
+        where="weights are those before this step, on all ranks",
+        cause="The loss of a micro-batch is not finite, or its gradient overflowed.",
+        fix=f"Lower the learning rate, clip gradients, or check the inputs and losses of step {step.number:,} for NaN. "
+        "With a GradScaler, give it to exact(per_step=[scaler]).",
+    )
+
+
+def check_settings(trained: Sequence[Trained], step: Step) -> None:
+    """Check that the optimizers' settings are those from the step's begin.
+
+    Raises:
+        TrainError: One has changed, such as the learning rate.
+    """
+    for each in trained:
+        for before, now in zip(each.settings, each.read_settings(), strict=False):
+            names = [name for name in now if before.get(name) != now[name]]
+            if names:
+                raise TrainError(
+                    f"{names[0]} of the optimizer changed within a step: {before.get(names[0])} -> {now[names[0]]}",
+                    given=f"step {step.number:,}, {len(step.micro_batches)} micro-batches on this rank",
+                    cause="A scheduler is stepped after each micro-batch, so its schedule depends on their number.",
+                    fix="Give it to exact(per_step=[scheduler]), or step it after each epoch.",
+                )
+
+
+def check_strays(trained: Trained, step: Step) -> None:
+    """Check that an optimizer acts only on gradients that were summed over the ranks.
+
+    Raises:
+        TrainError: A parameter has another one.
+    """
+    every = trained.all_parameters()
+    if len(every) == len(trained.parameters):
+        return
+    known = set(trained.parameters)
+    strays = [each for each in every if each.grad is not None and each not in known]
+    if strays:
+        raise TrainError(
+            f"a parameter of shape {tuple(strays[0].shape)} was unfrozen within a step",
+            given=f"step {step.number:,}",
+            cause="Its gradient has no part in the sum over the ranks, which is laid out when a step begins.",
+            fix="Set requires_grad before the loop, or after optimizer.step() if loader.sync_gradients.",
+        )
+
+
+def check_whole(trained: Trained, named: Collection[Tensor | nn.Parameter]) -> None:
+    """Check that gradients are dropped for all parameters of an optimizer.
+
+    Args:
+        trained: The optimizer.
+        named: Parameters whose gradients the loop drops, of any shape.
+
+    Raises:
+        TrainError: It has others.
+    """
+    if not set(trained.parameters) <= set(named):
+        raise TrainError(
+            "the loop drops gradients of a part of an optimizer's parameters, between backward() and step()",
+            given="zero_grad() of a module",
+            fix="Call optimizer.zero_grad(), or detach() what shall have no gradient.",
+        )

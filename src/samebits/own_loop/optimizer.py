@@ -1,0 +1,201 @@
+"""An optimizer that acts once a step, and the objects of a loop that follow it: schedulers, averages, scalers.
+
+Objects keep their identity and get a subclass of their own class, so `isinstance`, `state_dict` and references that
+others hold still work.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from samebits.errors import ConfigError
+from samebits.own_loop.session import ExactLoop
+
+# The methods that act once a step, by class.
+ONCE: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (LRScheduler, ("step",)),
+    (AveragedModel, ("update_parameters",)),
+)
+SCALER_FILE = inspect.getfile(torch.amp.GradScaler)
+
+
+def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """Return the optimizer's own `step`, which `attach` replaces.
+
+    Raises:
+        ConfigError: The optimizer evaluates the loss several times a step.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times a step, each time of the whole global batch",
+            fix="Use an optimizer whose step() needs no closure.",
+        )
+    method = type(optimizer).step
+    return lambda: method(optimizer)  # closures are called before
+
+
+def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
+    """Let an optimizer act once a step of a loop.
+
+    Args:
+        optimizer: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+        number: The optimizer's number in the loop.
+    """
+    base = type(optimizer)
+
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if it is missing
+        if loop.is_inside:
+            if loop.check_finite:
+                _check_caller()
+            loop.on_step(number)
+        else:
+            base.step(self)
+        return loss
+
+    # Otherwise load_state_dict() wraps it with the optimizer's hooks, which `base.step` calls already.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+        if loop.is_inside:
+            loop.on_zero_grad(number)
+        base.zero_grad(self, set_to_none)
+
+    # A scheduler that exists already has put a function of its own onto the optimizer.
+    is_scheduled = optimizer.__dict__.pop("step", None) is not None
+    _subclass(optimizer, {"step": step, "zero_grad": zero_grad})
+    if is_scheduled:
+        bound = step.__get__(optimizer)
+
+        def scheduled(*args: Any, **kwargs: Any) -> Any:
+            return bound(*args, **kwargs)
+
+        scheduled._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = scheduled  # type: ignore[method-assign]
+
+
+def follow(follower: Any, loop: ExactLoop) -> None:
+    """Let an object act once a step of a loop: a scheduler, an `AveragedModel`, a `GradScaler` or one like them.
+
+    Args:
+        follower: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(follower, torch.amp.GradScaler):
+        _follow_scaler(follower, loop)
+        return
+    names = next((names for kind, names in ONCE if isinstance(follower, kind)), None)
+    if names is None:
+        names = tuple(name for name in ("step", "update") if callable(getattr(follower, name, None)))
+    if not names:
+        raise ConfigError(
+            f"per_step has a {type(follower).__name__}",
+            allowed="learning rate schedulers, AveragedModel, GradScaler, or an object with step() or update()",
+            fix="Remove it, or call it yourself: if loader.sync_gradients: ...",
+        )
+    base = type(follower)
+
+    def once(method: Callable[..., Any]) -> Callable[..., Any]:
+        def act(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return loop.after_update(lambda: method(self, *args, **kwargs))
+
+        return act
+
+    members = {name: once(getattr(base, name)) for name in names}
+    _subclass(follower, members)
+
+
+def _check_caller() -> None:
+    """Refuse a GradScaler that is not in `per_step`: it would adapt its scale after each micro-batch."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(3):  # a scheduler's wrapper may be between them
+        if frame is not None and frame.f_code.co_filename == SCALER_FILE:
+            raise ConfigError(
+                "a GradScaler is not in per_step",
+                cause="It would adapt its scale after each micro-batch, whose number depends on the ranks.",
+                fix="Call exact(..., per_step=[scaler]).",
+            )
+        frame = frame.f_back if frame is not None else None
+
+
+def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
+    base = type(scaler)
+    loop.check_finite = False
+
+    def is_waiting() -> bool:
+        return loop.is_inside and not loop.is_last
+
+    def unscale(self: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        if not is_waiting():
+            base.unscale_(self, optimizer)
+
+    def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if is_waiting():
+            optimizer.step(*args, **kwargs)
+            return None
+        result = base.step(self, optimizer, *args, **kwargs)
+        if loop.is_inside:
+            loop.on_skipped_step(optimizer)  # it does not call step() after an overflow
+        return result
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        if not is_waiting():
+            base.update(self, new_scale)
+
+    _subclass(scaler, {"unscale_": unscale, "step": step, "update": update})
+
+
+def attach_module(module: nn.Module, loop: ExactLoop) -> None:
+    """Let a module's `zero_grad` do in a loop what the optimizer's does, and its calls count as progress.
+
+    Args:
+        module: Its class becomes a subclass of the one that it has.
+        loop: The loop.
+    """
+    base = type(module)
+
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        if loop.is_inside:
+            loop.on_module_zero_grad(self)
+        base.zero_grad(self, set_to_none)
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            loop.beat()  # a long validation in the body is no hang
+        return base.__call__(self, *args, **kwargs)
+
+    _subclass(module, {"zero_grad": zero_grad, "__call__": call})
+
+
+def _subclass(instance: Any, members: dict[str, Any]) -> None:
+    base: Any = type(instance)
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        result = base.__reduce_ex__(self, protocol)
+        if result[:2] == (copyreg.__newobj__, (type(self),)):  # type: ignore[attr-defined]  # not in its types
+            return copyreg._reconstructor, (base, object, None), *result[2:]  # type: ignore[attr-defined]
+        return result
+
+    for name in members:
+        instance.__dict__.pop(name, None)
+    # A copy or a pickle has the class of before.
+    instance.__class__ = type(base.__name__, (base,), {**members, "__reduce_ex__": reduce_ex})

@@ -1,0 +1,309 @@
+"""The engine inside a loop of the user: what happens before, during and after the body of the loop.
+
+One step with two micro-batches on this rank, seen from the loop (`loader` calls `begin`):
+
+    begin        seed by the micro-batch's key, buffers and gradients as at the start of the step
+      forward, loss.backward()      hooks move the gradients into the tree
+      optimizer.step()              nothing: the step has a micro-batch more
+    begin
+      forward, loss.backward()      hooks as above; at its end `p.grad` is the mean over the global batch, on all ranks
+      clipping, unscaling           the user's, on these gradients
+      optimizer.step()              buffers are summed, the optimizer acts, `sync_gradients` work such as schedulers too
+
+Exactness rests on these rules. Every micro-batch of a step sees the same weights, buffers and random numbers, whichever
+rank runs it and after whichever other one. All ranks run the loop's body equally often: a rank with fewer micro-batches
+repeats the step's first one with weight 0, and what that gives is dropped. Several optimizers act together, after the
+last of them was called: otherwise the last micro-batch would see weights that the others did not (ADR 41).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samebits.cluster import collectives
+from samebits.cluster.activity import COMPUTING, READING
+from samebits.cluster.world import World
+from samebits.data.keyed import FORWARD, key, seed_forward
+from samebits.data.order import MicroBatch, Step
+from samebits.errors import ConfigError
+from samebits.own_loop import mistakes
+from samebits.own_loop.gradients import StepNodes
+from samebits.own_loop.state_sum import BufferSum
+from samebits.own_loop.trained import Trained
+from samebits.own_loop.trial import trial_of
+
+
+class ExactLoop:
+    """The state of an exact loop in one process. Making one is a collective call: rank 0's weights go to all ranks.
+
+    Args:
+        modules: What is trained, on the world's device.
+        optimizers: Each optimizer with the function that applies its gradients.
+        world: The ranks.
+        seed: Seed of the random numbers.
+        check_finite: Raise an error if a step's gradient is not finite.
+
+    Attributes:
+        check_finite: As above; False with a GradScaler, which does its own.
+        step: Number of steps done.
+        is_last: Whether the current micro-batch is the last one of its step on this rank.
+        has_acted: Whether the optimizers have acted in the current micro-batch.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[tuple[Optimizer, Callable[[], Any]]],
+        world: World,
+        *,
+        seed: int,
+        check_finite: bool = True,
+    ) -> None:
+        self._world, self._seed, self.check_finite = world, seed, check_finite
+        self._modules = list(modules)
+        self._trained = [
+            Trained(optimizer, act, number, len(optimizers), world)
+            for number, (optimizer, act) in enumerate(optimizers)
+        ]
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        # An optimizer may also train parameters outside of the modules, such as a learned temperature.
+        tensors += [parameter for trained in self._trained for parameter in trained.all_parameters()]
+        collectives.broadcast_tensors(world, list({id(tensor): tensor for tensor in tensors}.values()))
+        self._buffers = BufferSum(modules, world)
+        if len(self._trained) == 1:
+            self._trained[0].buffers = self._buffers
+        self._owners: dict[nn.Parameter, Trained] = {}
+        self._round, self._is_backward = 0, False
+        self._nodes: StepNodes | None = None
+        self._current: MicroBatch | None = None
+        self._after: list[Callable[[], Any]] = []
+        self._trial = trial_of(world)
+        self.step = 0
+        self.is_last = self.has_acted = False
+        self._refresh()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a micro-batch is running."""
+        return self._current is not None
+
+    def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any = None) -> None:
+        """Start a micro-batch, after the end of the one before.
+
+        Args:
+            step: The step, with all micro-batches of this rank, padded.
+            micro_batch: One of them, in order.
+            inputs: What the loop gets, for `samebits check`.
+
+        Raises:
+            TrainError: The loop changed a learning rate within a step, or called `optimizer.step()` in some
+                micro-batches of the step before, not in its last.
+        """
+        self._finish()
+        if self._nodes is None or self._nodes.step is not step:
+            self._begin_step(step)
+        else:
+            self._buffers.reset()
+            mistakes.check_settings(self._trained, step)
+        for trained in self._trained:
+            trained.begin()
+        self._round, self._current = 0, micro_batch
+        self.is_last = micro_batch is step.micro_batches[-1]
+        self.has_acted = False
+        seed_forward(micro_batch.forward_key, self._world.device)
+        if self._trial is not None:
+            self._trial.batch(micro_batch, inputs)
+        self._world.activity.is_paused = False
+        self._world.activity.enter(COMPUTING)
+
+    def finish(self) -> None:
+        """End the current micro-batch, and with its last one the step. Does nothing if none is running."""
+        if self._finish():
+            # What is drawn between steps must not depend on the micro-batches that this rank had.
+            seed_forward(key(self._seed, FORWARD, self.step, 1 << 32), self._world.device)
+
+    def _finish(self) -> bool:
+        """End the current micro-batch; return whether it was its step's last one."""
+        if self._current is None:
+            return False
+        if not all(trained.is_closed for trained in self._trained):
+            self._close()
+        if self.is_last and not self.has_acted:
+            assert self._nodes is not None
+            mistakes.check_calls(self._trained, self._nodes.step)
+            for trained in self._trained:
+                trained.complete(self._current)
+            self._act()
+        self._current = None
+        self._world.activity.enter(READING)
+        return self.is_last
+
+    def leave(self) -> None:
+        """Leave the loop, also in the middle of a step, which is then dropped."""
+        self._current = self._nodes = None
+        self._world.activity.is_paused = True
+        self._world.activity.enter("between epochs")
+
+    def beat(self) -> None:
+        """Note that the script makes progress, for the hang detector."""
+        self._world.activity.num_beats += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""
+        named = {
+            f"{number}.{name}" if number else name: tensor
+            for number, module in enumerate(self._modules)
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
+        for number, trained in enumerate(self._trained):
+            for index, parameter in enumerate(trained.all_parameters()):
+                for name, value in trained.optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        named[f"optimizer {number}, parameter {index}: {name}"] = value
+        return named
+
+    def after_update(self, work: Callable[[], Any]) -> Any:
+        """Call a function once a step: at once if the optimizers have acted, later if they will, or never.
+
+        Returns:
+            The function's result; None if it was not called, or is called later.
+        """
+        if not self.is_inside or self.has_acted:
+            return work()
+        if self.is_last:
+            self._after.append(work)
+        return None
+
+    def on_step(self, number: int, *, is_skipped: bool = False) -> None:
+        """Note that the loop has called `step()` of an optimizer.
+
+        Args:
+            number: The optimizer's number.
+            is_skipped: Whether its gradients are not to be applied, on any rank.
+        """
+        assert self._current is not None
+        trained = self._trained[number]
+        if trained.is_closed:
+            return
+        trained.is_closed = True
+        trained.num_calls += 1
+        if self.is_last:
+            trained.complete(self._current)
+            trained.is_pending = not is_skipped
+        if not all(each.is_closed for each in self._trained):
+            if self.is_last:
+                trained.keep_gradients()
+            return
+        self._close()
+        if self.is_last:
+            self._act()
+
+    def on_skipped_step(self, optimizer: Optimizer) -> None:
+        """Note that a GradScaler has left a step out, on all ranks; nothing to do if it has not."""
+        number = next(number for number, trained in enumerate(self._trained) if trained.optimizer is optimizer)
+        if not self._trained[number].is_closed:
+            self.on_step(number, is_skipped=True)
+
+    def on_zero_grad(self, number: int) -> None:
+        """Note that the loop has called `zero_grad()` of an optimizer: gradients before it do not count."""
+        trained = self._trained[number]
+        if not trained.is_closed:  # otherwise it is the usual call after step()
+            trained.drop_gradients()
+
+    def on_module_zero_grad(self, module: nn.Module) -> None:
+        """Note that the loop has called `zero_grad()` of a module, as `on_zero_grad`."""
+        named = set(module.parameters())
+        for number, trained in enumerate(self._trained):
+            if trained.has_gradients and not named.isdisjoint(trained.parameters):
+                mistakes.check_whole(trained, named)
+                self.on_zero_grad(number)
+
+    def _begin_step(self, step: Step) -> None:
+        self._nodes = StepNodes.of(step, self._world)
+        self._after = []
+        self._refresh()
+        for trained in self._trained:
+            trained.begin_step(self._nodes)
+        self._buffers.begin_step(self._nodes)
+        self._world.activity.begin_step(step.number, self._world.device)
+
+    def _refresh(self) -> None:
+        for trained in self._trained:
+            for parameter in trained.refresh():
+                is_new = parameter not in self._owners
+                if self._owners.setdefault(parameter, trained) is not trained:
+                    raise ConfigError(
+                        f"a parameter of shape {tuple(parameter.shape)} is in two optimizers",
+                        fix="Give each parameter to one optimizer.",
+                    )
+                if is_new:
+                    parameter.register_hook(self._forget(parameter))
+                    parameter.register_post_accumulate_grad_hook(self._hook(trained))
+
+    def _forget(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        def forget(_: Tensor) -> None:
+            if self._current is not None:
+                # A second backward pass would otherwise add to the sum of the first one.
+                parameter.grad = None
+
+        return forget
+
+    def _hook(self, trained: Trained) -> Callable[[Tensor], None]:
+        def take(parameter: Tensor) -> None:
+            if self._current is None:
+                return  # a backward pass outside of the loop
+            if not self._is_backward:
+                self._is_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            trained.take(parameter, self._round, self._current, is_last=self.is_last)
+
+        return take
+
+    def _end_backward(self) -> None:
+        """End a backward pass: torch calls it after the last hook."""
+        assert self._current is not None
+        self._is_backward = False
+        self._buffers.take(self._round, self._current)
+        for trained in self._trained:
+            trained.end_backward(self._round, self._current, is_last=self.is_last)
+        if self.is_last:  # buffers before the wait for gradients, and in this order on all ranks
+            self._buffers.start_reduce(self._round + 1)
+            for trained in self._trained:
+                trained.reduce(self._round)
+        self._round += 1
+
+    def _close(self) -> None:
+        """End the micro-batch's forward and backward passes."""
+        assert self._current is not None
+        for trained in self._trained:
+            trained.close(self._current)
+        self._buffers.end(self._current)
+
+    def _act(self) -> None:
+        """Update buffers and weights, with all that follows the optimizers."""
+        assert self._nodes is not None and self._current is not None  # noqa: PT018
+        step = self._nodes.step
+        self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
+        self._buffers.finish_reduce(self._current)
+        self._world.activity.end_wait()
+        if self.check_finite:
+            mistakes.check_finite(self._trained, step)
+        for trained in self._trained:
+            if trained.is_pending:
+                if len(self._trained) > 1:
+                    trained.restore_gradients()
+                mistakes.check_strays(trained, step)
+                trained.act()
+            trained.end_step()
+        self.has_acted, self.step = True, step.number + 1
+        for work in self._after:
+            work()
+        self._after = []
+        if self._trial is not None:
+            self._trial.step(self.state())
+        self._world.activity.enter("the loop's code after the update")

@@ -1,0 +1,172 @@
+"""Sums the buffers' changes over a step's micro-batches and all ranks, such as the statistics of batch norm."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samebits.cluster.world import World
+from samebits.data.order import MicroBatch
+from samebits.frames import callers, is_user
+from samebits.own_loop.gradients import StepNodes
+from samebits.own_loop.joined import JOINED_BYTES
+from samebits.parallel.bucket import Bucket
+from samebits.parallel.exchange.halving import make_all_reduce
+from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.running import RunningBuffers
+
+
+class BufferSum:
+    """The buffers of some modules; see `RunningBuffers`.
+
+    Each backward pass of a body has a sum of its own, of what the buffers have changed by since the one before. It is
+    sent with the gradients of that pass, so it costs no wait of its own, and no message if both are small. What a body
+    changes after its last backward pass is dropped, in any world.
+
+    Args:
+        modules: On the world's device.
+        world: The ranks.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], world: World) -> None:
+        self._world = world
+        self._buffers = RunningBuffers(nn.ModuleList(modules))
+        for module in modules:
+            module.register_state_dict_post_hook(_give_own_memory)
+        self._length = len(self._buffers)
+        self._buckets: list[Bucket] = []  # one for each backward pass
+        self._exchanges: list[TreeAllReduce | None] = []  # of those passes that this step has; None: see `join`
+        self._joined: set[int] = set()
+        self._num_used = 0
+        self._done: list[MicroBatch] = []
+        self._nodes: StepNodes | None = None
+
+    def begin_step(self, nodes: StepNodes) -> None:
+        """Start a step."""
+        self._nodes, self._num_used, self._exchanges, self._done = nodes, 0, [], []
+        self._joined = set()
+        self._buffers.start_step()
+
+    def reset(self) -> None:
+        """Drop the changes since the last backward pass, for a micro-batch that is not the first of its step."""
+        self._buffers.reset()
+
+    def take(self, turn: int, micro_batch: MicroBatch) -> None:
+        """Take the change by the forward passes before a backward pass.
+
+        Args:
+            turn: Number of the backward pass in the micro-batch.
+            micro_batch: The micro-batch; the change of one with weight 0 is dropped.
+        """
+        if not self._length:
+            return
+        while turn >= self._num_used:
+            self._begin_turn()
+        self._enter(self._buckets[turn], micro_batch, self._buffers.change())
+
+    def end(self, micro_batch: MicroBatch) -> None:
+        """End a micro-batch: backward passes that it did not have count as zero, and the buffers are reset."""
+        if not self._length:
+            return
+        if self._buffers.has_changed():
+            warnings.warn(
+                "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
+                "statistics. Call model.eval() before a pass that is only measured.",
+                stacklevel=_user_level(sys._getframe()),
+            )
+        self._fill(micro_batch)
+        self._done.append(micro_batch)
+        self._buffers.reset()
+
+    def join(self, turn: int, micro_batch: MicroBatch) -> Bucket | None:
+        """Return the changes before a backward pass, for the caller to sum over all ranks before `finish_reduce`.
+
+        Args:
+            turn: Number of the backward pass in the micro-batch.
+            micro_batch: The last one of this rank, which counts as zero if it did not have that pass.
+
+        Returns:
+            The bucket; None if there is nothing to send.
+        """
+        if not self._length or self._world.size == 1 or 4 * self._length > JOINED_BYTES:
+            return None
+        while turn >= self._num_used:
+            self._begin_turn()
+        bucket = self._buckets[turn]
+        if bucket.next_leaf <= micro_batch.index:
+            self._enter(bucket, micro_batch, None)
+        self._joined.add(turn)
+        return bucket
+
+    def start_reduce(self, num_turns: int) -> None:
+        """Send this rank's changes. Called in the last micro-batch of a step.
+
+        Args:
+            num_turns: How many backward passes the micro-batch has had.
+        """
+        assert self._nodes is not None
+        while len(self._exchanges) < min(num_turns, self._num_used):
+            number = len(self._exchanges)
+            if number in self._joined:
+                self._exchanges.append(None)
+                continue
+            exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, number)
+            exchange.start()
+            self._exchanges.append(exchange)
+
+    def finish_reduce(self, micro_batch: MicroBatch) -> None:
+        """Apply the weighted means of all changes, on all ranks.
+
+        Args:
+            micro_batch: The last one of this rank. It counts as zero in backward passes that it did not have.
+        """
+        self._fill(micro_batch)
+        self.start_reduce(self._num_used)
+        for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
+            if exchange is not None:
+                exchange.middle()
+                exchange.finish()
+            assert bucket.result is not None
+            self._buffers.apply(bucket.result.tail[: self._length])
+
+    def _begin_turn(self) -> None:
+        assert self._nodes is not None
+        if self._num_used == len(self._buckets):
+            self._buckets.append(Bucket([], self._length, self._world.size, True, self._world.device))
+        bucket = self._buckets[self._num_used]
+        self._num_used += 1
+        bucket.start_step(self._nodes.share(self._world.rank)[0])
+        for micro_batch in self._done:
+            self._enter(bucket, micro_batch, None)
+
+    def _fill(self, micro_batch: MicroBatch) -> None:
+        for bucket in self._buckets[: self._num_used]:
+            if bucket.next_leaf <= micro_batch.index:
+                self._enter(bucket, micro_batch, None)
+
+    def _enter(self, bucket: Bucket, micro_batch: MicroBatch, change: Tensor | None) -> None:
+        if micro_batch.weight == 0.0:
+            return
+        assert self._nodes is not None
+        count = self._nodes.step.num_micro_batches
+        leaf = bucket.start_leaf(micro_batch.index, count)
+        leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
+        bucket.end_leaf(leaf, count)
+
+
+def _user_level(frame: FrameType) -> int:
+    """Return the `stacklevel` of the user's line, for a warning in a frame: a scheduler's wrapper may be between."""
+    return next((level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)), 1)
+
+
+def _give_own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Copy the buffers in a state_dict: they are views of one tensor, and safetensors refuses shared memory."""
+    for name, buffer in module.named_buffers():
+        if prefix + name in state:
+            state[prefix + name] = buffer.detach().clone()

@@ -1,0 +1,268 @@
+"""The gradients of one optimizer in an exact loop: taken by hooks, summed by backward pass, handed to the optimizer."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samebits.cluster.world import World
+from samebits.data.order import MicroBatch
+from samebits.errors import ConfigError, TrainError
+from samebits.own_loop.gradients import GradientSum, StepNodes
+from samebits.own_loop.state_sum import BufferSum
+from samebits.parallel.bucket import is_dense
+
+
+class Trained:
+    """An optimizer with the parameters that it trains, and their gradients in the current step.
+
+    A loop may call backward several times in a micro-batch. Each of these rounds has a sum of its own, so that the
+    gradients of a round are known on all ranks as soon as it ends, for a loop that clips them.
+
+    Args:
+        optimizer: The optimizer.
+        act: Applies the gradients: the optimizer's own `step`.
+        number: Number of the optimizer.
+        num_optimizers: Number of optimizers of the loop.
+        world: The ranks.
+
+    Attributes:
+        is_closed: Whether the loop has called `step()` in the current micro-batch.
+        num_calls: Number of calls of `step()` in the current step.
+        settings: Settings of each parameter group at the begin of the step.
+        is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
+        buffers: Sent in the messages of the gradients; None: in messages of their own.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, act: Callable[[], Any], number: int, num_optimizers: int, world: World
+    ) -> None:
+        self.optimizer, self.act = optimizer, act
+        self._number, self._num_optimizers, self._world = number, num_optimizers, world
+        self.parameters: list[nn.Parameter] = []
+        self.is_closed = self.is_pending = False
+        self.num_calls = 0
+        self.buffers: BufferSum | None = None
+        self.settings: list[dict[str, Any]] = []
+        self._sums: dict[int, GradientSum] = {}  # by round
+        self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
+        self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
+        self._void: set[int] = set()  # rounds of this step whose gradients the loop drops by zero_grad()
+        self._dropped: set[int] = set()  # those that it has dropped in the current micro-batch
+        self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
+        self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
+        self._replaced: list[Tensor | None] = []  # gradients of the last micro-batch alone
+        self._nodes: StepNodes | None = None
+        self._done: list[MicroBatch] = []
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass of the current micro-batch has reached the parameters."""
+        return bool(self._touched)
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, also those that do not require a gradient now."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def read_settings(self) -> list[dict[str, Any]]:
+        """Return each group's settings that are plain values, such as the learning rate."""
+        return [
+            {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
+            for group in self.optimizer.param_groups
+        ]
+
+    def refresh(self) -> list[nn.Parameter]:
+        """Follow parameters that were frozen, unfrozen or added since the last step.
+
+        Returns:
+            Those that are trained now; empty if nothing has changed.
+
+        Raises:
+            ConfigError: A parameter is not float32, or not dense in memory.
+        """
+        every = self.all_parameters()
+        if len(every) == len(self.parameters) and all(map(operator.is_, every, self.parameters)):
+            return []
+        # A loop may freeze and unfreeze in each micro-batch, so what was trained once stays: GANs do.
+        known = set(self.parameters)
+        parameters = [each for each in every if each.requires_grad or each in known]
+        if list(map(id, parameters)) == list(map(id, self.parameters)):
+            return []
+        for parameter in parameters:
+            _check(parameter)
+        self.parameters, self._sums = parameters, {}
+        return parameters
+
+    def begin_step(self, nodes: StepNodes) -> None:
+        """Start a step."""
+        self._nodes, self._done, self._active, self._totals = nodes, [], {}, {}
+        self.num_calls, self.is_pending = 0, False
+        self._void, self.settings = set(), self.read_settings()
+
+    def begin(self) -> None:
+        """Start a micro-batch."""
+        self.is_closed, self._touched, self._dropped = False, set(), set()
+        self._replaced = []
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def take(self, parameter: Tensor, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
+        """Take a parameter's gradient of the current backward pass.
+
+        Args:
+            parameter: The parameter, of any shape.
+            turn: Number of the backward pass in the micro-batch: the round.
+            micro_batch: The micro-batch; the gradient of one with weight 0 is dropped.
+            is_last: Whether it is the last one of its step.
+        """
+        if self.is_closed:
+            return
+        self._touched.add(turn)
+        if turn in self._void:
+            return
+        if turn not in self._active:
+            self._activate(turn)
+        if micro_batch.weight == 0.0:
+            return
+        total = self._sums[turn]
+        if not total.is_open:
+            total.begin_leaf(micro_batch)
+        total.take(parameter, is_last=is_last)
+
+    def end_backward(self, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
+        """End a backward pass, and in the last micro-batch send its gradients.
+
+        Args:
+            turn: Number of the backward pass in the micro-batch.
+            micro_batch: The micro-batch.
+            is_last: Whether it is the last one of its step.
+        """
+        if turn in self._active:
+            self._end_leaf(turn, micro_batch)
+            if is_last and not self._active[turn]:
+                self._start_reduce(turn, micro_batch)
+
+    def reduce(self, turn: int) -> None:
+        """Sum the gradients of a backward pass over all ranks, and set `grad`."""
+        if turn in self._active:
+            self._reduce(turn)
+
+    def complete(self, micro_batch: MicroBatch) -> None:
+        """Sum what no backward pass of the last micro-batch has summed, for a loop that skips some."""
+        for turn, is_reduced in list(self._active.items()):
+            if not is_reduced:
+                self._end_leaf(turn, micro_batch)
+                self._start_reduce(turn, micro_batch)
+                self._reduce(turn)
+
+    def close(self, micro_batch: MicroBatch) -> None:
+        """End the micro-batch: rounds that it did not have count as zero.
+
+        Raises:
+            TrainError: The loop has dropped gradients of a backward pass in an earlier micro-batch, and not here.
+        """
+        if self._void & self._touched - self._dropped:
+            raise _unequal_drops()
+        for turn in self._active:
+            self._end_leaf(turn, micro_batch)
+        if micro_batch.weight > 0.0:
+            self._done.append(micro_batch)
+
+    def keep_gradients(self) -> None:
+        """Set `grad` to None until the optimizer acts: the loop may have clipped or unscaled them in place."""
+        self._totals = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def restore_gradients(self) -> None:
+        """Set `grad` to what `keep_gradients` kept."""
+        for parameter in self.parameters:
+            parameter.grad = self._totals.get(parameter)
+
+    def drop_gradients(self) -> None:
+        """Drop what the current micro-batch has given so far.
+
+        Raises:
+            TrainError: The loop has not done so in an earlier micro-batch of the step.
+        """
+        self._carried = {}
+        for turn in self._touched:
+            if turn in self._active and self._done:
+                raise _unequal_drops()
+            self._active.pop(turn, None)
+            self._totals = {}
+        self._void |= self._touched
+        self._dropped |= self._touched
+
+    def end_step(self) -> None:
+        """Keep the gradients of a step in which `step()` was not called: the next step's are added to them."""
+        self._carried = {} if self.num_calls else {p: total.clone() for p, total in self._totals.items()}
+
+    def norms(self) -> list[Tensor]:
+        """Return the 2-norm of each round's gradient over all ranks, 0-d tensors."""
+        return [self._sums[turn].norm for turn, is_reduced in self._active.items() if is_reduced]
+
+    def _activate(self, turn: int) -> None:
+        assert self._nodes is not None
+        if turn not in self._sums:
+            number = 1 + turn * self._num_optimizers + self._number  # 0 is that of the buffers
+            self._sums[turn] = GradientSum(self.parameters, self._world, number)
+        self._sums[turn].begin_step(self._nodes)
+        self._active[turn] = False
+        for micro_batch in self._done:
+            self._sums[turn].skip_leaf(micro_batch)
+
+    def _end_leaf(self, turn: int, micro_batch: MicroBatch) -> None:
+        total = self._sums[turn]
+        if micro_batch.weight == 0.0:
+            return
+        if total.is_open:
+            total.end_leaf()
+        elif total.next_leaf <= micro_batch.index:
+            total.skip_leaf(micro_batch)
+
+    def _start_reduce(self, turn: int, micro_batch: MicroBatch) -> None:
+        total = self._sums[turn]
+        joined = self.buffers.join(turn, micro_batch) if self.buffers is not None and total.can_join else None
+        total.start_reduce(joined)
+
+    def _reduce(self, turn: int) -> None:
+        if self._active[turn]:
+            return
+        self._active[turn] = True
+        with self._world.activity.waiting("reducing gradients"):
+            gradients = self._sums[turn].reduce()
+        for parameter, gradient in gradients:
+            if gradient is None:
+                continue
+            total = self._totals.get(parameter, self._carried.get(parameter))
+            self._totals[parameter] = gradient if total is None else gradient.add_(total)
+        # Freed as late as `zero_grad()` frees them in a usual loop: otherwise the allocator returns them to the system,
+        # and the page faults of the next gradients take a tenth of ResNet-18's backward pass.
+        self._replaced += [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
+
+
+def _unequal_drops() -> TrainError:
+    return TrainError(
+        "zero_grad() after backward() drops gradients in some micro-batches of a step only",
+        cause="The loop skips a micro-batch after its backward pass, or calls zero_grad() by a counter.",
+        fix="Decide before backward(), or call zero_grad() in every pass.",
+    )
+
+
+def _check(parameter: nn.Parameter) -> None:
+    shape = tuple(parameter.shape)
+    if str(parameter.dtype) != "torch.float32":
+        raise ConfigError(
+            f"a parameter of shape {shape} is {parameter.dtype}",
+            allowed="float32",
+            fix="Keep the weights in float32, and use torch.autocast for 16 bits.",
+        )
+    if not is_dense(parameter):
+        raise ConfigError(f"a parameter of shape {shape} has gaps in memory", fix="Make it with .contiguous().")

@@ -1,0 +1,106 @@
+"""What the ranks of a new world agree on after a loss: the step to continue, the weights, and who computes what.
+
+A rank is lost at any moment of a step, so the others may stand at different points of it:
+
+    rank 0   applied step 6 | leaves 0 1 of step 7 ......... |      held (0,2)      keeps its sum
+    rank 1   applied step 6 | leaves 2 3 of step 7, exchange |      held ()         its sums were overwritten
+    rank 2   applied step 5 | waits for a message of rank 3  |      older weights   receives those of rank 0
+    rank 3   lost                                            |
+    agreement: 7 steps applied, source rank 0, receivers (2,), leaves 2 to 7 are missing: 2 3 | 4 5 | 6 7
+
+A step counts as applied as soon as one remaining rank has applied it: the others then receive its weights. Otherwise
+none has, and the step is finished from the sums that are left. This module computes with integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samebits.data.micro_batches import part
+from samebits.parallel.tree import Node, push
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Where a rank stands when it enters a new world.
+
+    Attributes:
+        num_steps: Steps applied to its weights; -1: it is new, and has no weights.
+        evaluated_step: `num_steps` at its last complete validation.
+        nodes: The partial sums that it holds of the step after those.
+    """
+
+    num_steps: int
+    evaluated_step: int = 0
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Where a world continues; equal on all ranks, since all compute it from the same reports.
+
+    Attributes:
+        num_steps: Steps applied, on every rank once the receivers have the weights.
+        evaluated_step: The last validation that counts. Ranks that have completed a later one repeat it.
+        source: The rank that sends its weights.
+        receivers: The ranks that receive them.
+        held: For each rank, the partial sums that it keeps of the next step.
+    """
+
+    num_steps: int
+    evaluated_step: int
+    source: int
+    receivers: tuple[int, ...]
+    held: tuple[tuple[Node, ...], ...]
+
+    def deal(self, num_leaves: int) -> tuple[tuple[int, ...], ...]:
+        """Return, for each rank, the micro-batches of the next step that it has to compute.
+
+        Args:
+            num_leaves: Micro-batches of the step.
+        """
+        done = {leaf for nodes in self.held for first, last in nodes for leaf in range(first, last)}
+        missing = [leaf for leaf in range(num_leaves) if leaf not in done]
+        size = len(self.held)
+        return tuple(tuple(missing[slice(*part(0, len(missing), size, rank))]) for rank in range(size))
+
+
+def agree(reports: Sequence[RankReport]) -> Agreement:
+    """Return where a world continues.
+
+    Args:
+        reports: By rank.
+
+    Raises:
+        ValueError: No rank has weights, or two ranks hold the sum of one micro-batch.
+    """
+    num_steps = max(report.num_steps for report in reports)
+    if num_steps < 0:
+        raise ValueError("no rank has weights")
+    receivers = tuple(rank for rank, report in enumerate(reports) if report.num_steps < num_steps)
+    held = tuple(report.nodes if report.num_steps == num_steps else () for report in reports)
+    leaves = [leaf for nodes in held for first, last in nodes for leaf in range(first, last)]
+    if len(leaves) != len(set(leaves)):
+        raise ValueError(f"two ranks hold the sum of one micro-batch: {held}")
+    return Agreement(
+        num_steps=num_steps,
+        evaluated_step=min(report.evaluated_step for report in reports if report.num_steps == num_steps),
+        source=next(rank for rank, report in enumerate(reports) if report.num_steps == num_steps),
+        receivers=receivers,
+        held=held,
+    )
+
+
+def nodes_after(held: Sequence[Node], leaves: Sequence[int], num_leaves: int) -> list[Node]:
+    """Return the nodes that a rank has once it has computed its micro-batches.
+
+    Args:
+        held: The nodes that it starts with.
+        leaves: Its micro-batches, in the order in which it computes them.
+        num_leaves: Micro-batches of the step.
+    """
+    stack: list[tuple[Node, None]] = [(node, None) for node in held]
+    for leaf in leaves:
+        push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
+    return [node for node, _ in stack]

@@ -1,0 +1,362 @@
+"""Gradient buckets: gradients of several parameters in one flat tensor, summed over a process's micro-batches.
+
+A bucket's memory, with offsets aligned to 64 bytes, and equal chunks for the all-reduce:
+
+    | grad of p0 |..| grad of p1 |.| grad of p2 | tail | padding |        tail: loss terms, flags, buffer changes
+    |        chunk 0       |        chunk 1     |    chunk 2     |        one for each rank
+
+The life of a bucket in one step of a process with micro-batches 4, 5 and 6 of 8:
+
+    start_step(4)          nodes: []
+    start_leaf(4)          a new copy: leaf 4 has no sibling on its left in this process
+      take x parameters    backward's hooks copy each gradient into the leaf
+    end_leaf(4)            nodes: [(4,5)]
+    start_leaf(5)          joins the copy of (4,5), its sibling: gradients are added in place, which saves a copy
+    end_leaf(5)            nodes: [(4,6)]
+    start_leaf(6), end_leaf(6)   nodes: [(4,6), (6,7)]
+    TreeAllReduce sends these nodes, and calls settle(result)
+
+When synchronized batch norm runs micro-batches by turns, leaves can end out of order, and enter the tree in order. Leaf
+5 then joins the copy of leaf 4 before leaf 4 has ended. Of the two gradients of a parameter, the second one is added to
+the first: a + b has the bits of b + a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from samebits.parallel.tree import Node, are_siblings, push
+
+# float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
+ALIGNMENT = 16
+TAIL = -1  # in `Flat.written`
+_LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor of any shape fills its memory without gaps, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple at or above a number."""
+    return -(-number // multiple) * multiple
+
+
+def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
+    """Split float32 parameters, in order, into groups of at most `max_bytes`, or of one larger parameter."""
+    groups: list[list[nn.Parameter]] = [[]]
+    num_bytes = 0
+    for parameter in parameters:
+        if groups[-1] and num_bytes + 4 * parameter.numel() > max_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(parameter)
+        num_bytes += 4 * parameter.numel()
+    return groups
+
+
+class Flat:
+    """One copy of a bucket.
+
+    Attributes:
+        values: (length,) flat tensor.
+        views: Views of it in the parameters' shapes and strides.
+        tail: (tail_length,) view of the values behind the gradients.
+        written: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
+    """
+
+    def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
+        self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)
+        # In the parameters' own strides, so that a channels-last weight has a channels-last gradient. This is why
+        # parameters must be dense: the view of one with gaps would reach into the next one.
+        self.views = [
+            self.values.as_strided(parameter.shape, parameter.stride(), offset)
+            for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
+        ]
+        self.tail = self.values[bucket.tail_start : bucket.tail_start + bucket.tail_length]
+        self.written: set[int] = set()
+
+
+class Leaf:
+    """A micro-batch's gradients in a bucket, during its backward pass.
+
+    Args:
+        index: Index of the micro-batch in the step.
+        flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
+        is_joining: Whether `flat` is the sibling's.
+        num_parameters: Number of parameters in the bucket.
+
+    Attributes:
+        missing: Indices of the parameters without a gradient so far.
+        given: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
+        is_done: Whether the leaf has ended.
+        checksum: Of its values, if they are compared with another rank's.
+    """
+
+    def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
+        self.index, self.flat, self.is_joining = index, flat, is_joining
+        self.missing = set(range(num_parameters))
+        self.given: dict[int, Tensor] = {}
+        self.is_done = False
+        self.checksum: Tensor | None = None
+
+    def put_tail(self, tail: Tensor) -> None:
+        """Add or copy the values behind the gradients, (tail_length,)."""
+        if TAIL in self.flat.written:
+            self.flat.tail.add_(tail)
+        else:
+            self.flat.tail.copy_(tail)
+            self.flat.written.add(TAIL)
+
+
+class Bucket:
+    """Gradients of several parameters, and behind them a tail for other values that a step sums.
+
+    Args:
+        parameters: Float32, on one device.
+        tail_length: Number of values behind the gradients.
+        num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
+        exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
+        device: Device of the sums.
+        dtype: Gradients and all their sums are rounded to it. With a 16-bit dtype, messages have half the size and
+            sending rounds nothing further. Only float32 for a bucket with a tail.
+
+    Attributes:
+        nodes: This process's nodes of the tree, each with its sum.
+        result: Sum over all ranks in float32, after `settle`.
+        next_leaf: Index of the next micro-batch to enter the tree.
+        later_leaves: Those after it, where they do not follow in order.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tail_length: int,
+        num_chunks: int,
+        exact: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.device, self.dtype, self.exact = device, dtype, exact
+        self.offsets: list[int] = []
+        end = 0
+        for parameter in self.parameters:
+            self.offsets.append(end)
+            end = round_up(end + parameter.numel(), ALIGNMENT)
+        self.tail_start, self.tail_length = end, tail_length
+        self.length = round_up(end + tail_length, ALIGNMENT * num_chunks)
+        self.nodes: list[tuple[Node, Flat]] = []
+        self.result: Flat | None = None
+        self.next_leaf = 0
+        self._free: list[Flat] = []
+        self._float32 = Flat(self, torch.float32) if dtype != torch.float32 else None
+        self._scratch: list[Tensor] = []
+        self._num_lent = 0
+        self._waiting: dict[int, Leaf] = {}
+        self._open: list[Leaf] = []
+        self.later_leaves: list[int] = []
+        self._gaps: Tensor | None = None
+
+    def flat(self) -> Flat:
+        """Return an unused copy of the bucket. Its values are undefined."""
+        flat = self._free.pop() if self._free else Flat(self, self.dtype)
+        flat.written = set()
+        return flat
+
+    def borrow(self, length: int, *, on_host: bool = False) -> Tensor:
+        """Return a buffer, (length,), for another rank's message, valid until `settle`.
+
+        Args:
+            length: Number of values of the message, at most the bucket's.
+            on_host: Allocate on the CPU. The same for all calls.
+        """
+        number, self._num_lent = self._num_lent, self._num_lent + 1
+        if number == len(self._scratch) or self._scratch[number].numel() < length:
+            device = torch.device("cpu") if on_host else self.device
+            # Steps and worlds of another size need another length.
+            self._scratch[number : number + 1] = [torch.empty(length, dtype=self.dtype, device=device)]
+        return self._scratch[number][:length]
+
+    def settle(self, result: Flat) -> None:
+        """Set `result` to the sum over all ranks, and free all other copies of the step."""
+        self._free.extend(flat for _, flat in self.nodes if flat is not result)
+        if self._float32 is not None:
+            # Widened once, after the last addition: optimizers and clipping then work in float32.
+            self._float32.values.copy_(result.values)
+            self._free.append(result)
+            result = self._float32
+        self.nodes, self.result, self._num_lent = [], result, 0
+
+    def start_step(self, first_leaf: int) -> None:
+        """Drop the last step's sums. `first_leaf` is the first micro-batch of this process."""
+        self._free.extend(flat for _, flat in self.nodes)
+        # Not earlier: until here the parameters' `grad` are views of the result.
+        if self.result is not None and self.result is not self._float32:
+            self._free.append(self.result)
+        self.nodes, self.result, self._num_lent = [], None, 0
+        self.next_leaf, self._waiting, self.later_leaves, self._open = first_leaf, {}, [], []
+
+    def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
+        """Return a leaf for a micro-batch's gradients.
+
+        Args:
+            index: Index of the micro-batch in the step.
+            num_leaves: Micro-batches of the step.
+            is_alone: Give it memory of its own.
+        """
+        # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
+        left = [((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]] or self.nodes[-1:]
+        is_joining = not is_alone and any(
+            not self.exact or are_siblings(node, (index, index + 1), num_leaves) for node, _ in left
+        )
+        leaf = Leaf(index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters))
+        if not is_alone:
+            self._open.append(leaf)
+        return leaf
+
+    def take(self, leaf: Leaf, index: int, factor: float = 1.0) -> None:
+        """Move a parameter's gradient into a leaf, and set its `grad` to None.
+
+        Args:
+            leaf: The micro-batch's leaf.
+            index: Index of the parameter in the bucket.
+            factor: Multiplies the gradient: a power of two, the inverse of the loss scale.
+
+        Raises:
+            RuntimeError: The leaf already has this gradient.
+        """
+        parameter = self._first_gradient(leaf, index)
+        assert parameter.grad is not None
+        is_added = index in leaf.flat.written
+        leaf.flat.written.add(index)
+        if self.dtype != torch.float32:
+            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+            rounded = parameter.grad.mul(factor).to(self.dtype)
+            view = leaf.flat.views[index]
+            view.add_(rounded) if is_added else view.copy_(rounded)
+        elif is_added:
+            leaf.flat.views[index].add_(parameter.grad, alpha=factor)
+        elif factor == 1.0:
+            leaf.flat.views[index].copy_(parameter.grad)
+        else:
+            torch.mul(parameter.grad, factor, out=leaf.flat.views[index])
+        # Otherwise the next micro-batch's backward would add to this gradient.
+        parameter.grad = None
+
+    def give(self, leaf: Leaf, index: int, weight: float) -> None:
+        """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`. Only for float32.
+
+        Args:
+            leaf: The micro-batch's leaf.
+            index: Index of the parameter in the bucket.
+            weight: Fraction of the step's samples.
+
+        Raises:
+            RuntimeError: The leaf already has this gradient.
+        """
+        gradient = self._first_gradient(leaf, index).grad
+        assert gradient is not None
+        if leaf.is_joining or gradient.numel() < _LARGE:
+            leaf.given[index] = gradient  # to add small ones together costs half
+        else:
+            leaf.flat.written.add(index)
+            torch.mul(gradient, weight, out=leaf.flat.views[index])
+
+    def add_given(self, leaf: Leaf, weight: float) -> None:
+        """Multiply the gradients that wait in a leaf by the micro-batch's weight, and add or copy them into it.
+
+        Args:
+            leaf: The micro-batch's leaf.
+            weight: Fraction of the step's samples.
+        """
+        if not leaf.given:
+            return
+        views, values = [leaf.flat.views[index] for index in leaf.given], tuple(leaf.given.values())
+        if weight != 1.0:
+            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+            values = torch._foreach_mul(values, weight)
+        (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
+        leaf.flat.written.update(leaf.given)
+        leaf.given = {}
+
+    def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
+        parameter = self.parameters[index]
+        if index not in leaf.missing:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
+                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
+            )
+        leaf.missing.remove(index)
+        return parameter
+
+    def fill_missing(self, leaf: Leaf) -> None:
+        """Let the gradients that a micro-batch does not have be zero: its memory still has those of an earlier step."""
+        for index in leaf.missing:
+            if index in leaf.flat.written:
+                leaf.flat.views[index].add_(0.0)  # as the sum of two nodes would: -0 becomes 0
+            else:
+                leaf.flat.views[index].zero_()
+        leaf.flat.written |= leaf.missing
+
+    def zero_gaps(self, leaf: Leaf) -> None:
+        """Set the memory between the gradients and behind the tail to zero: sums carry along whatever is there."""
+        if self._gaps is None:
+            ends = [offset + parameter.numel() for offset, parameter in zip(self.offsets, self.parameters, strict=True)]
+            used = torch.zeros(self.length, dtype=torch.bool)
+            for start, end in zip(
+                [*self.offsets, self.tail_start], [*ends, self.tail_start + self.tail_length], strict=True
+            ):
+                used[start:end] = True
+            self._gaps = (~used).nonzero().view(-1).to(self.device)
+        leaf.flat.values.index_fill_(0, self._gaps, 0.0)
+
+    def drop_leaf(self, leaf: Leaf) -> None:
+        """End a leaf without entering it into the tree."""
+        leaf.is_done = True
+        self._free.append(leaf.flat)
+
+    def end_leaf(self, leaf: Leaf, num_leaves: int) -> None:
+        """Enter a leaf into the tree, after all leaves before it, and merge siblings.
+
+        Args:
+            leaf: Has all of its gradients.
+            num_leaves: Micro-batches of the step.
+        """
+        self.fill_missing(leaf)
+        leaf.is_done = True
+        if leaf in self._open:
+            self._open.remove(leaf)
+        self._waiting[leaf.index] = leaf
+        while self.next_leaf in self._waiting:
+            if any(each.flat is self._waiting[self.next_leaf].flat for each in self._open):
+                return  # half of its sibling's gradients are added: no node is ever half a sum
+            ready = self._waiting.pop(self.next_leaf)
+            first = self.next_leaf
+            self.next_leaf = self.later_leaves.pop(0) if self.later_leaves else first + 1
+            if ready.is_joining:
+                # The sibling's node leaves the list, since its copy is now the sum of both.
+                (first, _), _ = self.nodes.pop()
+            push(self.nodes, (first, ready.index + 1), ready.flat, num_leaves, self._merge)
+        # Fast mode: a single node for each process, as `Reducer.begin` expects of every rank.
+        if not self.exact and len(self.nodes) > 1:
+            ((first, _), flat), *others = self.nodes
+            for _, other in others:
+                flat = self._merge(flat, other)
+            self.nodes = [((first, self.next_leaf), flat)]
+
+    def _merge(self, left: Flat, right: Flat) -> Flat:
+        left.values.add_(right.values)
+        # Free at once: the tree keeps at most about log2(micro-batches) sums of a bucket alive (ADR 3).
+        self._free.append(right)
+        return left

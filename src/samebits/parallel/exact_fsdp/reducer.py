@@ -1,0 +1,204 @@
+"""The reduction of a sharded model's gradients in exact mode: each micro-batch's to the owners, in tree order.
+
+Micro-batches are dealt out in turn (`DealtOrder`), so the ranks run neighbouring leaves of the tree at the same time,
+and an owner adds them as they come. It keeps about log2(micro-batches) sums of its own tensors, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from samebits.cluster.world import World
+from samebits.data.keyed import seed_forward
+from samebits.data.order import MicroBatch, Step
+from samebits.parallel.exact_fsdp.unit import ShardUnit
+from samebits.parallel.layer_sums import Suspects
+from samebits.parallel.running import RunningBuffers
+from samebits.parallel.tree import Node, push
+
+if TYPE_CHECKING:
+    from samebits.parallel.exact_fsdp.replica import ExactShards
+
+T = TypeVar("T")
+
+
+class ExactShardedReducer:
+    """The counterpart of `Reducer` for a sharded model in exact mode, with the same methods.
+
+    Args:
+        shards: The sharded model; `reduce` sets the `grad` of this rank's parts.
+        trained: The model's trained parameters, each with this rank's part of it.
+        owners: The rank that owns each of them.
+        world: The ranks.
+        num_extras: Number of extra values for each `backward`.
+    """
+
+    def __init__(
+        self,
+        shards: ExactShards,
+        trained: Sequence[tuple[nn.Parameter, nn.Parameter]],
+        owners: Sequence[int],
+        world: World,
+        num_extras: int,
+    ) -> None:
+        self._shards, self._world = shards, world
+        # In the order of `Reducer`, which sends the last ones first: the gradient's norm is then the same sum.
+        self._trained, self._owners = list(reversed(trained)), torch.tensor(list(reversed(owners)))
+        self._buffers = RunningBuffers(shards.module)
+        self._sizes = [num_extras, len(trained), len(self._buffers)]
+        # Backward reaches the last block first, and what is outside of all blocks last.
+        blocks = shards.units[: shards.num_blocks]
+        self._units = [*reversed(blocks), *shards.units[shards.num_blocks :]]
+        for unit in self._units:
+            for piece in unit.pieces.values():
+                for parameter in piece.trained:
+                    parameter.register_post_accumulate_grad_hook(self._hook(unit))
+        self._step: Step | None = None
+        self._now: MicroBatch | None = None
+        self._loss_scale, self._num_started = 1.0, 0
+        self._used: set[nn.Parameter] = set()
+        self._tails: list[Tensor] = []
+        self.extras: list[float] = []
+        self.flag = self.norm = 0.0
+        self.low_rank: None = None  # gradients are not compressed
+
+    def begin(self, step: Step, loss_scale: float = 1.0) -> None:
+        """Start a step; see `Reducer.begin`."""
+        self._step, self._loss_scale, self._now, self._tails = step, loss_scale, None, []
+        self._buffers.start_step()
+        self._shards.end_pass()
+        for unit in self._units:
+            unit.start_step()
+        for parameter, part in self._trained:
+            parameter.grad = part.grad = None
+
+    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
+        """Call `body(micro_batch)` for each pass of this rank; see `Reducer.run`."""
+        assert self._step is not None, "begin(step) comes first"
+        return [body(micro_batch) for micro_batch in self._step.micro_batches]
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Context of one forward and backward pass; see `Reducer.micro_batch`."""
+        self._now = micro_batch
+        seed_forward(micro_batch.forward_key, self._world.device)
+        try:
+            yield
+        finally:
+            self._now = None
+
+    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
+        """See `Reducer.backward`. Sends the micro-batch's weighted gradients to their owners."""
+        assert self._step is not None, "begin(step) comes first"
+        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
+        weight, self._num_started, self._used = self._now.weight, 0, set()
+        for unit in self._units:
+            unit.start_pass()
+        self._shards.begin_backward()
+        (loss * (weight * self._loss_scale)).backward()
+        self._start(len(self._units))
+        self._units[-1].finish_reduce(self._step.num_micro_batches)
+        self._shards.end_pass()
+        touched = [float(parameter in self._used) for parameter, _ in self._trained]
+        extras = torch.zeros(self._sizes[0], device=loss.device) if extras is None else extras
+        tail = [extras.detach().float(), torch.tensor(touched).to(loss.device), self._buffers.take_change()]
+        self._tails.append(torch.cat(tail).mul_(weight))
+
+    def reduce(self, flag: float = 0.0) -> None:
+        """Finish the sums over all ranks; see `Reducer.reduce`. Sets `grad` of this rank's parts."""
+        assert self._step is not None, "begin(step) comes first"
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for unit in self._units:
+            gradients |= unit.owned_gradients()
+        norms = torch.zeros(len(self._trained), device=self._world.device)
+        mine = [index for index, (parameter, _) in enumerate(self._trained) if parameter in gradients]
+        if mine:
+            norms[mine] = torch.stack(torch._foreach_norm([gradients[self._trained[index][0]] for index in mine]))
+        head = torch.tensor([flag], device=self._world.device)
+        own = torch.cat([head, norms, *self._tails])
+        every = own.new_empty(self._world.size * len(own))
+        with self._world.activity.waiting("adding up buffers"):
+            dist.all_gather_into_tensor(every, own)
+        heads, norms, tails = every.view(self._world.size, -1).split([1, len(norms), len(own) - len(norms) - 1], dim=1)
+        total = self._add_tails(tails)
+        extras, touched, change = total.split(self._sizes)
+        self._buffers.apply(change)
+        norm = norms[self._owners, torch.arange(len(self._trained))].norm()
+        numbers = torch.cat([norm.view(1), heads[0], extras, touched]).tolist()
+        self.norm, self.flag, self.extras = numbers[0], numbers[1], numbers[2 : 2 + len(extras)]
+        for (parameter, part), count in zip(self._trained, numbers[2 + len(extras) :], strict=True):
+            # The parts of other ranks' tensors have no rows, and get a gradient so that each has its optimizer state.
+            gradient = gradients[parameter] if parameter in gradients else torch.zeros_like(part)
+            part.grad = gradient if count > 0 else None
+
+    def scale(self, factor: float) -> None:
+        """Multiply the step's gradient."""
+        for _, part in self._trained:
+            if part.grad is not None:
+                part.grad.mul_(factor)
+
+    def undo_buffers(self) -> None:
+        """Reset the model's buffers, to drop the step."""
+        self._buffers.reset()
+
+    def _hook(self, unit: ShardUnit) -> Callable[[Tensor], None]:
+        def take(parameter: Tensor) -> None:
+            if self._now is None:
+                return  # a backward pass outside of a step
+            assert isinstance(parameter, nn.Parameter)
+            self._used.add(parameter)
+            unit.take(parameter, 1.0 / self._loss_scale if self._now.weight else 0.0)
+            if not unit.missing:
+                if unit.can_free_early:
+                    unit.free()
+                self._start_complete()
+
+        return take
+
+    def _start_complete(self) -> None:
+        """Start the reduction of the units whose gradients are there, in the same order on all ranks."""
+        stop = self._num_started
+        while stop < len(self._units) and not self._units[stop].missing:
+            stop += 1
+        self._start(stop)
+
+    def _start(self, stop: int) -> None:
+        """Start the reduction of all units before `stop`. One at a time is under way: each takes memory."""
+        assert self._step is not None
+        leaves = self._leaves()
+        for number in range(self._num_started, stop):
+            if number > 0:
+                self._units[number - 1].finish_reduce(self._step.num_micro_batches)
+            self._units[number].start_reduce(leaves)
+        self._num_started = max(self._num_started, stop)
+
+    def _leaves(self) -> list[int | None]:
+        """Return the micro-batch of each rank in the current pass; None for a pass with weight 0."""
+        assert self._step is not None
+        first = len(self._tails) * self._world.size
+        return [
+            leaf if leaf < self._step.num_micro_batches else None for leaf in range(first, first + self._world.size)
+        ]
+
+    def _add_tails(self, tails: Tensor) -> Tensor:
+        """Add the values behind the gradients in tree order.
+
+        Args:
+            tails: (ranks, passes * length), those of each rank's micro-batches.
+
+        Returns:
+            (length,) the sum over the step's micro-batches.
+        """
+        assert self._step is not None
+        num_leaves, stack = self._step.num_micro_batches, list[tuple[Node, Tensor]]()
+        in_order = tails.reshape(self._world.size, len(self._tails), -1).transpose(0, 1).reshape(-1, sum(self._sizes))
+        for leaf in range(num_leaves):
+            push(stack, (leaf, leaf + 1), in_order[leaf], num_leaves, Tensor.add)
+        ((_, total),) = stack
+        return total

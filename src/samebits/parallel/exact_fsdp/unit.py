@@ -1,0 +1,274 @@
+"""A unit of a sharded model in exact mode: the parameters that are gathered together, and their gradients.
+
+One rank owns each parameter. The parameters of a unit with the same owner lie in one flat tensor, so that a rank sends
+one message to each other rank. On ranks that do not own them, the memory of that tensor is freed and taken again, and
+what autograd has saved keeps pointing to it:
+
+    forward     gather | compute | free
+    backward    gather | compute | free | send the micro-batch's gradients to the owners
+
+The owner adds the gradients of all ranks in the order of the micro-batches, in the binary tree of `parallel/tree.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from samebits.cluster.world import World
+from samebits.parallel.bucket import ALIGNMENT, round_up
+from samebits.parallel.exchange.tree_all_reduce import Message, Work, post
+from samebits.parallel.tree import Node, push
+
+
+class Layout:
+    """Places of tensors in a flat one, in their own strides, each at a multiple of 64 bytes.
+
+    Args:
+        tensors: Dense float32 tensors of any shape, on one device.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._places: list[tuple[int, int, int]] = []  # start, end, and the start of the next one
+        end = 0
+        for tensor in tensors:
+            start, end = end, round_up(end + tensor.numel(), ALIGNMENT)
+            self._places.append((start, start + tensor.numel(), end))
+        self.length = end
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def allocate(self) -> Tensor:
+        """Return a flat tensor, (length,), whose values are undefined."""
+        return torch.empty(self.length, device=self._device)
+
+    def view(self, values: Tensor, index: int) -> Tensor:
+        """Return the view of a flat tensor, (length,), in the shape and strides of a tensor."""
+        return values.as_strided(*self._shapes[index], self._places[index][0])
+
+    def zero_gap(self, values: Tensor, index: int) -> None:
+        """Set the values of a flat tensor, (length,), behind a tensor to zero: sums carry along whatever is there."""
+        _, end, following = self._places[index]
+        if end < following:
+            values[end:following].zero_()
+
+
+class Piece:
+    """The parameters of a unit that one rank owns.
+
+    Args:
+        parameters: At least one. Their memory becomes that of one flat tensor.
+
+    Attributes:
+        values: (length,) the flat tensor.
+        trained: The parameters that require a gradient.
+        gradients: The layout of their gradients.
+        leaf: (gradients.length,) the current micro-batch's gradients; None before the first one.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        layout = Layout(parameters)
+        self.values = layout.allocate()
+        for index, parameter in enumerate(parameters):
+            view = layout.view(self.values, index)
+            view.copy_(parameter.detach())
+            layout.zero_gap(self.values, index)
+            parameter.data = view
+        self._num_bytes = self.values.untyped_storage().nbytes()
+        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self.gradients = Layout(self.trained)
+        self.leaf: Tensor | None = None
+
+    def allocate(self) -> None:
+        """Take memory for the parameters. Their values are undefined."""
+        self.values.untyped_storage().resize_(self._num_bytes)
+
+    def free(self) -> None:
+        """Free the parameters' memory. They must not be read until it is taken again."""
+        self.values.untyped_storage().resize_(0)
+
+    def put(self, index: int, gradient: Tensor | None, factor: float) -> None:
+        """Copy a gradient into the leaf.
+
+        Args:
+            index: Index in `trained`.
+            gradient: Of any shape, that of the parameter; None: zeros.
+            factor: A power of two that multiplies it.
+        """
+        if self.leaf is None:
+            self.leaf = self.gradients.allocate()
+        view = self.gradients.view(self.leaf, index)
+        if gradient is None:
+            view.zero_()
+        else:
+            torch.mul(gradient, factor, out=view) if factor != 1.0 else view.copy_(gradient)
+        self.gradients.zero_gap(self.leaf, index)
+
+    def take_leaf(self) -> Tensor:
+        """Return the leaf, (length,), which is complete, and forget it."""
+        assert self.leaf is not None
+        leaf, self.leaf = self.leaf, None
+        return leaf
+
+
+class ShardUnit:
+    """Parameters that are gathered together.
+
+    Args:
+        number: Number of the unit: messages of different units must not be matched with each other.
+        parameters: Equal on all ranks.
+        owners: The rank that owns each parameter.
+        world: The ranks.
+
+    Attributes:
+        pieces: The parameters of each rank that owns some.
+        missing: The trained parameters whose gradient the current backward pass has not reached.
+        can_free_early: Whether no parameter is read after all gradients of the unit are there.
+    """
+
+    def __init__(self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World) -> None:
+        self._world, self._tag = world, 2 * number
+        self.pieces = {
+            rank: Piece([each for each, owner in zip(parameters, owners, strict=True) if owner == rank])
+            for rank in sorted(set(owners))
+        }
+        self._places = {
+            parameter: (piece, index) for piece in self.pieces.values() for index, parameter in enumerate(piece.trained)
+        }
+        self.missing: set[nn.Parameter] = set()
+        self.can_free_early = all(parameter.requires_grad for parameter in parameters)
+        self._is_gathered = True
+        self._gathering: Sequence[Work] = []
+        self._reducing: Sequence[Work] = []
+        self._sending: list[Tensor] = []  # memory of messages under way
+        self._arriving: list[tuple[int, Tensor]] = []
+        self._sums: list[tuple[Node, Tensor]] = []
+
+    def start_gather(self) -> None:
+        """Start to send what this rank owns to all ranks, and to receive the rest."""
+        if self._is_gathered:
+            return
+        self._is_gathered = True
+        messages = []
+        for rank, piece in self.pieces.items():
+            if rank == self._world.rank:
+                messages += [Message(piece.values, peer, self._tag, is_receive=False) for peer in self._peers()]
+            else:
+                piece.allocate()
+                messages.append(Message(piece.values, rank, self._tag, is_receive=True))
+        self._gathering = self._post(messages)
+
+    def gather(self) -> None:
+        """Gather the parameters, if they are not there."""
+        self.start_gather()
+        self._gathering = _wait(self._gathering)
+
+    def free(self) -> None:
+        """Free the parameters that other ranks own."""
+        if not self._is_gathered:
+            return
+        self._gathering = _wait(self._gathering)
+        self._is_gathered = False
+        for rank, piece in self.pieces.items():
+            if rank != self._world.rank:
+                piece.free()
+
+    def start_step(self) -> None:
+        """Drop the last step's sums."""
+        self._sums = []
+
+    def start_pass(self) -> None:
+        """Expect the gradients of a micro-batch."""
+        self.missing = set(self._places)
+
+    def take(self, parameter: nn.Parameter, factor: float) -> None:
+        """Move a parameter's gradient into this micro-batch's leaf.
+
+        Args:
+            parameter: Its `grad` is set to None.
+            factor: A power of two that multiplies the gradient; 0: drop it.
+
+        Raises:
+            RuntimeError: The leaf already has this gradient.
+        """
+        if parameter not in self.missing:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
+                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
+            )
+        self.missing.remove(parameter)
+        piece, index = self._places[parameter]
+        if factor:
+            piece.put(index, parameter.grad, factor)
+        parameter.grad = None
+
+    def start_reduce(self, leaves: Sequence[int | None]) -> None:
+        """Start to send the micro-batch's gradients to their owners, and to receive those that this rank owns.
+
+        Args:
+            leaves: For each rank, the index of its micro-batch in the step; None if it repeats one with weight 0.
+        """
+        me, messages = self._world.rank, []
+        mine = self.pieces.get(me)
+        if leaves[me] is not None:
+            for parameter in self.missing:
+                piece, index = self._places[parameter]
+                piece.put(index, None, 1.0)
+        self.missing = set()
+        for rank, piece in self.pieces.items():
+            leaf = leaves[me]
+            if leaf is None or not piece.trained:
+                continue
+            values = piece.take_leaf()
+            if rank == me:
+                self._arriving.append((leaf, values))
+            else:
+                self._sending.append(values)
+                messages.append(Message(values, rank, self._tag + 1, is_receive=False))
+        if mine is not None and mine.trained:
+            for peer in self._peers():
+                leaf = leaves[peer]
+                if leaf is not None:
+                    values = mine.gradients.allocate()
+                    self._arriving.append((leaf, values))
+                    messages.append(Message(values, peer, self._tag + 1, is_receive=True))
+        self._reducing = self._post(messages)
+
+    def finish_reduce(self, num_leaves: int) -> None:
+        """Wait for the gradients, and add those that this rank owns.
+
+        Args:
+            num_leaves: Micro-batches of the step.
+        """
+        self._reducing = _wait(self._reducing)
+        for leaf, values in sorted(self._arriving, key=lambda entry: entry[0]):
+            push(self._sums, (leaf, leaf + 1), values, num_leaves, Tensor.add_)
+        self._sending, self._arriving = [], []
+
+    def owned_gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Return the step's gradient, of any shape, of each trained parameter that this rank owns."""
+        mine = self.pieces.get(self._world.rank)
+        if mine is None or not mine.trained:
+            return {}
+        ((_, total),) = self._sums
+        return {parameter: mine.gradients.view(total, index) for index, parameter in enumerate(mine.trained)}
+
+    def _peers(self) -> list[int]:
+        # Each rank starts with its right neighbour, so that not all send to rank 0 first.
+        return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
+
+    def _post(self, messages: list[Message]) -> Sequence[Work]:
+        messages.sort(key=lambda message: not message.is_receive)  # receives first, as in `TreeAllReduce`
+        return post(self._world, messages) if messages else []
+
+
+def _wait(works: Sequence[Work]) -> list[Work]:
+    """Wait for messages, and return an empty list."""
+    for work in works:
+        work.wait()
+    return []

@@ -1,0 +1,114 @@
+"""A reducer whose partial sums survive the loss of other ranks (`cluster.recovery=in_step`).
+
+    reduce()   exchange of bucket 0: wait | add ...            until the first addition, this rank's own sums are whole
+                                     ^      ^
+                a rank is lost here -+      +- or here: the sums are overwritten, and their micro-batches run again
+
+Where a message cannot be sent during a backward pass, the micro-batch is finished first: its sums are then whole in all
+buckets. `reduce` raises the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samebits.cluster.peer_errors import is_lost_peer
+from samebits.cluster.world import World
+from samebits.data.order import Step
+from samebits.data.resumed_step import ResumedStep
+from samebits.parallel.agreement import nodes_after
+from samebits.parallel.bucket import Bucket, Leaf
+from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.reduce import Reducer
+from samebits.parallel.tree import Node
+
+
+class RecoverableReducer(Reducer):
+    """A `Reducer` that can continue in another world, also within a step. Only for exact mode.
+
+    Within a step not with synchronized batch norm, whose micro-batches wait for the lost rank.
+    """
+
+    _lost: RuntimeError | None = None
+    _is_open = False  # a step has begun and is not reduced
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buckets in a message."""
+        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
+
+    def begin(self, step: Step, loss_scale: float = 1.0) -> None:
+        """Start or continue a step; see `Reducer.begin`."""
+        self._lost = None
+        if isinstance(step, ResumedStep):
+            self._resume(step, loss_scale)
+        else:
+            super().begin(step, loss_scale)
+        self._is_open = True
+
+    def _resume(self, step: ResumedStep, loss_scale: float) -> None:
+        rank, shares = self._world.rank, zip(step.held, step.leaves, strict=True)
+        self._nodes = [nodes_after(held, leaves, step.num_micro_batches) for held, leaves in shares]
+        self._loss_scale, self._step, self._exchanges, self._open = loss_scale, step, [], None
+        self._buffers.start_step()
+        for bucket in self._buckets:
+            _resume_bucket(bucket, step.held[rank], step.leaves[rank])
+        for _, flat in self._buckets[-1].nodes:
+            flat.tail[0] = 0.0  # the flag of the attempt before
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def reduce(self, flag: float = 0.0) -> None:
+        """Finish the sums over all ranks; see `Reducer.reduce`.
+
+        Raises:
+            RuntimeError: Another rank is lost.
+        """
+        if self._lost is not None:
+            raise self._lost
+        super().reduce(flag)
+        self._is_open = False
+
+    def suspend(self) -> tuple[Node, ...]:
+        """Reset the buffers to the start of an open step, and return the partial sums that are whole.
+
+        It may be called again before the step continues.
+        """
+        if not self._is_open:
+            return ()
+        self._open = None
+        self._buffers.reset()
+        nodes = {tuple(node for node, _ in bucket.nodes) for bucket in self._buckets}
+        has_added = any(not isinstance(each, TreeAllReduce) or each.has_added for each in self._exchanges)
+        return () if has_added or len(nodes) != 1 else nodes.pop()
+
+    def drop_step(self) -> None:
+        """Drop the open step, since newer weights have replaced those that it was computed with."""
+        self._is_open = False
+
+    def move_to(self, world: World) -> None:
+        """Continue in another world."""
+        self._world = world
+        if self._layer_sums is not None:
+            self._layer_sums.move_to(world)
+
+    def _end(self, bucket: Bucket, leaf: Leaf) -> None:
+        assert self._step is not None
+        if self._lost is not None or isinstance(self._step, ResumedStep):
+            # Micro-batches of a resumed step are in any order: its buckets are sent in `reduce`.
+            bucket.end_leaf(leaf, self._step.num_micro_batches)
+            return
+        try:
+            super()._end(bucket, leaf)
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+            self._lost = error
+
+
+def _resume_bucket(bucket: Bucket, nodes: Sequence[Node], leaves: Sequence[int]) -> None:
+    """Drop all sums of a bucket but some nodes, and expect the leaves that are missing in this process."""
+    kept = [entry for entry in bucket.nodes if entry[0] in nodes]
+    bucket.nodes = [entry for entry in bucket.nodes if entry[0] not in nodes]
+    bucket.start_step(leaves[0] if leaves else -1)
+    bucket.nodes, bucket.later_leaves = kept, [*leaves[1:]]

@@ -1,0 +1,145 @@
+"""How a rank holds the model: a whole copy (`parallel=ddp` and `dp`) or shards of it (`parallel=fsdp`).
+
+The engine works on the protocol `Replica` and rarely needs to know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.data.order import Order
+from samebits.data.rechecked_order import RecheckedOrder
+from samebits.malloc import keep_freed_memory
+from samebits.parallel.compress import Compression
+from samebits.parallel.local_steps.order import LocalStepOrder
+from samebits.parallel.recheck import RecheckedReducer
+from samebits.parallel.recoverable import RecoverableReducer
+from samebits.parallel.reduce import Reducer
+
+if TYPE_CHECKING:
+    from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
+    from samebits.parallel.sharded import ShardedReducer
+
+
+class Replica(Protocol):
+    """A rank's share of the model's state."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the ranks have to pass through the model together, since none of them has all of it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that training calls."""
+
+    @property
+    def trained(self) -> nn.Module:
+        """The module whose parameters the optimizer updates."""
+
+    def make_reducer(
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+    ) -> Reducer | ShardedReducer | ExactShardedReducer:
+        """Create the object that sums a step over the world; called by all ranks together.
+
+        Args:
+            order: Plans the steps.
+            exact: Sum in the fixed binary tree.
+            num_extras: Number of loss terms that are summed with the gradient.
+            synchronised: Compute batch norm's statistics over the whole step.
+            compress: Compression of gradients.
+        """
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the model's state_dict without copies, in the shapes of the model's own tensors.
+
+        If sharded, each parameter is this rank's part of it, (rows, ...).
+        """
+
+    def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a state with whole tensors, on rank 0; called by all ranks together.
+
+        Args:
+            state: Tensors of the shapes that `state` returns: the weights or their moving average.
+
+        Returns:
+            The tensors by name, in the shapes of the unsharded model.
+        """
+
+    def load(self, state: Mapping[str, Tensor] | None) -> None:
+        """Load a whole model's state_dict from rank 0 on all ranks.
+
+        Args:
+            state: Tensors by name, in the shapes of the unsharded model, on rank 0; None on the others.
+        """
+
+    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return those tensors of a checkpoint that must be equal on all ranks, by name.
+
+        Args:
+            tensors: Tensors of any shape, by name, from `checkpoint.pack`.
+            optimizer: The optimizer, whose state may be sharded like the parameters.
+        """
+
+
+class WholeReplica:
+    """A whole copy of the model on each rank. On a CPU the process keeps the memory that a step frees (`malloc.py`).
+
+    Args:
+        model: The model, on the world's device.
+        world: The world.
+        module: The module that training calls, if it is not the model: torch's DataParallel around it.
+    """
+
+    is_sharded = False
+
+    def __init__(self, model: nn.Module, world: World, module: nn.Module | None = None) -> None:
+        self.trained, self.module, self._world = model, module or model, world
+        if world.device.type == "cpu":
+            keep_freed_memory()
+
+    def make_reducer(
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+    ) -> Reducer:
+        """See `Replica.make_reducer`."""
+        if isinstance(order, RecheckedOrder):
+            return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
+        # Local steps let it continue in the world of a site.
+        can_move = self._world.membership is not None or isinstance(order, LocalStepOrder)
+        kind = RecoverableReducer if can_move else Reducer
+        return kind(
+            self.trained,
+            self._world,
+            exact=exact,
+            num_extras=num_extras,
+            synchronised=synchronised,
+            compress=compress,
+        )
+
+    def state(self) -> Mapping[str, Tensor]:
+        """See `Replica.state`."""
+        state: Mapping[str, Tensor] = self.trained.state_dict()
+        return state
+
+    def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See `Replica.gather_all`. Returns the state itself, which is whole on every rank."""
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor] | None) -> None:
+        """See `Replica.load`."""
+        mine = self.state()
+        for name, tensor in (state or {}).items():
+            if mine[name].data_ptr() != tensor.data_ptr():  # rank 0 may pass the model's own state
+                mine[name].copy_(tensor)
+        collectives.broadcast_tensors(self._world, list(mine.values()))
+
+    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
+        """See `Replica.comparable`. Returns all tensors."""
+        return dict(tensors)

@@ -1,0 +1,278 @@
+"""Comparisons of settings: of a run folder with the current ones, and of the ranks of a world."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from samebits.config import document
+from samebits.config.given import flat
+from samebits.config.plain_file import read_plain
+from samebits.config.renamed import with_present_names
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError, LaunchError
+from samebits.storage.run_folder import RunFolder, holds_a_run
+from samebits.version import __version__
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from samebits.cluster.world import World
+    from samebits.provenance.fingerprint import Fingerprint
+
+EVAL_SETS = "data.eval_sets"  # one setting per set below it
+# Settings that change how a run is executed, but not its result.
+FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
+FREE |= {"parallel", "activation_checkpointing"}
+EVALUATION = {"eval_batch", "eval_every", EVAL_SETS}  # free unless the validations decide when the run ends
+FREE |= {"data.root", "data.cache", "data.cache_gb", EVAL_SETS}
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+
+def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
+    """Check that a run folder is new, or holds the run to resume.
+
+    Args:
+        folder: The run folder.
+        config: The settings.
+        resume: The --resume option.
+
+    Raises:
+        CheckpointError: It holds a run, and --resume was not given.
+        ConfigError: It holds a run with other settings.
+    """
+    if not folder.config.exists():
+        return
+    if resume == "never" and folder.has_checkpoints:
+        raise holds_a_run(folder.path)
+    other = _differing(folder, config)
+    if other and folder.has_checkpoints:
+        raise ConfigError(
+            f"run folder {folder.path} holds a run with other settings",
+            given="\n".join(other),
+            fix="Give the same settings to resume it, or another --run-dir for a new run."
+            + _more_epochs(other, config, folder),
+        )
+
+
+def check_came_from(folder: RunFolder, config: RunConfig) -> None:
+    """Check that training can resume from a checkpoint of another run folder.
+
+    The step and the optimizer state have another meaning under other settings.
+
+    Args:
+        folder: The folder of the checkpoint's run; it may be no run folder.
+        config: The settings.
+
+    Raises:
+        ConfigError: The run there has other settings.
+    """
+    if folder.config.exists() and (other := _differing(folder, config)):
+        raise ConfigError(
+            f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",
+            given="\n".join(other),
+            fix="Give the same settings, or start a new run." + _more_epochs(other, config, folder),
+        )
+
+
+def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False) -> None:
+    """Check that the steps of a run can be repeated bit for bit with these settings.
+
+    Args:
+        run: The run folder.
+        config: The settings of the replay.
+        purpose: What the run is to be trained for, such as "verify a run".
+        is_other_recipe: Whether the recipe may be another file than the run's.
+
+    Raises:
+        ConfigError: The run is not exact, or a setting that determines the result differs.
+    """
+    if config.mode != "exact":
+        raise ConfigError(
+            f"{run} was trained with mode={config.mode}, whose bits no replay has to repeat",
+            fix=f"Train with mode=exact to {purpose}.",
+        )
+    settings = settings_of(RunFolder(run))
+    if other := differing(settings | {"recipe": config.recipe} if is_other_recipe else settings, config):
+        raise ConfigError(
+            "a replay can't change settings that determine the result",
+            given="\n".join(other),
+            fix="Give settings such as data.root only.",
+        )
+
+
+def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
+    """Return the settings of a run folder that differ and change the result."""
+    return differing(settings_of(folder), config)
+
+
+def settings_of(folder: RunFolder) -> dict[str, Any]:
+    """Read a run folder's `config.yaml`.
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    fix = f"Restore {folder.config}, or move it away: checkpoints have the settings too."
+    try:
+        return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
+    except ConfigError as error:
+        raise error.with_slots(fix=fix) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", fix=fix) from None
+
+
+def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
+    """Return a line with both values for each setting that differs and changes the result."""
+    old = flat(_with_defaults(settings, config))
+    new = flat(plain_settings(config))
+    return [
+        f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not is_free(name, config)
+    ]
+
+
+def is_free(name: str, config: RunConfig | None = None) -> bool:
+    """Return whether a setting, by its dotted name, does not change the result.
+
+    Args:
+        name: Its dotted name.
+        config: All settings; None: those of a run that does not stop early.
+    """
+    name = EVAL_SETS if name.startswith(f"{EVAL_SETS}.") else name
+    if config is not None and config.stop_early.patience is not None and name in EVALUATION:
+        return False
+    return name in FREE or name.split(".")[0] in FREE
+
+
+def result_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
+    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name, config)}
+    return settings | {"recipe": Path(config.recipe).name}
+
+
+def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:
+    """Return how to train on with another number of epochs, where that is what differs."""
+    if not any(line.startswith("epochs:") for line in other):
+        return ""
+    # The schedule of the learning rate covers all epochs, so another number of them is another run.
+    if not hasattr(getattr(config, "model", None), "weights"):
+        return "\nThe learning rate follows from epochs, so a run keeps its number of epochs."
+    return (
+        "\nTo train further from its weights, start a new run:\n"
+        f"  --run-dir NEW model.weights={shlex.quote(str(folder.weights))} epochs={config.epochs}"
+    )
+
+
+def check_ranks_agree(
+    world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
+) -> list[str]:
+    """Check that all ranks have the same code, settings, data and model.
+
+    Args:
+        world: The world.
+        config: The settings.
+        model: The model, on the device.
+        sizes: Number of samples of each dataset, by its name.
+        fingerprint: This rank's fingerprint.
+
+    Returns:
+        Differences that fast mode allows: versions, processors, and samples that decode to other bits.
+
+    Raises:
+        LaunchError: A rank differs from rank 0; the error names it and the first differences.
+    """
+    import torch
+
+    from samebits.cluster import collectives
+    from samebits.provenance.environment import PROCESSOR, device_name
+
+    mine = {
+        "samebits": __version__,
+        "torch": torch.__version__,
+        "device": device_name(world.device),
+        **{f"setting {name}": value for name, value in flat(config.model_dump(mode="json")).items()},
+        **{f"{name} samples": size for name, size in sizes.items()},
+        **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
+        **fingerprint.code,
+        **fingerprint.data,
+        **fingerprint.trial,
+    }
+    for name in ("data.root", "data.cache"):  # machines may have the data under different folders
+        mine.pop(f"setting {name}", None)
+    kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
+    first, first_kernels = collectives.broadcast_object(world, (mine, kernels))
+    differences = _unequal(first_kernels, kernels, world.rank), _unequal(first, mine, world.rank)
+    # A rank receives rank 0's values only, and the differences of all ranks only where there are some.
+    if not collectives.any_rank(world, any(differences)):
+        return []
+    allowed: list[str] = []
+    for rank, (other_kernels, differing) in enumerate(collectives.all_gather_object(world, differences)):
+        if config.mode == "fast":
+            # Other libraries and processors may decode samples to other bits.
+            rounded = [line for line in differing if other_kernels and re.match(r"(training|evaluation) sample ", line)]
+            allowed += [*other_kernels, *rounded]
+            differing = [line for line in differing if line not in rounded]
+        else:
+            differing = [*other_kernels, *differing]
+        if differing:
+            raise LaunchError(
+                f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
+                given="\n".join(differing[:5]),
+                fix=_fix(other_kernels),
+            )
+    return allowed
+
+
+def _fix(other_kernels: list[str]) -> str:
+    from samebits.provenance.environment import HARDWARE
+
+    if any(line.split(":")[0] in HARDWARE for line in other_kernels):
+        return (
+            "Start all ranks on machines of one kind. For a new run on several kinds of x86-64 processors,\n"
+            "set kernels=avx2 or kernels=portable, or mode=fast."
+        )
+    return "Start all ranks with the same command, code, packages and data."
+
+
+def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:
+    """Return a line for each name whose value on a rank differs from rank 0's."""
+    return [
+        f"{name}: {theirs.get(name, 'none')} on rank {rank}, {first.get(name, 'none')} on rank 0"
+        for name in dict.fromkeys([*first, *theirs])
+        if first.get(name) != theirs.get(name)
+        # Only rank 0 calls a recipe's `dataset_info`, which may load more modules.
+        and (not name.startswith("code of ") or (name in first and name in theirs))
+    ]
+
+
+def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Add the defaults of settings that were introduced after the run started."""
+    settings = with_present_names(type(config), settings)
+    try:
+        return plain_settings(type(config).model_validate(settings))
+    except ValidationError:  # a setting was removed or changed its meaning
+        return settings
+
+
+def plain_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings as plain values, with absolute paths: a run folder is read from other folders too."""
+
+    def whole(value: Any, plain: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value.expanduser().absolute())
+        if isinstance(value, dict):
+            return {name: whole(item, plain[name]) for name, item in value.items()}
+        return plain
+
+    settings: dict[str, Any] = whole(config.model_dump(), config.model_dump(mode="json"))
+    return settings

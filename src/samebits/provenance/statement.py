@@ -1,0 +1,210 @@
+"""`provenance.json`: how a model was made, as an in-toto statement with a SLSA provenance predicate.
+
+    subject       weights.safetensors, steps.bin, checkpoints          each with its SHA-256
+    predicate     settings, code, data, versions, links of the chain   what determined the bits
+    root          SHA-256 over the record                              one number that stands for all of it
+
+The root is a commitment: who publishes it cannot change a step, a metric, a checkpoint or a setting afterwards without
+changing the root. It is no proof; `samebits verify` replays steps for that.
+
+Formats: https://in-toto.io/Statement/v1 and https://slsa.dev/spec/v1.0/provenance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.errors import CheckpointError
+from samebits.provenance.environment import COMPUTING
+from samebits.version import __version__
+
+FILE_NAME = "provenance.json"
+BUILD_TYPE = "urn:samebits:training:1"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+def sha256_of_json(value: object) -> str:
+    """Return the SHA-256 of a JSON value: keys sorted, no spaces, floats in their shortest form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Step and metrics of one evaluation; a metric that is not finite is None, as in `metrics.jsonl`."""
+
+    step: int
+    metrics: dict[str, float | None]
+
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> Evaluation:
+        """Make an evaluation from JSON, where a whole number may have no decimal point: the root depends on it."""
+        return cls(step, {name: _as_float(value) for name, value in metrics.items()})
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run: what its root stands for.
+
+    Attributes:
+        settings: The settings that determine the result, by dotted name.
+        chain: The last link of the step record, 64 hex digits; empty if steps were not recorded.
+        num_steps: Number of steps.
+        code: The distinct code of the run's worlds: digests by name.
+        environment: The distinct environments of the run's worlds: versions and hardware by name.
+        data: Digests of a few samples and of the files' sizes, by name.
+        dataset_info_sha256: Digest of what the recipe read from its data.
+        evaluations: The evaluations, by step.
+        checkpoints: Name -> file -> SHA-256, of the checkpoints that were kept.
+        weights_sha256: Hash of the final weights.
+    """
+
+    settings: dict[str, Any]
+    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]
+    code: list[dict[str, str]]
+    environment: list[dict[str, str]]
+    data: dict[str, str]
+    dataset_info_sha256: str
+    evaluations: list[Evaluation]
+    checkpoints: dict[Annotated[str, Field(pattern="^step-[0-9]{6,15}$")], dict[str, str]]
+    weights_sha256: str
+
+    @property
+    def root(self) -> str:
+        """The SHA-256 of the record, 64 hex digits."""
+        return sha256_of_json(asdict(self))
+
+
+def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Return each different value once, in order."""
+    found: list[dict[str, str]] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def make_statement(
+    record: RunRecord,
+    files: Mapping[str, str],
+    run: str,
+    started_at: float,
+    finished_at: float,
+    shared: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return the statement.
+
+    Args:
+        record: The run's record.
+        files: Path in the run folder -> SHA-256 of its content.
+        run: Name of the run.
+        started_at: Unix time, seconds.
+        finished_at: Unix time, seconds.
+        shared: Checkpoints of other runs that this run's first steps were copied from.
+    """
+    packages = record.environment[-1] if record.environment else {}
+    internal = asdict(record)
+    settings = internal.pop("settings")
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in files.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": settings,
+                "internalParameters": internal,
+                "resolvedDependencies": [
+                    *_dependencies(record)[0],
+                    *({"uri": _uri(name, value)} for name, value in packages.items() if name in COMPUTING),
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": "urn:samebits", "version": {"samebits": __version__}},
+                "metadata": {"invocationId": run, "startedOn": _time(started_at), "finishedOn": _time(finished_at)},
+                "byproducts": [{"name": "root", "digest": {"sha256": record.root}}, *shared],
+            },
+        },
+    }
+
+
+def read_statement(path: Path) -> RunRecord:
+    """Read the record in a `provenance.json`; see `read_statement_and_files`."""
+    return read_statement_and_files(path)[0]
+
+
+def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
+    """Read the record in a `provenance.json`, and the SHA-256 of the files that it names, by path in the run folder.
+
+    Raises:
+        CheckpointError: The file is missing, is not a statement of Samebits, or its parts contradict each other.
+    """
+    fix = "Restore the file, or verify the run without it: samebits verify RUN --from-scratch."
+    try:
+        statement = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
+        definition, details = (statement["predicate"][name] for name in ("buildDefinition", "runDetails"))
+        plain = {"settings": definition["externalParameters"], **definition["internalParameters"]}
+        if statement["predicateType"] != PREDICATE_TYPE or set(plain) != {each.name for each in fields(RunRecord)}:
+            raise ValueError("it has other entries")
+        record = TypeAdapter(RunRecord).validate_python(plain)
+        files = {str(each["name"]): str(each["digest"]["sha256"]) for each in statement["subject"]}
+        root, own_root = details["byproducts"][0]["digest"]["sha256"], record.root
+        own_dependencies, own_packages = _dependencies(record)
+        packages = [each["uri"] for each in definition["resolvedDependencies"] if "uri" in each]
+        dependencies = [each for each in definition["resolvedDependencies"] if "uri" not in each]
+        is_consistent = dependencies == own_dependencies and set(packages) <= own_packages
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist", cause="The run is not complete.", fix=fix) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}", fix=fix) from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        cause = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"{path} is not a statement of this version of Samebits", cause=cause, fix=fix) from None
+    if root != own_root:
+        raise CheckpointError(
+            f"{path} was altered: its root is not that of its record",
+            given=f"root {root}",
+            allowed=f"root {own_root}",
+            fix=fix,
+        )
+    if not is_consistent:
+        raise CheckpointError(f"{path} was altered: its subjects or dependencies are not those of its record", fix=fix)
+    return record, files
+
+
+def _as_float(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, int) else value
+    except OverflowError:  # no metric: it was altered
+        return value
+
+
+def _dependencies(record: RunRecord) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return the digests of code and data, as dependencies, and the URIs of all packages."""
+    code = {name: value for each in record.code for name, value in each.items()}
+    parts = {**code, **{f"data: {name}": value for name, value in record.data.items()}}
+    packages = record.environment[-1] if record.environment else {}
+    digests: list[dict[str, Any]] = [
+        {"name": name, "digest": {"sha256First16": value}} for name, value in parts.items()
+    ]
+    return digests, {_uri(name, version) for name, version in packages.items()}
+
+
+def _uri(name: str, version: str) -> str:
+    return f"pkg:pypi/{name}@{version}"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

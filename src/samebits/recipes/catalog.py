@@ -1,0 +1,300 @@
+"""Find a recipe and its settings by the name of a recipe, a preset, a YAML file or a Python file.
+
+A recipe is a folder beside this file with `config.py` (class `Config`, no torch), `recipe.py` (`build(config)` returns
+its `Parts`; if it also defines `dataset_info(config)`, `build(config, dataset_info)`) and `presets/*.yaml`. The default
+preset has the recipe's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import samebits.recipes
+from samebits.config import describe
+from samebits.config.explain import wrapped
+from samebits.config.load import Layer, leaves, mapping_layer, read_layer, short_path
+from samebits.config.renamed import with_present_names
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
+from samebits.extras import require_recipe
+from samebits.recipes.recipe_file import check_file, expand_user, load_file
+from samebits.recipes.trust import check_trusted, read_recipe
+
+if TYPE_CHECKING:
+    from samebits.engine.parts import Parts
+
+
+@dataclass(frozen=True)
+class RecipeSpec:
+    """A recipe, and the layers of settings of a run.
+
+    Attributes:
+        name: A short name for the console and for run folders: "digits", or "my" for my.yaml.
+        recipe: The name of a recipe or the absolute path of a recipe file. Stored in the config, so that the config of
+            a run folder is enough to find the recipe again.
+        preset_name: The preset below the user's settings. None: the defaults of the recipe.
+        layers: The settings, for `config.load`.
+        config_class: The `Config` of the recipe.
+    """
+
+    name: str
+    recipe: str
+    preset_name: str | None
+    layers: tuple[Layer, ...]
+    config_class: type[RunConfig]
+
+    def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
+        """Read from the dataset what the run stores: classes, alphabet, split.
+
+        Returns:
+            Plain JSON; empty if the recipe defines no `dataset_info`.
+        """
+        module = self.load_module()
+        info: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
+        return info
+
+    def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
+        """Build the parts of the recipe. Imports the recipe, and torch with it.
+
+        Args:
+            config: The settings.
+            dataset_info: What the run stores. None: the recipe reads it from the dataset.
+        """
+        module = self.load_module()
+        if not hasattr(module, "dataset_info"):
+            parts: Parts = module.build(config)
+        else:
+            parts = module.build(config, self.dataset_info(config) if dataset_info is None else dataset_info)
+        return parts
+
+    def load_module(self) -> ModuleType:
+        """Import the recipe, and torch with it.
+
+        Raises:
+            ConfigError: The file cannot be imported or has the form of an earlier version, or a package is missing.
+        """
+        if self.recipe.endswith(".py"):
+            module = load_file(Path(self.recipe), None)
+            if hasattr(module, "facts") and not hasattr(module, "dataset_info"):
+                raise ConfigError(
+                    f"{self.recipe} defines facts(config), which is now called dataset_info(config)",
+                    fix="Rename the function facts to dataset_info.",
+                )
+            return module
+        require_recipe(self.recipe)
+        return importlib.import_module(f"samebits.recipes.{self.recipe}.recipe")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A YAML file in the folder of a recipe.
+
+    Attributes:
+        recipe: The name of the recipe.
+        name: The name of the file without .yaml.
+        path: The file.
+    """
+
+    recipe: str
+    name: str
+    path: Path
+
+    @property
+    def meaning(self) -> str:
+        """The comment on the first line of the file."""
+        first, *_ = self.path.read_text(encoding="utf-8").splitlines() or [""]
+        return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def list_recipes() -> list[str]:
+    """List the names of the recipes that come with Samebits."""
+    return sorted(module.name for module in pkgutil.iter_modules(samebits.recipes.__path__) if module.ispkg)
+
+
+def list_presets(recipe: str) -> list[Preset]:
+    """List the presets of a recipe, the default one first."""
+    folders = [Path(folder) / recipe / "presets" for folder in samebits.recipes.__path__]
+    presets = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
+    return sorted(presets, key=lambda preset: (preset.name != recipe, preset.name))
+
+
+def find(name: str) -> RecipeSpec:
+    """Find a recipe and its settings by name.
+
+    Args:
+        name: A recipe ("mnist"), one of its presets ("mnist/tutorial", or "tutorial" if only one recipe has a preset
+            of that name), a YAML file that contains `recipe:`, or a Python file that defines
+            `build(config) -> Parts` and, if it has its own settings, `Config` and `PRESET` (a dict). A Python file
+            named here is executed. One that a YAML file names is executed only if it is in the user's list of
+            trusted recipes.
+
+    Raises:
+        ConfigError: There is no such recipe, preset or file, or it cannot be used.
+    """
+    path = expand_user(name)
+    if path.suffix == ".py":
+        spec = _from_file(path)
+    else:
+        spec = _from_yaml(path) if path.suffix in (".yaml", ".yml") else _from_package(name)
+    first, *others = spec.layers
+    return replace(spec, layers=(replace(first, source=name), *others))
+
+
+def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
+    """Build arguments of `samebits train` that have the same effect without reading the user's YAML file again.
+
+    Args:
+        spec: The recipe.
+        diff: The settings that differ from its preset, as nested plain values.
+    """
+    source = spec.recipe if spec.preset_name is None else f"{spec.recipe}/{spec.preset_name}"
+    keys = {setting.path for setting in describe.settings(spec.config_class)}
+    return [
+        source,
+        *(f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}" for path, value in leaves(diff, keys)),
+    ]
+
+
+def _from_package(name: str) -> RecipeSpec:
+    known = list_recipes()
+    recipe, slash, preset_name = name.partition("/")
+    everything = [preset for each in known for preset in list_presets(each)]
+    if slash:
+        found = [preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)]
+    elif name in known:
+        found = [preset for preset in everything if preset.recipe == preset.name == name]
+        if not found:
+            return _package_source(name, None)
+    else:
+        found = [preset for preset in everything if preset.name == name]
+    if not found:
+        raise _unknown(name, known, everything)
+    if len(found) > 1:
+        names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
+        raise ConfigError(f"several recipes have a preset called {name}", fix=f"Use {names}.")
+    return _package_source(found[0].recipe, found[0])
+
+
+def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
+    module = importlib.import_module(f"samebits.recipes.{recipe}.config")
+    preset_layers = [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
+    layers = [_recipe_layer(recipe), *preset_layers]
+    name = recipe if preset is None else preset.name
+    return RecipeSpec(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
+
+
+def _from_yaml(path: Path) -> RecipeSpec:
+    check_file(path)
+    layer = read_layer(path)
+    named = layer.values.get("recipe")
+    where = layer.origins.get(("recipe",), short_path(path))
+    name = _name_of_yaml(path)
+    if not isinstance(named, str) or not named:
+        raise ConfigError(
+            f"{short_path(path)} does not name a recipe",
+            given=None if named is None else f"{where}: recipe: {named}",
+            fix=f"Add a line such as   recipe: {list_recipes()[0]}",
+        )
+    if named.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"recipe cannot be the YAML file {named}",
+            given=f"{where}: recipe: {named}",
+            fix="Set recipe to the name of a recipe or to a Python file.",
+        )
+    try:
+        if named.endswith(".py"):
+            # The path of a recipe file is relative to the YAML file, so that the two can be moved together.
+            base = _from_file(path.parent / expand_user(named), named_in=where)
+        else:
+            base = _from_package(named)
+    except ConfigError as error:
+        raise error.with_slots(where=error.slots.get("where", where)) from error
+    if _is_run_config(path):
+        layer = replace(layer, values=with_present_names(base.config_class, layer.values))
+    return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
+
+
+def _is_run_config(path: Path) -> bool:
+    """Return whether a YAML file is the `config.yaml` that a run has written, perhaps one of an earlier version."""
+    beside = ("checkpoints", "weights.safetensors", "environment.json")
+    return path.name == "config.yaml" and any((path.parent / name).exists() for name in beside)
+
+
+def _name_of_yaml(path: Path) -> str:
+    """Return the stem; for the config.yaml of a run folder, the name of the run without its number."""
+    return re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
+
+
+def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
+    """Load a recipe file.
+
+    Args:
+        path: The file.
+        named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
+    """
+    check_file(path)
+    path = path.resolve()
+    content = read_recipe(path)
+    if named_in is not None:
+        check_trusted(path, content, named_in)
+    module = load_file(path, content)
+    shown = short_path(path)
+    config_class = getattr(module, "Config", RunConfig)
+    if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):
+        raise ConfigError(
+            f"Config in {shown} is not a subclass of RunConfig",
+            fix="Write: from samebits.config.schema import RunConfig; class Config(RunConfig): ...",
+        )
+    if not callable(getattr(module, "build", None)):
+        raise ConfigError(
+            f"{shown} is not a recipe: it defines no build", fix="Define: def build(config): return Parts(...)"
+        )
+    layers = [_recipe_layer(str(path))]
+    preset = getattr(module, "PRESET", None)
+    if preset is not None:
+        if not isinstance(preset, dict):
+            raise ConfigError(
+                f"PRESET in {shown} is a {type(preset).__name__}, not a dict", fix='Write: PRESET = {"epochs": 10}'
+            )
+        layers.append(_without_recipe(mapping_layer(preset, f"{shown}, in PRESET", is_preset=True)))
+    name = path.parent.name if path.stem == "recipe" else path.stem
+    return RecipeSpec(name, str(path), None, tuple(layers), config_class)
+
+
+def _recipe_layer(recipe: str) -> Layer:
+    return mapping_layer({"recipe": recipe}, "the recipe's name", is_preset=True)
+
+
+def _without_recipe(layer: Layer) -> Layer:
+    values: dict[str, Any] = {key: value for key, value in layer.values.items() if key != "recipe"}
+    return replace(layer, values=values)
+
+
+def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
+    full = [f"{preset.recipe}/{preset.name}" for preset in everything]
+    names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
+    near = difflib.get_close_matches(name, [*names, *full], n=1)
+    path = expand_user(name)
+    cause, fix = None, f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."
+    if (path / "config.yaml").is_file():
+        cause, fix = f"{name} is a run folder", f"Resume it with --run-dir {shlex.quote(name)} --resume auto"
+    elif (path / "recipe.py").is_file():
+        fix = f"Use {path / 'recipe.py'}."
+    elif path.is_dir():
+        fix = f"To train on images in it, a subfolder per class: samebits train classify data.root={shlex.quote(name)}"
+    return ConfigError(
+        f"there is no recipe or preset called {name}",
+        allowed=f"recipes: {wrapped(', '.join(known))}\npresets: {wrapped(', '.join(full))}",
+        cause=cause,
+        fix=fix,
+    )

@@ -1,0 +1,215 @@
+"""Settings of the classify recipe, in addition to the shared settings."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from samebits.config.given import check_exists
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.metrics.eval_sets import check_set_names
+from samebits.recipes.classify.augment_config import AugmentConfig
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+# Networks of torchvision.
+RESNETS = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+)
+
+
+class DataConfig(Settings):
+    """The dataset and the augmentation."""
+
+    root: Path | None = Field(
+        default=None,
+        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards, Parquet "
+        "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
+        "validation split.",
+    )
+    train: Path | None = Field(default=None, description="Training images, instead of data.root, in one of its forms.")
+    eval: Path | None = Field(
+        default=None,
+        description="Validation images, with data.root or data.train, in one of the forms of data.root.",
+    )
+    eval_sets: dict[str, Path] = Field(
+        default={},
+        description="Further validation sets by name, as data.eval: {night: DIR} adds the metric night.top1.",
+    )
+    images: Path | None = Field(
+        default=None, description="Folder that paths in CSV files are relative to. null: the folder of each CSV file."
+    )
+    columns: tuple[str, str] | None = Field(
+        default=None,
+        description="Columns of image and class in Parquet files and Hugging Face datasets; extensions in tar shards. "
+        "null: the usual names, such as image and label, or jpg and cls.",
+    )
+    val_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="Fraction of each class in data.root that is used for validation."
+    )
+    classes: tuple[str, ...] | None = Field(
+        default=None, description="Classes, in the order of the model's outputs. null: all classes, sorted by name."
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="Unreadable images. stop: end the run; skip: read every image before training and leave these out.",
+    )
+    size_px: int = Field(default=224, ge=8, le=4096, description="Side of the model's square input, in pixels.")
+    train_px: Annotated[int, Field(ge=8, le=4096)] | None = Field(
+        default=None,
+        description="Side of training crops, in pixels. Smaller crops train faster, and often better. null: size_px.",
+    )
+    eval_resize_px: Annotated[int, Field(ge=8, le=8192)] | None = Field(
+        default=None,
+        description="Shorter side before the center crop in evaluation, in pixels. null: size_px * 256 / 224.",
+    )
+    crop_area: tuple[Share, Share] = Field(
+        default=(0.08, 1.0),
+        description="Minimum and maximum area of a random training crop, as a fraction of the image.",
+    )
+    crop_ratio: tuple[Positive, Positive] = Field(
+        default=(0.75, 1.3333), description="Minimum and maximum width / height of a random training crop."
+    )
+    flip: Share = Field(default=0.5, description="Probability of a horizontal flip of a training image.")
+    mean: tuple[Share, Share, Share] = Field(
+        default=(0.485, 0.456, 0.406), description="Mean of red, green and blue for normalization, in 0 to 1."
+    )
+    std: tuple[PositiveShare, PositiveShare, PositiveShare] = Field(
+        default=(0.229, 0.224, 0.225), description="Standard deviation of red, green and blue for normalization."
+    )
+    scaled_decode: bool = Field(
+        default=True,
+        description="Decode JPEG files at 1/2, 1/4 or 1/8 of their size where the crop allows it, which is faster.",
+    )
+    cache: Path | None = Field(
+        default=None,
+        description="Folder for decoded images, filled during training. Does not change results. null: none.",
+    )
+    cache_gb: float = Field(default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes.")
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> DataConfig:
+        if self.root is not None and self.train is not None:
+            raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
+        if self.train is not None and self.eval is None:
+            raise ValueError("train requires eval: val_fraction applies to root only")
+        if self.eval is not None and self.train is None and self.root is None:
+            raise ValueError("eval requires train or root, which name the training images")
+        for name in ("crop_area", "crop_ratio"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} must be the minimum, then the maximum")
+        if self.crop_area[1] == 0:
+            raise ValueError("crop_area must be above 0")
+        if self.eval_resize_px is not None and self.eval_resize_px < self.size_px:
+            raise ValueError(f"eval_resize_px ({self.eval_resize_px}) must be at least size_px ({self.size_px})")
+        if self.classes is not None and len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes has a duplicate")
+        return self
+
+
+class ModelConfig(Settings):
+    """The network and its initial weights."""
+
+    name: str = Field(
+        default="resnet34",
+        description=f"Network: {', '.join(RESNETS)}; others of torchvision as torchvision/NAME; or timm/NAME if "
+        "timm is installed.",
+    )
+    weights: Literal["pretrained"] | Path | None = Field(
+        default=None,
+        description="Pretrained weights: a file (.pth, .pt, .pth.tar or .safetensors); or pretrained: those published "
+        "for the network, from the library's cache or downloaded into it. The head may have another size.",
+    )
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Stochastic depth: probability that a sample skips the last residual block; earlier blocks are "
+        "skipped less often, in proportion.",
+    )
+    freeze: Literal["backbone"] | tuple[str, ...] = Field(
+        default=(),
+        description="Parameters that are not trained: backbone (all but the head), or patterns: [conv1, layer1.*].",
+    )
+    zero_init_residual: bool = Field(
+        default=False,
+        description="Start with each residual branch at zero, which helps large batches (ResNets).",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name in RESNETS or name.startswith(("timm/", "torchvision/")):
+            return name
+        near = difflib.get_close_matches(name, RESNETS, n=1)
+        raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else RESNETS[0]}.")
+
+
+class LossConfig(Settings):
+    """The loss."""
+
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Fraction of the target probability that is spread over all classes."
+    )
+
+
+class Config(RunConfig):
+    """All settings of a run of the classify recipe."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"data.eval_share": "data.val_fraction"}
+
+    data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
+    augment: AugmentConfig = Field(
+        default=AugmentConfig(), description="Augmentation beyond random crops and flips, by torchvision.transforms.v2."
+    )
+    model: ModelConfig = Field(default=ModelConfig(), description="Network and initial weights.")
+    loss: LossConfig = Field(default=LossConfig(), description="Loss.")
+
+    def check_inputs(self) -> None:
+        """Check that data is set, and that its files and folders exist."""
+        data = self.data
+        if data.root is None and data.train is None:
+            from samebits.recipes.classify.listing import find_images
+
+            find_images(data, self.seed)  # raises the error, with what to set
+        for name in ("root", "train", "eval", "images"):
+            check_dataset(f"data.{name}", getattr(data, name))
+        check_set_names(data.eval_sets, "data.eval_sets")
+        for name, path in data.eval_sets.items():
+            check_dataset(f"data.eval_sets.{name}", path)
+
+
+def check_dataset(setting: str, path: Path | None) -> None:
+    """Check that the path of a setting exists, unless it is a pattern of tar shards or Parquet files.
+
+    Args:
+        setting: The dotted key.
+        path: Its value.
+
+    Raises:
+        DataError: It does not exist.
+    """
+    if path is None or not set("*?{") & set(path.name):
+        check_exists(setting, path)
+
+
+class MakeConfig(Settings):
+    """A synthetic dataset."""
+
+    num_per_class: int = Field(default=100, ge=2, description="Images of each of the five classes.")
+    size_px: int = Field(default=160, ge=24, le=2048, description="Longer side of an image, in pixels.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the random images.")

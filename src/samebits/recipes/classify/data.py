@@ -1,0 +1,273 @@
+"""Samples from image files.
+
+Legend: N images, H and W their height and width, S the side of the model's square input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samebits.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized_shorter
+from samebits.data.decoded import DecodedPictures
+from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.keyed import IntArray, KeyArray, uniform
+from samebits.data.names import first_outside, outside
+from samebits.data.samples import Batch, Samples
+from samebits.errors import DataError
+from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.folders import Files
+from samebits.recipes.classify.listing import IMAGES_FIX, folder_of
+
+if TYPE_CHECKING:
+    from samebits.recipes.classify.augment import Augmentation
+
+# Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
+_FLIP, _CROP = 0, 1
+# Decoded pixels per pixel of the result, along a side, that a scaled decode must leave.
+_TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
+_FIX = "Replace the image by a readable one,\nor start a new run with data.on_error=skip to leave such images out."
+
+
+@dataclass(frozen=True)
+class Head:
+    """The header of an image file.
+
+    Attributes:
+        size: (width, height), pixels.
+        is_scalable: Whether it can be decoded at 1/2, 1/4 or 1/8 of its size.
+    """
+
+    size: tuple[int, int]
+    is_scalable: bool
+
+
+class ImageFiles(Samples):
+    """Image files with labels: random crops for training, center crops for evaluation.
+
+    Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
+
+    Args:
+        files: N paths.
+        labels: (N,) int64, their classes.
+        config: Size, augmentation and normalization.
+        train: Whether to take random crops.
+        augmentation: Operations on training images after the crop, if any.
+        decoded: Cache of decoded images, if any.
+    """
+
+    is_costly = True
+    files: Sequence[Path]
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        labels: Tensor,
+        config: DataConfig,
+        *,
+        train: bool,
+        augmentation: Augmentation | None = None,
+        decoded: DecodedPictures | None = None,
+    ) -> None:
+        self.files, self._labels, self._config, self._train = files, labels, config, train
+        self._augmentation, self._decoded = augmentation, decoded
+        self._heads: dict[int, Head] = {}
+        self._size_px = (config.train_px or config.size_px) if train else config.size_px
+        self._normalise = Normalise(config, self._size_px)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
+        images = torch.empty(len(indices), self._size_px, self._size_px, 3, dtype=torch.uint8)
+        try:
+            if self._train:
+                self._read_random_crops(images, indices, keys)
+                if self._augmentation is not None:
+                    self._augmentation.augment(images, keys.tolist())
+            else:
+                for row, index in enumerate(indices.tolist()):
+                    images[row] = self._center_crop(index)
+        except DataError as error:
+            if self._config.on_error == "stop":
+                raise error.with_slots(fix=_FIX) from error
+            raise
+        index_tensor = torch.from_numpy(indices)
+        return Batch(images, self._labels.index_select(0, index_tensor), index_tensor)
+
+    def finish(self, batch: Batch) -> Batch:
+        """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
+        inputs, targets = self._normalise(batch.inputs), batch.targets
+        if self._augmentation is not None:
+            inputs, targets = self._augmentation.augment_batch(inputs, targets)
+        return dataclasses.replace(batch, inputs=inputs, targets=targets)
+
+    def _read_random_crops(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
+        boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
+        flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
+        for row, index in enumerate(indices.tolist()):
+            pixels, box = self._random_crop(index, boxes, row)
+            resize_into(images[row], pixels, box, mirrored=flips[row])
+
+    def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
+        head, encoded = self._open(index)
+        box = boxes.box(row, head.size)
+        scale = self._scale(head, min(box.width, box.height), self._size_px, _TRAIN_MARGIN)
+        box = box.at(scale)
+        return self._pixels(index, encoded, scale, bottom_px=box.top + box.height), box
+
+    def _center_crop(self, index: int) -> Tensor:
+        head, encoded = self._open(index)
+        scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
+        return crop_centre(self._pixels(index, encoded, scale), self._config)
+
+    def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
+        """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""
+        head = self._heads.get(index)
+        if head is not None:
+            return head, None
+        encoded = EncodedImage(self.files[index])
+        head = Head(encoded.size, encoded.is_scalable)
+        if self._decoded is not None:
+            self._heads[index] = head
+        return head, encoded
+
+    def _scale(self, head: Head, shorter_px: int, target_px: int, margin: float) -> int:
+        if not (head.is_scalable and self._config.scaled_decode):
+            return 1
+        return fitting_scale(shorter_px, target_px, margin=margin)
+
+    def _pixels(
+        self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
+    ) -> ByteArray:
+        path = self.files[index]
+        if self._decoded is None:
+            return (encoded or EncodedImage(path)).pixels(scale, bottom_px=bottom_px)
+        whole = self._heads[index].size
+        size = (-(-whole[0] // scale), -(-whole[1] // scale))
+        pixels = self._decoded.read(path, scale, size)
+        if pixels is None:
+            pixels = (encoded or EncodedImage(path)).pixels(scale)
+            if pixels.shape[1::-1] != size:
+                raise DataError(
+                    f"the size of image {path} changed during the run",
+                    given=f"{pixels.shape[1]}x{pixels.shape[0]}",
+                    allowed=f"{size[0]}x{size[1]}",
+                    fix="Restore the image. Do not change the dataset during a run.",
+                )
+            self._decoded.keep(path, scale, pixels)
+        return pixels
+
+
+class Normalise:
+    """Normalization of bytes: (byte / 255 - mean) / std for each of red, green and blue."""
+
+    def __init__(self, config: DataConfig, size_px: int) -> None:
+        # Repeated to a whole row of pixels: broadcasting three values, torch would process the image three values at
+        # a time, which takes eight times as long.
+        mean, std = (torch.tensor(values, dtype=torch.float64).repeat(size_px) for values in (config.mean, config.std))
+        self._factor, self._offset = (1 / (255 * std)).float(), (-mean / std).float()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalize (N, S, S, 3) bytes to (N, 3, S, S) float32 in channels-last memory format."""
+        if self._factor.device != images.device:
+            self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
+        rows = images.flatten(2)
+        if images.device.type != "cpu":
+            values = torch.addcmul(self._offset, rows.float(), self._factor)
+        else:
+            # Allocated by numpy, which requests huge pages. torch does not, and a batch then needs thousands of pages.
+            values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
+            # One image at a time, which stays in the CPU cache for both passes. A whole batch does not.
+            for image, value in zip(rows, values, strict=True):
+                torch.addcmul(self._offset, value.copy_(image), self._factor, out=value)
+        return values.view(images.shape).permute(0, 3, 1, 2)
+
+
+def resize_px(config: DataConfig) -> int:
+    """Return the shorter side before the center crop in evaluation, in pixels."""
+    return config.eval_resize_px or round(config.size_px * 256 / 224)
+
+
+def crop_centre(pixels: ByteArray, config: DataConfig) -> Tensor:
+    """Resize and center-crop (H, W, 3) bytes to (S, S, 3) bytes, as evaluation does."""
+    return centre_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
+
+
+def preprocess(path: Path, config: DataConfig) -> Tensor:
+    """Read an image file as evaluation does: (3, S, S) float32, normalized.
+
+    Raises:
+        DataError: The file is not an image, or is damaged.
+    """
+    encoded = EncodedImage(path)
+    scale = 1
+    if encoded.is_scalable and config.scaled_decode:
+        scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
+    return Normalise(config, config.size_px)(crop_centre(encoded.pixels(scale), config).unsqueeze(0))[0]
+
+
+def open_files(
+    base: Path,
+    files: Files,
+    classes: Sequence[str],
+    config: DataConfig,
+    *,
+    train: bool,
+    augment: AugmentConfig | None = None,
+) -> ImageFiles:
+    """Make a dataset of listed files, without opening them.
+
+    Args:
+        base: Folder that the paths are relative to, or a CSV file in it.
+        files: Files by class.
+        classes: Classes in the order of the model's outputs.
+        config: Size, augmentation and normalization.
+        train: Whether to take random crops.
+        augment: Augmentation of training images after the crop. None: none.
+
+    Raises:
+        DataError: A file that was listed at the start of the run is missing.
+    """
+    base = folder_of(base, config.images)
+    name = first_outside((file for found in files.values() for file in found), base, base)
+    if name is not None:
+        raise outside(name, base, where=None, fix=IMAGES_FIX)
+    paths = [base / file for name in classes for file in files.get(name, [])]
+    missing = next((path for path in paths if not os.path.exists(path)), None)
+    if missing is not None:
+        is_link = missing.is_symlink()
+        raise DataError(
+            f"the image {missing} is missing",
+            cause=f"it is a link to {os.readlink(missing)}"
+            if is_link
+            else "it was deleted after the start of the run, or the dataset was moved",
+            fix="Restore it, or set data.root to the folder of the images.",
+        )
+    labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
+    decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
+    augmentation = make_augmentation(augment if train else None, len(classes))
+    return ImageFiles(paths, labels, config, train=train, augmentation=augmentation, decoded=decoded)
+
+
+def make_augmentation(config: AugmentConfig | None, num_classes: int) -> Augmentation | None:
+    """Make the augmentation of training images after the crop; None if all of it is off."""
+    if config is None or not config.is_on:
+        return None
+    from samebits.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import
+
+    return Augmentation(config, num_classes)

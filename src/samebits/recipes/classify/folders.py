@@ -1,0 +1,125 @@
+"""List the image files in a class folder and its subfolders, by their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal
+
+from samebits.data.names import ENDINGS, check_names, is_image, walk
+from samebits.errors import DataError
+
+# Common names of the folders of a training and a validation split. The first that exists is used.
+_HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
+
+# More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
+MAX_CLASSES = 50_000
+
+# Class -> files, relative to the folder in which they were listed; or indices of rows.
+Files = dict[str, list[str]]
+
+# Files that `save_to_disk` of Hugging Face datasets writes into a folder.
+_DATASETS = ("state.json", "dataset_dict.json")
+
+
+def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
+    """Return in which form a path has rows instead of image files; None if it has none.
+
+    Tar shards and Parquet files are named by a file, a pattern such as `train-*.tar`, or a folder that has them.
+    """
+    path = path.expanduser()
+    for kind in ("tar", "parquet"):
+        if path.name.endswith((f".{kind}", f".{kind}}}")) and not path.is_dir():
+            return kind
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return None
+    if any(name in names for name in _DATASETS):
+        return "datasets"
+    endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
+    return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
+
+
+def list_folder(folder: Path, setting: str) -> Files:
+    """List the images in class folders and their subfolders, sorted by name.
+
+    Args:
+        folder: The folder that contains the class folders.
+        setting: The setting that names it, for errors.
+
+    Raises:
+        DataError: There are no class folders, or one is empty.
+    """
+    root = folder.expanduser()
+    if root.is_file():
+        raise DataError(
+            f"{root} is a file, not a folder of class folders",
+            given=f"{setting}={folder}",
+            fix="Unpack it, if it is an archive. For CSV files, set data.train=train.csv data.eval=eval.csv.",
+        )
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(
+            f"the folder {root} can't be read: {error.strerror or error}",
+            given=f"{setting}={folder}",
+            fix=f"Set {setting} to a readable folder.",
+        ) from error
+    if not names:
+        num_images = sum(is_image(name) for name in os.listdir(root))
+        raise DataError(
+            f"{root} contains no class folders",
+            given=f"{num_images:,} images outside of class folders" if num_images else "no folders",
+            allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
+            fix="Move the images of each class into a folder named after the class.",
+        )
+    if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
+        raise DataError(
+            f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
+            fix=_split_settings(root, names),
+        )
+    check_names(root, names)
+    check_classes(root, names)
+    files: Files = {}
+    for name in names:
+        files[name] = sorted(walk(root, name))
+        check_names(root, files[name])
+        if not files[name]:
+            raise DataError(
+                f"the class folder {root / name} contains no images",
+                allowed=f"files that end in {', '.join(ENDINGS)}",
+                fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
+            )
+    return files
+
+
+def check_classes(path: Path, names: Collection[str]) -> None:
+    """Refuse too many classes, and names of several lines, which would break tables and pictures.
+
+    Args:
+        path: The folder or CSV file that has them, for errors.
+        names: Names of the classes.
+
+    Raises:
+        DataError: There are too many, or one has a line break.
+    """
+    if len(names) > MAX_CLASSES:
+        raise DataError(
+            f"{path} has {len(names):,} classes",
+            allowed=f"at most {MAX_CLASSES:,}",
+            fix="Check that labels are classes, not unique names.",
+        )
+    for name in names:
+        if name.splitlines() != [name]:
+            raise DataError(f"a class name in {path} has a line break: {name!r}", fix="Rename it.")
+
+
+def _split_settings(root: Path, names: Sequence[str]) -> str:
+    """Return a fix with the settings that name the folders of a split."""
+    known = {name.lower(): name for name in names}
+    train, validation = (next((known[half] for half in halves if half in known), None) for halves in _HALVES)
+    if train is None or validation is None:
+        return f"Set data.root to one of these folders, such as {root / names[0]}."
+    return f"Set data.train={root / train} data.eval={root / validation}"

@@ -1,0 +1,262 @@
+"""List the images of a dataset, their classes and the validation split.
+
+A listing is plain JSON and is stored in the run folder. It does not depend on the order of names in the file system.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.config.plain_file import read_plain
+from samebits.data.names import choose_validation, first_outside, outside
+from samebits.errors import DataError
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.folders import Files, check_classes, kind_of, list_folder
+
+_CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
+
+_MAX_CSV_BYTES = 1 << 30
+IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."
+
+# (files, the folder or CSV file that names them, images needed per class) -> the usable files.
+Choose = Callable[[Files, Path, int], Files]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a dataset.
+
+    Attributes:
+        classes: Names of the classes, in the order of the model's outputs.
+        train: Training images.
+        validation: Validation images.
+    """
+
+    classes: list[str]
+    train: Files
+    validation: Files
+
+
+def take_all(files: Files, path: Path, least: int) -> Files:
+    """Return all files without reading them.
+
+    Args:
+        files: The files, by class.
+        path: The folder or CSV file that lists them; not used.
+        least: Number of usable files that are needed; not checked.
+    """
+    return files
+
+
+def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Listing:
+    """List the images of the settings and split them.
+
+    Args:
+        config: The settings.
+        seed: Selects the validation images, if the settings do not name them.
+        choose: Selects the usable files before the split.
+
+    Raises:
+        DataError: There are no images, or the splits do not match. The error names the path and the line of a CSV file.
+    """
+    path = config.root or config.train
+    if path is None:
+        raise DataError(
+            "no dataset is set: data.root and data.train are null",
+            fix="Set data.root=DIR, a folder with one subfolder of images per class,\n"
+            "or set data.train and data.eval to such folders or to CSV files of path,label.\n"
+            "To try without a dataset, run: samebits data make classify --out DIR",
+        )
+    setting = "data.root" if config.train is None else "data.train"
+    if config.train is None and kind_of(path) is None and path.suffix.lower() != ".csv":
+        listed = list_folder(path, setting)
+    else:
+        listed = list_either(path, setting, config.images, config.columns)
+    files = _select(listed, config.classes, path)
+    if config.eval is None:
+        train, validation = split(choose(files, path, 2), config.val_fraction, seed)
+        return Listing(list(files), train, validation)
+    validation = list_validation(
+        config.eval, list(files), config.images, config.columns, restrict=config.classes is not None
+    )
+    return Listing(list(files), choose(files, path, 1), choose(validation, config.eval, 0))
+
+
+def list_validation(
+    path: Path,
+    classes: Sequence[str],
+    images: Path | None = None,
+    columns: tuple[str, str] | None = None,
+    *,
+    restrict: bool = False,
+) -> Files:
+    """List the validation images of data.eval.
+
+    Args:
+        path: Class folders or a CSV file.
+        classes: Classes of the training images.
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        columns: Columns of image and class in rows. None: the usual ones.
+        restrict: Leave other classes out instead of raising an error.
+
+    Raises:
+        DataError: A class is not among the training images.
+    """
+    validation = list_either(path, "data.eval", images, columns)
+    unknown = [name for name in validation if name not in classes]
+    if unknown and not restrict:
+        near = difflib.get_close_matches(unknown[0], classes, n=1)
+        raise DataError(
+            f"class {unknown[0]} is in {path}, but not among the training images",
+            given=f"classes without training images: {', '.join(unknown[:6])}" if len(unknown) > 1 else None,
+            allowed=", ".join(classes[:12]) + (" …" if len(classes) > 12 else ""),
+            fix=f"Rename the class to {near[0]}."
+            if near
+            else "Add training images of this class, or set data.classes.",
+        )
+    return {name: validation[name] for name in classes if name in validation}
+
+
+def list_either(path: Path, setting: str, images: Path | None = None, columns: tuple[str, str] | None = None) -> Files:
+    """List class folders, a CSV file or rows, whichever the path is.
+
+    Args:
+        path: Class folders, a CSV file, or files with rows.
+        setting: The setting that names it, for errors.
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
+        columns: Columns of image and class in rows. None: the usual ones.
+    """
+    if kind_of(path) is not None:
+        from samebits.recipes.classify.rows import list_rows  # imported late, because most datasets are folders
+
+        return list_rows(path, columns)
+    return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
+
+
+def folder_of(path: Path, images: Path | None = None) -> Path:
+    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file.
+
+    Of rows it is the path itself.
+    """
+    path = path.expanduser().absolute()
+    if not path.is_file() or kind_of(path) is not None:
+        return path
+    return path.parent if images is None else images.expanduser().absolute()
+
+
+def read_csv(path: Path, images: Path | None = None) -> Files:
+    """List the images of a CSV file of path,label, with or without a header line.
+
+    Paths are relative to `images`, or else to the folder of the CSV file, and must stay inside of it.
+
+    Raises:
+        DataError: A line has another form, or names a missing file.
+    """
+    files: Files = {}
+    folder = folder_of(path, images)
+    try:
+        text = read_plain(path, _MAX_CSV_BYTES).decode("utf-8-sig")
+        for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
+            where = f"{path}:{reader.line_num}"
+            if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                raise DataError(
+                    f"{where} is not of the form path,label",
+                    given=",".join(row) or "an empty line",
+                    allowed=_CSV_COLUMNS,
+                    fix="Correct the line.",
+                )
+            name, label = (cell.strip() for cell in row)
+            if (".." in name or name.startswith(os.sep)) and first_outside([name], folder, folder) is not None:
+                raise outside(name, folder, where=where, fix=IMAGES_FIX)
+            if not os.path.isfile(os.path.join(folder, name)):
+                raise DataError(
+                    f"{where} names a missing image: {folder / name[:200]}",
+                    allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
+                    fix="Correct the path, or set data.images to the folder that paths are relative to.",
+                )
+            files.setdefault(label, []).append(name)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text", allowed="a folder, or a CSV file of path,label", fix="Save it as UTF-8."
+        ) from error
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{path} can't be read: {reason}", allowed="a CSV file of path,label", fix="Use a readable CSV file."
+        ) from error
+    if not files:
+        raise DataError(
+            f"{path} names no images", allowed="lines such as daisy/a.jpg,daisy", fix="Add a line for each image."
+        )
+    check_classes(path, files)
+    return {label: sorted(files[label]) for label in sorted(files)}
+
+
+def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
+    """Split each class: a fraction for validation, rounded down but at least one image.
+
+    The split is that of `choose_validation`.
+
+    Args:
+        files: Files by class.
+        share: Fraction of each class for validation.
+        seed: The seed of the run.
+
+    Returns:
+        Training files and validation files.
+
+    Raises:
+        DataError: A class has only one image.
+    """
+    train: Files = {}
+    validation: Files = {}
+    for name, found in files.items():
+        if len(found) < 2:
+            raise DataError(
+                f"class {name} has only one image, so it cannot be split", fix="Add images, or delete the class."
+            )
+        chosen = choose_validation(found, share, seed)
+        train[name] = [file for file in found if file not in chosen]
+        validation[name] = [file for file in found if file in chosen]
+    return train, validation
+
+
+def count_shared(listing: Listing, config: DataConfig) -> int:
+    """Count the validation images that are training images too, in a split of the user."""
+    base = config.root or config.train
+    if config.eval is None or base is None:
+        return 0
+    trained = set(_whole_paths(folder_of(base, config.images), listing.train))
+    return sum(path in trained for path in _whole_paths(folder_of(config.eval, config.images), listing.validation))
+
+
+def _whole_paths(folder: Path, files: Files) -> Iterator[str]:
+    base = os.path.abspath(folder)
+    return (os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found)
+
+
+def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
+    """Select the classes of data.classes, in that order."""
+    if classes is not None:
+        missing = [name for name in classes if name not in files]
+        if missing:
+            near = difflib.get_close_matches(missing[0], files, n=1)
+            raise DataError(
+                f"there is no class {missing[0]} in {path}",
+                given="data.classes",
+                fix=f"Use {near[0]}." if near else "Remove it from data.classes.",
+            )
+        files = {name: files[name] for name in classes}
+    if len(files) < 2:
+        raise DataError(
+            f"{path} has only one class: {', '.join(files)}", allowed="two or more", fix="Add images of another class."
+        )
+    return files

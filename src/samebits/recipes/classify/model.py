@@ -1,0 +1,159 @@
+"""Build networks of torchvision, and of timm if it is installed.
+
+Legend: N images, H and W their height and width, C classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torchvision.models as zoo
+from torch import nn
+
+from samebits.errors import ConfigError
+from samebits.extras import pip_line
+from samebits.module.freeze import freeze
+from samebits.recipes.classify.config import RESNETS, ModelConfig
+from samebits.recipes.classify.stochastic_depth import drop_residual_blocks
+
+
+def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
+    """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C) logits.
+
+    Args:
+        config: The network, and which parameters are frozen.
+        num_classes: C.
+
+    Raises:
+        ConfigError: There is no network of that name, it has no stochastic depth, or a pattern of model.freeze matches
+            nothing.
+    """
+    name = config.name
+    if name.startswith("timm/"):
+        model = _from_timm(name.removeprefix("timm/"), num_classes, config.drop_path)
+    elif name.startswith("torchvision/"):
+        model = _from_torchvision(torchvision_name(name), num_classes, config.drop_path)
+    else:
+        model = getattr(zoo, name)(num_classes=num_classes, zero_init_residual=config.zero_init_residual)
+        if config.drop_path:
+            drop_residual_blocks(model, config.drop_path)
+    if config.freeze:
+        freeze(model, backbone_of(model) if config.freeze == "backbone" else config.freeze)
+    return model
+
+
+def backbone_of(model: nn.Module) -> list[str]:
+    """Return the names of all parameters except those of the head.
+
+    Raises:
+        ConfigError: The head of the network is unknown.
+    """
+    # timm's models declare it; in torchvision's it has one of these names.
+    head = getattr(model, "default_cfg", {}).get("classifier", ("fc", "classifier", "heads", "head"))
+    heads: Sequence[str] = (head,) if isinstance(head, str) else head
+    names = [name for name, _ in model.named_parameters()]
+    backbone = [name for name in names if not any(name.startswith(f"{each}.") for each in heads)]
+    if len(backbone) == len(names):
+        raise ConfigError(
+            f"model.freeze=backbone is not possible: the head of this {type(model).__name__} is unknown",
+            fix="Set patterns of the parameters to freeze, such as model.freeze=[stem.*, stages.*].",
+        )
+    return backbone
+
+
+def torchvision_name(name: str) -> str:
+    """Return the name of a network in torchvision, from the setting model.name.
+
+    Raises:
+        ConfigError: torchvision has no such network, or it has several outputs.
+    """
+    name = name.removeprefix("torchvision/")
+    known = [each for each in zoo.list_models(module=zoo) if each not in ("googlenet", "inception_v3")]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(
+            f"torchvision has no network called {name} with one output",
+            given=f"model.name=torchvision/{name}",
+            fix=f"Use torchvision/{near[0]}." if near else "See torchvision.models.list_models() for the names.",
+        )
+    return name
+
+
+def _from_torchvision(name: str, num_classes: int, drop_path: float) -> nn.Module:
+    is_resnet = name in RESNETS
+    options: dict[str, Any] = {"stochastic_depth_prob": drop_path} if drop_path and not is_resnet else {}
+    try:
+        model: nn.Module = zoo.get_model(name, num_classes=num_classes, **options)
+    except TypeError:
+        raise _no_drop_path(f"torchvision/{name}", drop_path) from None
+    if drop_path and is_resnet:
+        drop_residual_blocks(model, drop_path)
+    return model
+
+
+def _no_drop_path(name: str, drop_path: float) -> ConfigError:
+    return ConfigError(
+        f"{name} has no stochastic depth", given=f"model.drop_path={drop_path:g}", fix="Set model.drop_path=0."
+    )
+
+
+def check_timm(name: str) -> None:
+    """Check that timm is installed and has a network.
+
+    Raises:
+        ConfigError: It is not, or has not.
+    """
+    try:
+        import timm  # an optional dependency
+    except ImportError:
+        raise ConfigError(
+            f"model.name=timm/{name} requires timm, which is not installed",
+            fix=f"Run {pip_line('timm')}, or set model.name=resnet34.",
+        ) from None
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=1)
+        raise ConfigError(
+            f"timm has no network called {name}",
+            given=f"model.name=timm/{name}",
+            fix=f"Use timm/{near[0]}." if near else "See timm.list_models() for the names.",
+        )
+
+
+def _from_timm(name: str, num_classes: int, drop_path: float) -> nn.Module:
+    check_timm(name)
+    import timm
+
+    options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, **options)
+    except TypeError:
+        raise _no_drop_path(f"timm/{name}", drop_path) from None
+    return model
+
+
+def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
+    """Describe the frozen parameters, for the header of a run; empty if there are none.
+
+    Args:
+        model: The network.
+        weights: The setting model.weights.
+    """
+    total = sum(parameter.numel() for parameter in model.parameters())
+    frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+    if not frozen:
+        return ""
+    trained = dict.fromkeys(
+        name.rpartition(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad
+    )
+    shown = ", ".join(list(trained)[:4]) + (" …" if len(trained) > 4 else "")
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    still = sum(not module.training for module in norms)
+    lines = [f"{frozen:,} of {total:,} parameters; trained: {shown}"]
+    if still:
+        lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
+    if weights is None:
+        lines.append("warning: frozen parameters stay random, because model.weights is null")
+    return "\n".join(lines)

@@ -1,0 +1,163 @@
+"""The classify recipe: the parts that the engine trains, from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
+from samebits.recipes.classify.checking import drop_unreadable, skipped_row
+from samebits.recipes.classify.config import Config
+from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
+from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
+from samebits.recipes.classify.folders import Files, kind_of
+from samebits.recipes.classify.listing import count_shared, find_images, list_validation, take_all
+from samebits.recipes.classify.loss import cross_entropy
+from samebits.recipes.classify.model import build_model, frozen_row
+from samebits.recipes.classify.published import find_published, load_published
+from samebits.recipes.classify.rows import ImageRows, RowImages
+from samebits.storage.pretrained import load_pretrained
+
+NUM_TOP = 5
+
+
+def dataset_info(config: Config) -> Mapping[str, Any]:
+    """List the classes, the training and validation images, and the damaged images left out.
+
+    Raises:
+        DataError: The images can't be found, the splits do not match, or pretrained weights cannot be downloaded.
+    """
+    data = config.data
+    skipped: dict[str, str] = {}
+
+    def choose(files: Files, path: Path, least: int) -> Files:
+        kept, faults = drop_unreadable(files, path, least, data.images, data.columns)
+        skipped.update(faults)
+        return kept
+
+    found = find_images(data, config.seed, choose if data.on_error == "skip" else take_all)
+    published = {"weights": find_published(config.model.name)} if config.model.weights == "pretrained" else {}
+    # Chosen once, as the validation images are (ADR 11).
+    sets = {name: [_whole(path), _list_other(config, path, found.classes)] for name, path in data.eval_sets.items()}
+    return {
+        **published,
+        "classes": found.classes,
+        **({"eval_sets": sets} if sets else {}),
+        "held_out_from": None if data.eval is None else _whole(data.eval),
+        "skipped": skipped,
+        "num_in_both": count_shared(found, data),
+        "train": found.train,
+        "held_out": found.validation,
+    }
+
+
+def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
+    """Build the parts from the settings without opening an image.
+
+    Raises:
+        ConfigError: There is no such network.
+    """
+    classes: list[str] = dataset_info["classes"]
+    model = build_model(config.model, len(classes))
+    rows = {
+        "data": f"{len(classes):,} classes in {config.data.root or config.data.train}",
+        "model": config.model.name,
+        "frozen": frozen_row(model, weights=config.model.weights),
+        "skipped": skipped_row(list(dataset_info["skipped"])),
+        "validation": _shared_row(dataset_info),
+    }
+    return Parts(
+        model=model,
+        loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
+        train_data=partial(_open, config, dataset_info, train=True),
+        eval_data=partial(_open, config, dataset_info, train=False),
+        eval_sets={name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets},
+        metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
+        monitor=("top1", "max"),
+        init_weights=_initializer(config, dataset_info),
+        preprocess=partial(preprocess, config=config.data),
+        postprocess=partial(to_prediction, classes=classes),
+        draw=partial(draw_evaluation, classes=classes),
+        draw_samples=partial(draw_samples, classes=classes),
+        draw_prediction=draw_prediction,
+        input_shape=(3, config.data.size_px, config.data.size_px),
+        metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},
+        describe={name: text for name, text in rows.items() if text},
+    )
+
+
+def _initializer(config: Config, dataset_info: Mapping[str, Any]) -> Callable[[nn.Module], Mapping[str, str]] | None:
+    weights = config.model.weights
+    if weights is None:
+        return None
+    if weights == "pretrained":
+        info = dataset_info["weights"]
+        return partial(load_published, name=config.model.name, info=info, data=config.data)
+    return partial(load_pretrained, path=Path(weights))
+
+
+def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
+    """Convert (C,) logits to a prediction: the class, its probability, and the five most likely classes."""
+    probabilities = logits.detach().flatten().double().softmax(dim=0)
+    values, labels = probabilities.topk(min(NUM_TOP, len(classes)))
+    top = [
+        {"class": classes[label], "probability": round(value, 6)}
+        for label, value in zip(labels.tolist(), values.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
+
+
+def _shared_row(dataset_info: Mapping[str, Any]) -> str:
+    """Return a warning about images that are in both splits, for the header of a run; empty if there are none."""
+    num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
+    total = sum(map(len, dataset_info["held_out"].values()))
+    return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""
+
+
+def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
+    files: Files = dataset_info["train" if train else "held_out"]
+    other = config.data.eval
+    if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
+        # The user evaluates on images other than the validation split of the run.
+        files = _list_other(config, other, dataset_info["classes"])
+    return _open_images(config, _base(config, train=train), files, dataset_info["classes"], train=train)
+
+
+def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
+    """Open a set of data.eval_sets: the images that the run lists, or those of a set that was named later."""
+    path, classes = config.data.eval_sets[name], dataset_info["classes"]
+    listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
+    if listed_from != _whole(path):
+        files = _list_other(config, path, classes)
+    return _open_images(config, path, files, classes, train=False)
+
+
+def _open_images(config: Config, path: Path, files: Files, classes: list[str], *, train: bool) -> ImageFiles:
+    """Open listed images: files, or rows if the path has them."""
+    if kind_of(path) is None:
+        return open_files(path, files, classes, config.data, train=train, augment=config.augment)
+    rows = ImageRows(path, config.data.columns)
+    return RowImages(rows, files, classes, config.data, train=train, augment=config.augment)
+
+
+def _list_other(config: Config, path: Path, classes: list[str]) -> Files:
+    """List images for an evaluation that are not the validation split of the run."""
+    data = config.data
+    files = list_validation(path, classes, data.images, data.columns, restrict=data.classes is not None)
+    return drop_unreadable(files, path, 0, data.images, data.columns)[0] if data.on_error == "skip" else files
+
+
+def _base(config: Config, *, train: bool) -> Path:
+    data = config.data
+    base = data.root or data.train if train else data.eval or data.root
+    assert base is not None
+    return base
+
+
+def _whole(path: Path) -> str:
+    return str(path.expanduser().absolute())

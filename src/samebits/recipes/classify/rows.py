@@ -1,0 +1,271 @@
+"""Images in rows, each with its class: tar shards, Parquet files, and Hugging Face datasets on disk.
+
+A listing has the index of a row where that of a folder has the name of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
+from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.names import ENDINGS
+from samebits.data.sources.decoding import encoded_content
+from samebits.data.sources.local_files import find_files
+from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
+from samebits.data.sources.tar_shards import TarShards
+from samebits.errors import ConfigError, DataError
+from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.data import Head, ImageFiles, make_augmentation
+from samebits.recipes.classify.folders import Files, check_classes, kind_of
+
+# The usual names of the columns, the most common first.
+IMAGES = ("image", "img", "picture", "photo")
+LABELS = ("label", "labels", "fine_label", "class", "cls", "target", "category")
+_EXTENSIONS = tuple(ending.removeprefix(".") for ending in ENDINGS)
+_LABEL_EXTENSIONS = ("cls", "class", "label", "txt")
+
+Columns = tuple[str, str] | None
+
+
+class ImageRows:
+    """The rows of a dataset: an encoded image and a class each.
+
+    Args:
+        path: Tar shards or Parquet files as a file, a folder or a pattern; or a folder that `save_to_disk` has written.
+        columns: Names of the columns of image and class; extensions in tar shards. None: the usual ones.
+
+    Attributes:
+        files: Paths of the files that hold the rows.
+
+    Raises:
+        ConfigError: A package is not installed, or there are no such columns.
+        DataError: The files are missing or damaged.
+    """
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._path = path
+        self._names: list[str] | None = None  # of integer classes, if the files have them
+        kind = kind_of(path)
+        self._images, self._labels, self.files = {
+            "tar": self._open_tar, "parquet": self._open_parquet, "datasets": self._open_datasets,
+        }[kind or "tar"](columns)  # fmt: skip
+
+    def list_by_class(self) -> Files:
+        """Return the indices of the rows by class, in the order of the classes' numbers or else of their names.
+
+        Raises:
+            DataError: A class is no integer and no text.
+        """
+        found: dict[Any, list[str]] = {}
+        for index in range(len(self._labels)):
+            found.setdefault(self._class(index), []).append(str(index))
+        return {
+            self._name(value): found[value] for value in sorted(found, key=lambda each: (isinstance(each, str), each))
+        }
+
+    def encoded(self, index: int) -> EncodedImage:
+        """Return the encoded image of a row.
+
+        Raises:
+            DataError: It is no image.
+        """
+        name = f"row {index:,} of {self._path}"
+        return EncodedImage(name, encoded_content(self._images[index], name))
+
+    def pixels(self, index: int) -> ByteArray:
+        """Decode the image of a row: (H, W, 3) bytes.
+
+        Raises:
+            DataError: It is no image, or is damaged.
+        """
+        return self.encoded(index).pixels()
+
+    def _class(self, index: int) -> int | str:
+        value = self._labels[index]
+        if isinstance(value, bytes):
+            text = value.decode("utf-8", "replace").strip()
+            value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        most = 1 << 31 if self._names is None else len(self._names)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most:
+            return value
+        raise DataError(
+            f"row {index:,} of {self._path} has a class that is not understood",
+            given=shown(value),
+            allowed="the name of a class, or a number from 0" + ("" if self._names is None else f" to {most - 1}"),
+            fix="Correct the row, or set data.columns to the columns of image and class.",
+        )
+
+    def _name(self, value: int | str) -> str:
+        return value if isinstance(value, str) else str(value) if self._names is None else self._names[value]
+
+    def _open_tar(self, columns: Columns) -> tuple[Any, Any, list[str]]:
+        image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
+        keep = dict.fromkeys([*image.lower().split(";"), *label.lower().split(";")], bytes)
+        images, labels = (TarShards(str(self._path), (each,), decode=keep) for each in (image, label))
+        return _First(images), _First(labels), images.files
+
+    def _open_parquet(self, columns: Columns) -> tuple[Any, Any, list[str]]:
+        require_pyarrow()
+        import pyarrow
+        import pyarrow.parquet
+
+        first = find_files(str(self._path), ".parquet")[0]
+        try:
+            schema = pyarrow.parquet.read_schema(first)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(
+                f"{first} can't be read as Parquet", cause=error, fix="Copy or download the file again."
+            ) from error
+        image, label = self._choose(schema.names, columns)
+        self._names = _names_in(schema.metadata or {}, label)
+        images, labels = (ParquetRows(str(self._path), (each,)) for each in (image, label))
+        return _First(images), _First(labels), images.files
+
+    def _open_datasets(self, columns: Columns) -> tuple[Any, Any, list[str]]:
+        try:
+            import datasets
+        except ImportError:
+            raise ConfigError(
+                f"{self._path} is a Hugging Face dataset, which requires the package datasets",
+                fix='Run pip install "samebits[datasets]".',
+            ) from None
+        try:
+            found = datasets.load_from_disk(str(self._path.expanduser()))
+        except Exception as error:  # of damaged files, the library raises many types
+            raise DataError(
+                f"{self._path} can't be read as a Hugging Face dataset",
+                cause=str(error) or type(error).__name__,
+                fix="Write it again with save_to_disk.",
+            ) from error
+        if isinstance(found, datasets.DatasetDict):
+            splits = list(found)
+            raise DataError(
+                f"{self._path} has splits, not rows",
+                given=", ".join(splits),
+                fix=f"Set data.train={self._path / splits[0]} data.eval={self._path / splits[-1]}",
+            )
+        image, label = self._choose(found.column_names, columns)
+        self._names = getattr(found.features[label], "names", None)
+        if isinstance(found.features[image], datasets.Image):
+            found = found.cast_column(image, datasets.Image(decode=False))
+        files = [entry["filename"] for entry in found.cache_files]
+        return _Column(found.select_columns([image]), image), list(found[label]), files
+
+    def _choose(self, names: Sequence[str], columns: Columns) -> tuple[str, str]:
+        """Return the names of the columns of image and class."""
+        chosen = columns or tuple(next((each for each in usual if each in names), "") for usual in (IMAGES, LABELS))
+        for name, what in zip(chosen, ("images", "classes"), strict=True):
+            if name not in names:
+                raise ConfigError(
+                    f"{self._path} has no column {name}"
+                    if name
+                    else f"the column of {what} in {self._path} is unknown",
+                    given=f"columns: {', '.join(names)}",
+                    fix="Set data.columns=[IMAGE, CLASS] to two of these columns.",
+                )
+        return chosen[0], chosen[1]
+
+
+class _First:
+    """The only value of each sample of a dataset of tuples."""
+
+    def __init__(self, source: TarShards | ParquetRows) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index][0]
+
+
+class _Column:
+    """A column of a Hugging Face dataset."""
+
+    def __init__(self, source: Any, name: str) -> None:
+        self._source, self._name = source, name
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index][self._name]
+
+
+def _names_in(metadata: Mapping[bytes, bytes], label: str) -> list[str] | None:
+    """Return the names of the classes that Hugging Face stores in a Parquet file; None if it has none."""
+    try:
+        names = parse_json(metadata[b"huggingface"], MAX_MEMORY_BYTES)["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
+def shown(value: object) -> str:
+    """Describe a value for an error: its type, and its text if it is short."""
+    text = repr(value) if isinstance(value, str | bytes | int | float | bool | None) else ""
+    return f"a {type(value).__name__}" + (f": {text[:60]}" if text else "")
+
+
+def list_rows(path: Path, columns: Columns) -> Files:
+    """List the rows of a dataset by class.
+
+    Raises:
+        DataError: The files are missing or damaged, or a row has no class.
+    """
+    files = ImageRows(path, columns).list_by_class()
+    check_classes(path, files)
+    return files
+
+
+class RowImages(ImageFiles):
+    """Images in rows with labels; otherwise as `ImageFiles`.
+
+    Args:
+        rows: The dataset.
+        files: Indices of the rows to use, by class.
+        classes: Classes in the order of the model's outputs.
+        config: Size, augmentation and normalization.
+        train: Whether to take random crops.
+        augment: Augmentation of training images after the crop. None: none.
+
+    Raises:
+        ConfigError: data.cache is set.
+    """
+
+    def __init__(
+        self,
+        rows: ImageRows,
+        files: Files,
+        classes: Sequence[str],
+        config: DataConfig,
+        *,
+        train: bool,
+        augment: AugmentConfig | None = None,
+    ) -> None:
+        if config.cache is not None:
+            raise ConfigError("data.cache is for image files only, not for rows", fix="Remove data.cache.")
+        labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
+        augmentation = make_augmentation(augment if train else None, len(classes))
+        super().__init__([], torch.tensor(labels, dtype=torch.int64), config, train=train, augmentation=augmentation)
+        self._rows = rows
+        self._indices = [int(index) for name in classes for index in files.get(name, [])]
+        self.files = [Path(file) for file in rows.files]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
+        encoded = self._rows.encoded(self._indices[index])
+        return Head(encoded.size, encoded.is_scalable), encoded
+
+    def _pixels(
+        self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
+    ) -> ByteArray:
+        assert encoded is not None  # as `_open` returns it
+        return encoded.pixels(scale, bottom_px=bottom_px)

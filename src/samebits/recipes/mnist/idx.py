@@ -1,0 +1,136 @@
+"""Read IDX files, the format of MNIST: plain, .gz or .xz.
+
+A file starts with two zero bytes, one byte for the type of number (8: unsigned bytes, the only one here), one for the
+number of dimensions, and the size of each dimension as 4 bytes, most significant first. Source: the format's
+description on MNIST's own page (LeCun, Cortes and Burges).
+"""
+
+from __future__ import annotations
+
+import lzma
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from samebits.config.plain_file import read_plain
+from samebits.errors import DataError
+
+ByteArray = npt.NDArray[np.uint8]
+_GZIP_BITS = 31  # zlib's wbits for a gzip header
+_MAX_MEMBERS = 100  # a gzip file may consist of several members
+ENDINGS = ("", ".gz", ".xz")
+# More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
+MAX_BYTES = 1 << 28
+_XZ_MEMORY_BYTES = 1 << 28  # for the dictionary, whose size the file itself defines
+
+
+def read_idx(path: Path, num_dims: int) -> ByteArray:
+    """Read one IDX file of unsigned bytes.
+
+    Args:
+        path: The file. The suffix .gz or .xz defines its compression.
+        num_dims: Required number of dimensions: 3 for images, 1 for labels.
+
+    Returns:
+        (N, H, W) images or (N,) labels, uint8.
+
+    Raises:
+        DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
+    """
+    head_bytes = 4 + 4 * num_dims
+    packed = _packed(path)
+    content = _unpacked(path, packed, head_bytes)
+    expected = f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
+    again = "Delete the file and download it again."
+    if not content:
+        raise DataError(f"{path} is empty", allowed=expected, fix=again)
+    magic = bytes((0, 0, 8, num_dims))
+    if content[:4] != magic[: len(content)]:
+        given = " ".join(f"{byte:02x}" for byte in content[:4])
+        is_swapped = content[:3] == magic[:3] and len(content) > 3
+        raise DataError(
+            f"{path} is not {expected}",
+            given=f"first bytes {given}",
+            allowed=magic.hex(" "),
+            cause="images and labels are swapped" if is_swapped else None,
+            fix="Rename the files." if is_swapped else again,
+        )
+    if len(content) < head_bytes:
+        raise DataError(
+            f"{path} is truncated: {len(content)} bytes, but the header alone has {head_bytes}",
+            allowed=expected,
+            fix=again,
+        )
+    shape = struct.unpack_from(f">{num_dims}I", content, 4)
+    size = head_bytes + math.prod(shape)
+    wanted = " x ".join(f"{length:,}" for length in shape)
+    if size > MAX_BYTES:
+        raise DataError(
+            f"{path} declares {size:,} bytes",
+            given=f"shape in its header: {wanted}",
+            allowed=f"at most {MAX_BYTES:,} bytes",
+            fix=again,
+        )
+    # One byte more than the header declares is enough to detect a file that is too long.
+    content = _unpacked(path, packed, size + 1)
+    if len(content) != size:
+        is_short = len(content) < size
+        fault = f"is truncated: {len(content):,} bytes" if is_short else f"is too long: over {size:,} bytes"
+        raise DataError(
+            f"{path} {fault}",
+            allowed=f"{size:,} bytes, from the shape {wanted} in its header",
+            fix=again,
+        )
+    return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
+
+
+def _packed(path: Path) -> bytes:
+    try:
+        return read_plain(path, MAX_BYTES)
+    except OSError as error:
+        raise DataError(
+            f"{path} can't be read: {error.strerror or error}", fix="Check the path and its permissions."
+        ) from error
+
+
+def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
+    """Decompress the first bytes of a file."""
+    if not packed:
+        return b""
+    try:
+        if path.suffix == ".gz":
+            return _gunzipped(packed, num_bytes)
+        if path.suffix == ".xz":
+            unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+            content = unpacker.decompress(packed, num_bytes)
+            if len(content) < num_bytes and not unpacker.eof:
+                raise EOFError("its end is missing")
+            return content
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(
+            f"{path} can't be unpacked: {error}",
+            given=f"{len(packed):,} bytes",
+            cause="the file is truncated or damaged",
+            fix="Delete the file and download it again.",
+        ) from error
+    return packed[:num_bytes]
+
+
+def _gunzipped(packed: bytes, num_bytes: int) -> bytes:
+    """Decompress like gzip.GzipFile, which would read a file name of any length in the header byte by byte."""
+    content = b""
+    for _ in range(_MAX_MEMBERS):
+        unpacker = zlib.decompressobj(_GZIP_BITS)
+        content += unpacker.decompress(packed, num_bytes - len(content))
+        if len(content) >= num_bytes:
+            break
+        if not unpacker.eof:
+            raise EOFError("its end is missing")
+        packed = unpacker.unused_data.lstrip(b"\0")
+        if not packed:
+            break
+    return content

@@ -1,0 +1,105 @@
+"""Read an image file of a digit in the format of the training images, and make a prediction from the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from samebits.errors import DataError
+from samebits.recipes.mnist.data import Scale
+
+GreyArray = npt.NDArray[np.float32]
+
+# Ink fainter than this fraction of the darkest ink counts as paper.
+_FAINT = 0.2
+# Enough for an image of one digit, which is copied several times as floats.
+_MAX_PIXELS = 25_000_000
+
+
+def read_image(path: Path, scale: Scale) -> Tensor:
+    """Read an image of one digit as the model's input.
+
+    An image of the size of the training images is used as it is. Any other is cropped to its ink, scaled so that the
+    ink fills the same box as in the training images, and its centre of mass is moved to the middle. An image with a
+    light border is dark ink on paper and is inverted. Transparent pixels count as white paper.
+
+    Returns:
+        (1, H, W) float32, normalized.
+
+    Raises:
+        DataError: The file can't be read, is not an image, or is empty paper.
+    """
+    ink = _ink(path)
+    if ink.shape != (scale.size_px, scale.size_px):
+        ink = _fit(ink, scale)
+    return scale.normalise(torch.from_numpy(ink * scale.white)).unsqueeze(0)
+
+
+def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
+    """Make a prediction from (10,) logits: the class, its probability, and the `num_top` most likely classes."""
+    probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
+    values, classes = probabilities.topk(num_top)
+    top = [
+        {"class": label, "probability": round(value, 6)}
+        for label, value in zip(classes.tolist(), values.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
+
+
+def _ink(path: Path) -> GreyArray:
+    """Read (H, W) ink: 0 for paper, 1 for full ink."""
+    from samebits.data.images import EncodedImage  # imported late, because training does not need it
+
+    grey = _grey(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    ink = 1 - grey if np.median(border) > 0.5 else grey
+    if ink.max() - ink.min() < 0.05:
+        raise DataError(
+            f"{path} shows nothing: all pixels have the same shade",
+            allowed="an image of one digit",
+            fix="Use an image with dark ink on a light background, or light ink on a dark one.",
+        )
+    return ink
+
+
+def _grey(image: Image.Image) -> GreyArray:
+    """Convert an image of any mode to (H, W) brightness in 0 to 1."""
+    if image.mode[0] in "IF":
+        # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
+        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats in a file can be infinite or NaN
+        bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
+        return bright
+    image = image.convert("RGBA")
+    paper = Image.new("RGBA", image.size, "white")
+    grey = Image.alpha_composite(paper, image).convert("L")
+    return np.asarray(grey, dtype=np.float32) / np.float32(255)
+
+
+def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
+    """Scale ink of any size to (size_px, size_px), as in the training images."""
+    ink = (ink - ink.min()) / (ink.max() - ink.min())
+    ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
+    rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]
+    cut = Image.fromarray(ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    factor = scale.box_px / max(cut.size)
+    size = (max(1, round(cut.width * factor)), max(1, round(cut.height * factor)))
+    small = np.clip(
+        np.asarray(cut.resize(size, Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC)), 0, 1
+    )
+    canvas = np.zeros((scale.size_px, scale.size_px), dtype=np.float32)
+    top, left = (_offset(small.sum(axis=1 - axis), scale.size_px) for axis in (0, 1))
+    canvas[top : top + small.shape[0], left : left + small.shape[1]] = small
+    return canvas
+
+
+def _offset(mass: npt.NDArray[np.float32], size_px: int) -> int:
+    """Compute the offset along one axis that moves the centre of mass to the middle."""
+    centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
+    return min(max(round(size_px / 2 - centre), 0), size_px - len(mass))

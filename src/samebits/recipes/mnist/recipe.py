@@ -1,0 +1,38 @@
+"""The mnist recipe: the parts that the engine trains, from the settings."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from samebits.engine.parts import Parts
+from samebits.metrics.classification import Accuracy
+from samebits.recipes.mnist.config import Config
+from samebits.recipes.mnist.data import SCALES, TITLES, open_images
+from samebits.recipes.mnist.drawing import draw_evaluation, draw_samples
+from samebits.recipes.mnist.loss import cross_entropy
+from samebits.recipes.mnist.model import NUM_CLASSES, build_model
+from samebits.recipes.mnist.predict import read_image, to_prediction
+
+
+def build(config: Config) -> Parts:
+    """Build the parts from the settings. Reads no data yet.
+
+    Raises:
+        ConfigError: The network cannot take images of this size.
+    """
+    scale = SCALES[config.data.name]
+    return Parts(
+        model=build_model(config),
+        loss=cross_entropy,
+        train_data=partial(open_images, config.data, train=True),
+        eval_data=partial(open_images, config.data, train=False),
+        metric=partial(Accuracy, NUM_CLASSES),
+        monitor=("top1", "max"),
+        preprocess=partial(read_image, scale=scale),
+        postprocess=to_prediction,
+        draw=partial(draw_evaluation, scale=scale),
+        draw_samples=partial(draw_samples, scale=scale),
+        input_shape=(1, scale.size_px, scale.size_px),
+        metadata={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
+        describe={"data": TITLES[config.data.name], "model": config.model.name},
+    )

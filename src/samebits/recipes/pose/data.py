@@ -1,0 +1,195 @@
+"""Datasets of images of people, for training and evaluation.
+
+Legend: N images, H and W height and width of an image, P people, K joints, S the side of the training square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.normalise import MEAN, STD
+from samebits.data.samples import Batch
+from samebits.recipes.pose.affine import UNIT_PX, Floats, Pixels, Placement, draw_placement
+from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.targets import Maps, draw_heatmaps, index_joints
+
+STRIDES = (4, 2)  # of the two outputs of the network
+BASE_PX = 256.0  # size of a person with sigma = data.sigma (scale_aware)
+HALF = 127
+_MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values in (MEAN, STD))
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image and the people in it.
+
+    Attributes:
+        rgb: (H, W, 3).
+        joints: (P, K, 3): x, y in pixels, visible.
+        sizes: (P,) the longer side of each person's box, pixels.
+        mask: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
+    """
+
+    rgb: Pixels
+    joints: Floats
+    sizes: Floats
+    mask: Pixels | None = None
+
+
+class Source(Protocol):
+    """A source of images with annotated people."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def example(self, index: int, key: int) -> Example:
+        """Load an image; the key is the only source of random numbers, if there are any."""
+
+    def ground_truth(self, index: int) -> dict[str, Any]:
+        """Return image_id, file_name, width, height, crowd_index, and annotations in COCO's format."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The input and the targets of one training image; of maps and masks the one at 1/4 first.
+
+    Attributes:
+        image: (S, S, 3) float32, normalised.
+        heatmaps: (K, S/4, S/4) and (K, S/2, S/2).
+        masks: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
+        index: (max_people, K, 2); `index_joints` describes it.
+    """
+
+    image: Maps
+    heatmaps: Sequence[Maps]
+    masks: Sequence[Maps]
+    index: IntArray
+
+
+class TrainImages:
+    """Training images with random rotation, scale, shift and flip, and their targets.
+
+    Args:
+        source: The images.
+        config: The augmentation and the size of the heatmap peaks.
+        tag_per_joint: Whether the network has a tag map per joint.
+        channels_last: Whether batches are in channels-last memory format.
+    """
+
+    def __init__(
+        self, source: Source, config: DataConfig, *, tag_per_joint: bool = True, channels_last: bool = True
+    ) -> None:
+        self.source, self._config = source, config
+        self._tag_per_joint, self._channels_last = tag_per_joint, channels_last
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def files(self) -> Sequence[str] | None:
+        """Paths of the files that are read, where the source has any."""
+        return getattr(self.source, "files", None)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Load, transform and draw a batch.
+
+        Returns:
+            inputs (N, 3, S, S) float32; targets: `heatmaps` [(N, K, S/4, S/4), (N, K, S/2, S/2)], `masks`
+            [(N, S/4, S/4), (N, S/2, S/2)] float32, `index` (N, max_people, K, 2) int64.
+        """
+        count, size = len(indices), self._config.size_px
+        num_joints = self._config.skeleton.num_joints
+        images = np.empty((count, size, size, 3), np.float32)
+        heatmaps = [np.zeros((count, num_joints, size // step, size // step), np.float32) for step in STRIDES]
+        masks = [np.empty((count, size // step, size // step), np.float32) for step in STRIDES]
+        index = np.empty((count, self._config.max_people, num_joints, 2), np.int64)
+        for row, (sample_index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
+            example = self.source.example(sample_index, key)
+            height, width = example.rgb.shape[:2]
+            place_sample(
+                example,
+                draw_placement(width, height, key, self._config),
+                self._config,
+                Sample(images[row], [maps[row] for maps in heatmaps], [mask[row] for mask in masks], index[row]),
+                tag_per_joint=self._tag_per_joint,
+            )
+        inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
+        targets = {
+            "heatmaps": [torch.from_numpy(maps) for maps in heatmaps],
+            "masks": [torch.from_numpy(mask) for mask in masks],
+            "index": torch.from_numpy(index),
+        }
+        return Batch(inputs if self._channels_last else inputs.contiguous(), targets, torch.from_numpy(indices))
+
+
+def place_sample(
+    example: Example, placement: Placement, config: DataConfig, out: Sample, *, tag_per_joint: bool = True
+) -> None:
+    """Transform an image and its annotations into the training square.
+
+    Args:
+        example: The image.
+        placement: The transform.
+        config: Sizes of the square and of the heatmap peaks.
+        out: Written by this function. Its heatmaps must be zero.
+        tag_per_joint: Whether the network has a tag map per joint.
+    """
+    height, width = example.rgb.shape[:2]
+    size = config.size_px
+    warped = placement.warp(example.rgb, size)
+    # As rows of S * 3 numbers: numpy is slow with a last dimension of 3.
+    np.subtract(warped.reshape(size, -1), np.tile(_MEAN, size), out=out.image.reshape(size, -1))
+    np.divide(out.image.reshape(size, -1), np.tile(_STD, size), out=out.image.reshape(size, -1))
+
+    mask = np.full((height, width), 255, np.uint8) if example.mask is None else example.mask
+    sigmas: float | Floats = config.sigma
+    if config.scale_aware:
+        side = min(width, height) if config.scale_side == "short" else max(width, height)
+        sigmas = config.sigma * example.sizes / BASE_PX / (placement.scale * UNIT_PX / side)
+    for stage, stride in enumerate(STRIDES):
+        map_px = size // stride
+        # Interpolated values up to a half, and pixels outside of the image, count as masked.
+        np.greater(placement.warp(mask, map_px), HALF, out=out.masks[stage], casting="unsafe")
+        joints = placement.joints(example.joints, map_px, config.skeleton)
+        draw_heatmaps(joints, sigmas, map_px, out=out.heatmaps[stage])
+        if stage == 0:
+            out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
+
+
+class EvalImages:
+    """Validation images at their own sizes, with their annotations.
+
+    Args:
+        source: The images.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def files(self) -> Sequence[str] | None:
+        """Paths of the files that are read, where the source has any."""
+        return getattr(self.source, "files", None)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Load a batch.
+
+        Returns:
+            inputs: N tensors (3, H, W) uint8; targets: N dicts of `Source.ground_truth`.
+        """
+        images = [torch.from_numpy(self.rgb(index)).permute(2, 0, 1) for index in indices.tolist()]
+        return Batch(images, [self.source.ground_truth(index) for index in indices.tolist()], torch.from_numpy(indices))
+
+    def rgb(self, index: int) -> Pixels:
+        """Return (H, W, 3) bytes of an image."""
+        rgb = self.source.example(index, 0).rgb
+        return rgb if rgb.flags.writeable else rgb.copy()

@@ -1,0 +1,211 @@
+"""Draw people on images: one colour per person, with dark outlines that are visible on every background."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from samebits.data.images import read_rgb
+from samebits.data.normalise import MEAN, STD
+from samebits.data.samples import Batch
+from samebits.recipes.pose.data import STRIDES
+from samebits.recipes.pose.metric import PoseMetric
+from samebits.recipes.pose.skeletons import Skeleton
+from samebits.report.pictures import colours, draw_sheet
+
+Points = npt.NDArray[np.float64]
+
+# Joints with a lower score are not drawn, because refinement puts every joint somewhere. People with too few other
+# joints are not drawn either. The JSON has all of them.
+MIN_JOINT_SCORE = 0.1
+MIN_JOINTS = 3
+
+_DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120, 120, 120)
+_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
+
+
+class ImageSamples(Protocol):
+    """A dataset that can return the original images."""
+
+    def rgb(self, index: int) -> npt.NDArray[np.uint8]:
+        """Return (H, W, 3) bytes of an image."""
+
+
+def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
+    """Draw skeletons on an image.
+
+    Args:
+        image: RGB.
+        people: (K, 3) for each person: x, y in pixels of the image, and the score of the joint; 0: not drawn.
+        skeleton: Which joints are connected.
+
+    Returns:
+        A changed copy.
+    """
+    # Drawn twice as large and reduced, because Pillow's lines are not antialiased.
+    fine = 2 if max(image.size) <= 2000 else 1
+    canvas = image.convert("RGB").resize((image.width * fine, image.height * fine), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(canvas)
+    for person, colour in zip(people, colours(len(people)), strict=True):
+        seen = person[:, 2] > 0
+        if not seen.any():
+            continue
+        spots = (person[:, :2] + 0.5) * fine
+        extent = float(np.ptp(spots[seen], axis=0).max())
+        # Thin lines on small people, to keep them visible.
+        width = min(max(3.0 * fine, extent / 40), max(canvas.size) / 110)
+        limbs = [(tuple(spots[a]), tuple(spots[b])) for a, b in skeleton.limbs if seen[a] and seen[b]]
+        for extra, ink in ((max(1.5 * fine, width * 0.5), _DARK), (0, colour)):
+            for limb in limbs:
+                draw.line(limb, ink, max(1, round(width + extra)))
+            for x, y in spots[seen]:
+                radius = (width * 1.5 + extra) / 2 + 0.5
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), ink)
+    return canvas.resize(image.size, Image.Resampling.LANCZOS) if fine > 1 else canvas
+
+
+def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skeleton) -> Image.Image:
+    """Draw a prediction on its image.
+
+    Args:
+        path: The image file.
+        prediction: What `infer.to_prediction` returned for it.
+        skeleton: Which joints are connected.
+
+    Raises:
+        DataError: The image can't be read.
+    """
+    people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]]
+    image, shown = Image.fromarray(read_rgb(path)), _sure(people)
+    return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
+
+
+def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> None:
+    """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
+
+    Args:
+        metric: The merged metric of the evaluation.
+        samples: The validation images.
+        folder: Folder for `people.png`.
+    """
+    shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))
+    rows = []
+    for each in shown:
+        image = Image.fromarray(samples.rgb(each["index"]))
+        found = [np.array(result["keypoints"]).reshape(-1, 3) for result in each["results"]]
+        there = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in each["target"]["annotations"]]
+        rows.append(_row(image, _sure(found), there, np.array(each["sketch"], np.uint8), metric.skeleton))
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _sheet(rows).save(folder / "people.png", optimize=True)
+
+
+def _with_caption(image: Image.Image, caption: str) -> Image.Image:
+    """Add a line of text below an image, because an image without people would look unprocessed."""
+    size_px = max(14, image.height // 40)
+    canvas = Image.new("RGB", (max(image.width, 10 * size_px), image.height + 2 * size_px), _PAPER)
+    canvas.paste(image, (0, 0))
+    corner = (size_px // 2, image.height + size_px)
+    ImageDraw.Draw(canvas).text(corner, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
+    return canvas
+
+
+def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) -> None:
+    """Draw training images after augmentation, with the joints that the loss uses; masked areas are dark.
+
+    Args:
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
+        skeleton: Which joints are connected.
+    """
+    tiles, captions = [], []
+    for batch in batches:
+        images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
+        maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
+        for row, image in enumerate(images):
+            people = [_joints(person, maps[row]) for person in index[row] if person[:, 1].any()]
+            tiles.append(_tile(image, masks[row], people, skeleton))
+            captions.append(f"{len(people)} {'person' if len(people) == 1 else 'people'}")
+    title = "Training samples after augmentation, with their labels"
+    draw_sheet(title, tiles, captions, path, tile_px=(_PANEL_PX, _PANEL_PX))
+
+
+def _joints(person: npt.NDArray[np.int64], maps: npt.NDArray[np.float32]) -> Points:
+    """Convert a person's (K, 2) index of `index_joints` to (K, 3) for `draw_people`, by the (K, R, R) heatmaps."""
+    num_joints, size_px, _ = maps.shape
+    y, x = np.divmod(person[person[:, 1] > 0, 0] % size_px**2, size_px)
+    joints = np.zeros((num_joints, 3))
+    joints[maps[:, y, x].argmax(axis=0)] = np.column_stack([x, y, np.ones(len(x))])  # the joint with the highest map
+    return joints
+
+
+def _tile(
+    image: npt.NDArray[np.float32], mask: npt.NDArray[np.float32], people: Sequence[Points], skeleton: Skeleton
+) -> npt.NDArray[np.uint8]:
+    """Draw people, in pixels of the map at 1/4, on a normalized image (S, S, 3); bytes of the tile size."""
+    light = (0.35 + 0.65 * mask.repeat(STRIDES[0], axis=0).repeat(STRIDES[0], axis=1))[..., None]
+    rgb = (image * np.array(STD, np.float32) + np.array(MEAN, np.float32)) * 255 * light
+    small = Image.fromarray(rgb.clip(0, 255).round().astype(np.uint8)).resize((_PANEL_PX, _PANEL_PX))
+    factor = _PANEL_PX / len(mask)
+    placed = [np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]]) for person in people]
+    return np.asarray(draw_people(small, placed, skeleton))
+
+
+def _sure(people: Sequence[Points]) -> list[Points]:
+    """Remove joints with a low score, and then people with too few joints."""
+    sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
+    return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
+
+
+def _row(
+    image: Image.Image, predicted: list[Points], truth: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
+) -> tuple[Image.Image, Image.Image, Image.Image, str]:
+    """Draw the three panels of an image, and its caption."""
+    factor = _PANEL_PX / max(image.size)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    small = image.resize(size, Image.Resampling.LANCZOS)
+    shrunk = [
+        [np.column_stack([(p[:, :2] + 0.5) * factor - 0.5, p[:, 2]]) for p in people] for people in (predicted, truth)
+    ]
+    drawn = [draw_people(small, people, skeleton) for people in shrunk]
+    truth_shown = [person for person in truth if (person[:, 2] > 0).any()]
+    caption = f"{len(predicted)} predicted, {len(truth_shown)} ground truth"
+    return drawn[0], drawn[1], _warm(small, heat), caption
+
+
+def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
+    """Draw the heatmap in warm colours over the image in dark gray."""
+    glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
+    dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
+    hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)
+    return Image.fromarray((dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8))
+
+
+def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) -> Image.Image:
+    """Arrange the rows in one or two columns."""
+    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
+    num_columns = min(2, len(rows))
+    row_px = max(panel.height for row in rows for panel in row[:3]) + _TEXT_PX + 14
+    column_px = 3 * _PANEL_PX + 2 * _GAP_PX
+    top = _MARGIN_PX + 24
+    num_rows = -(-len(rows) // num_columns)
+    width = 2 * _MARGIN_PX + num_columns * column_px + (num_columns - 1) * _MARGIN_PX
+    sheet = Image.new("RGB", (width, top + num_rows * row_px + _MARGIN_PX - 14), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for column in range(num_columns):
+        for number, title in enumerate(("prediction", "ground truth", "heatmaps")):
+            x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + number * (_PANEL_PX + _GAP_PX)
+            draw.text((x, _MARGIN_PX - 4), title, _INK, font)
+    for number, (*panels, caption) in enumerate(rows):
+        row, column = divmod(number, num_columns)
+        left, y = _MARGIN_PX + column * (column_px + _MARGIN_PX), top + row * row_px
+        for panel_number, panel in enumerate(panels):
+            sheet.paste(panel, (left + panel_number * (_PANEL_PX + _GAP_PX), y))
+        draw.text((left, y + max(panel.height for panel in panels) + 3), caption, _FAINT, small)
+    return sheet

@@ -1,0 +1,232 @@
+"""Inference: from an image to people, with multi-scale and flip testing.
+
+HigherHRNet's test path (`valid.py`). Images are processed one by one, each at its own size.
+
+    image -> make_views -> forward_views (heatmaps, tags) -> Grouping.people -> joints in pixels of the image
+
+Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip testing).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samebits.data.images import read_rgb
+from samebits.data.normalise import normalise
+from samebits.recipes.pose.assign import SCORE, Y
+from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.view import View, check_shape, view
+
+# The category id of "person" in COCO and CrowdPose.
+PERSON = 1
+# Longer side of the heatmap that is kept for drawings.
+_SKETCH_PX = 96
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The people found in one image.
+
+    Attributes:
+        joints: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
+        scores: (P,) float64, the confidence of each person.
+        heat: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
+        image_id: Number or name of the image, if known.
+    """
+
+    joints: npt.NDArray[np.float64]
+    scores: npt.NDArray[np.float64]
+    heat: npt.NDArray[np.uint8]
+    image_id: int | str = 0
+
+
+def read_image(path: Path) -> dict[str, Any]:
+    """Read an image file as the input of `infer`.
+
+    Returns:
+        `rgb`, (3, H, W) uint8, and `image_id`, such as 785 for 000000000785.jpg.
+
+    Raises:
+        DataError: It can't be read.
+    """
+    rgb = read_rgb(path)
+    check_shape(path, rgb.shape[1], rgb.shape[0])
+    return {"rgb": prepare(rgb), "image_id": _number_of(path.stem)}
+
+
+def _number_of(stem: str) -> int | str:
+    # A name can have more digits than Python converts to an int.
+    digits = re.search(r"[0-9]{1,18}$", stem)
+    return int(digits.group()) if digits else stem
+
+
+def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
+    """Convert (H, W, 3) bytes to the input of `infer`: (3, H, W) uint8."""
+    return torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
+
+
+def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
+    """Make the inference function of these settings.
+
+    Returns:
+        (model, images) -> the detections of each image. Images are a list of (3, H, W) uint8 tensors of any sizes, or
+        a dict with `rgb`, (N, 3, H, W), and N `image_id`.
+    """
+    test, skeleton = config.test, config.skeleton
+    grouping = Grouping(
+        order=skeleton.order,
+        max_people=test.max_people,
+        detection_threshold=test.detection_threshold,
+        tag_threshold=test.tag_threshold,
+        use_detection_value=test.use_detection_value,
+        ignore_too_much=test.ignore_too_much,
+        nms_kernel=test.nms_kernel,
+        adjust=test.adjust,
+        refine=test.refine,
+    )
+    mirrored = skeleton.mirrored if test.flip else None
+    size_px = test.size_px or config.data.size_px
+
+    def infer(model: nn.Module, inputs: Any) -> list[Detections]:
+        is_named = isinstance(inputs, Mapping)
+        images = inputs["rgb"] if is_named else inputs
+        numbers = inputs["image_id"] if is_named else [0] * len(images)
+        found = []
+        for image, number in zip(images, numbers, strict=True):
+            check_shape(f"image {number}", image.shape[-1], image.shape[-2])
+            views, base = make_views(image, size_px, test.scales)
+            heat, tags = forward_views(model, image, views, base if test.project else None, mirrored=mirrored)
+            people, scores = grouping.people(heat, tags)
+            # All views show the same part of the image, so any of them converts coordinates: here the smallest.
+            each = _found(people, scores, heat, list(views.values())[-1], image)
+            found.append(replace(each, image_id=number))
+        return found
+
+    return infer
+
+
+def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
+    """Make the views of an image.
+
+    Args:
+        image: (3, H, W).
+        size_px: Shorter side at scale 1, pixels.
+        scales: The scales.
+
+    Returns:
+        Views by scale, the largest first; and the view at scale 1, even if it is not among them.
+    """
+    height, width = image.shape[-2:]
+    smallest = min(scales)
+    views = {
+        scale: view(width, height, size_px=size_px, scale=scale, min_scale=smallest)
+        for scale in sorted(scales, reverse=True)
+    }
+    return views, view(width, height, size_px=size_px, scale=1.0, min_scale=smallest)
+
+
+def forward_views(
+    model: nn.Module,
+    image: Tensor,
+    views: Mapping[float, View],
+    project_to: View | None,
+    *,
+    mirrored: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the network on all views of an image, and average.
+
+    Args:
+        model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
+        image: (3, H, W) uint8.
+        views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
+        project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
+        mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.
+
+    Returns:
+        (K, H, W) heat, the mean over views; (T, K or 1, H, W) tags.
+    """
+    size = (project_to.height, project_to.width) if project_to is not None else None
+    total: Tensor | None = None
+    tags: Tensor | None = None
+    for scale, seen in views.items():
+        heat, own_tags = _forward_view(model, normalise(seen.sample(image)), mirrored)
+        size = size or (heat.shape[-2], heat.shape[-1])
+        heat = _resized(heat, size)
+        total = heat if total is None else total.add_(heat)
+        if scale == 1 or len(views) == 1:
+            tags = _resized(own_tags, size)
+    if total is None or tags is None:
+        raise ValueError(f"tags are taken from scale 1, which is not among {sorted(views)}")
+    return total / len(views), tags
+
+
+def to_prediction(found: Detections) -> dict[str, Any]:
+    """Make a prediction that can be written as JSON, with people in COCO's results format."""
+    return {"people": coco_results(found, found.image_id)}
+
+
+def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]:
+    """Convert detections to COCO's results format: keypoints are x, y, score of all joints."""
+    results = []
+    for joints, score in zip(found.joints, found.scores, strict=True):
+        low, high = joints[:, : Y + 1].min(axis=0), joints[:, : Y + 1].max(axis=0)
+        results.append(
+            {
+                "image_id": image_id,
+                "category_id": PERSON,
+                "keypoints": joints.ravel().tolist(),
+                "score": float(score),
+                "bbox": [*low.tolist(), *(high - low).tolist()],
+            }
+        )
+    return results
+
+
+def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K or 1, h, w) tags, at 1/2."""
+    images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
+    coarse, fine = (output.float() for output in model(images))
+    num_joints = fine.shape[1]
+    coarse = F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear", align_corners=False)
+    heat, tags = (coarse[:, :num_joints] + fine) / 2, coarse[:, num_joints:]
+    if mirrored is None:
+        return heat[0], tags
+    partners = torch.tensor(mirrored, device=heat.device)
+    back = heat[1].flip(-1)[partners]
+    own_tags = tags[1].flip(-1)
+    own_tags = own_tags[partners] if len(own_tags) == num_joints else own_tags
+    return (heat[0] + back) / 2, torch.stack([tags[0], own_tags])
+
+
+def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize (C, h, w) or (T, C, h, w)."""
+    if maps.shape[-2:] == size:
+        return maps
+    batch = maps if maps.dim() == 4 else maps[None]
+    resized = F.interpolate(batch, size=size, mode="bilinear", align_corners=False)
+    return resized if maps.dim() == 4 else resized[0]
+
+
+def _found(
+    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, image: Tensor
+) -> Detections:
+    """Convert joints in pixels of a map to detections in pixels of the image."""
+    joints = people[:, :, : SCORE + 1].astype(np.float64)
+    joints[:, :, : Y + 1] = seen.to_image(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
+    height, width = image.shape[-2:]
+    highest = seen.crop(heat.amax(dim=0, keepdim=True), width, height)
+    factor = min(1.0, _SKETCH_PX / max(highest.shape))
+    size = [max(1, round(side * factor)) for side in highest.shape[1:]]
+    sketch = F.adaptive_max_pool2d(highest, size)[0]
+    return Detections(joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy())

@@ -1,0 +1,133 @@
+"""Views: an image resized to the network's input, and the transform from its maps back to the image.
+
+As in HigherHRNet's test path (`get_multi_scale_size`, `resize_align_multi_scale`, `get_final_preds`): a view has the
+centre and the aspect ratio of the image, but its longer side is rounded up to a multiple of 64 pixels and is black
+beyond the image. All views of an image show the same part of it.
+
+Coordinates: x to the right, y down, (0, 0) the centre of the top left pixel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from samebits.errors import DataError
+
+# Sides of views at the smallest scale are multiples of this.
+STEP_PX = 64
+# The shorter side is resized to a fixed size: an image of 1 by a million pixels would become one of 262 billion.
+MAX_RATIO = 32
+
+
+@dataclass(frozen=True)
+class View:
+    """A size and position at which the network processes an image.
+
+    Attributes:
+        width: Width of the view, pixels.
+        height: Height of the view, pixels.
+        centre: (x, y) in the image of the middle of the view.
+        factor: Pixels of the image per pixel of the view.
+    """
+
+    width: int
+    height: int
+    centre: tuple[int, int]
+    factor: float
+
+    def sample(self, image: Tensor) -> Tensor:
+        """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""
+        values = image.to(torch.float32)
+        for axis, size, centre in ((2, self.width, self.centre[0]), (1, self.height, self.centre[1])):
+            places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + centre
+            values = _sample_axis(values, axis, places)
+        return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
+
+    def to_image(self, points: npt.NDArray[np.float64], map_width: int, map_height: int) -> npt.NDArray[np.float64]:
+        """Transform points of a map of this view to points of the image.
+
+        Args:
+            points: (..., 2) x and y in pixels of the map.
+            map_width: Width of the map, pixels.
+            map_height: Height of the map, pixels.
+
+        Returns:
+            (..., 2) x and y in the image.
+        """
+        # As in the reference, one factor for both axes, that of the width.
+        factor = self.factor * self.width / map_width
+        moved: npt.NDArray[np.float64] = (points - (map_width / 2, map_height / 2)) * factor + self.centre
+        return moved
+
+    def crop(self, maps: Tensor, width: int, height: int) -> Tensor:
+        """Crop (C, h, w) maps of this view to the part that shows the image.
+
+        Args:
+            maps: (C, h, w).
+            width: Width of the image, pixels.
+            height: Height of the image, pixels.
+        """
+        ranges = []
+        factor = self.factor * self.width / maps.shape[2]
+        for axis, size, centre in ((1, height, self.centre[1]), (2, width, self.centre[0])):
+            first, end = (round(maps.shape[axis] / 2 + (edge - centre) / factor) for edge in (0, size))
+            ranges.append(slice(max(0, first), max(first + 1, end)))
+        return maps[:, ranges[0], ranges[1]]
+
+
+def check_shape(name: object, width: int, height: int) -> None:
+    """Refuse an image so long that its views would take too much memory.
+
+    Args:
+        name: Name of the image, for the error.
+        width: Width, pixels.
+        height: Height, pixels.
+
+    Raises:
+        DataError: The longer side is more than MAX_RATIO times the shorter one.
+    """
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise DataError(
+            f"{name} is {width}x{height}, too long for pose estimation",
+            allowed=f"a longer side of at most {MAX_RATIO} times the shorter one",
+            fix="Cut it into parts, or remove it.",
+        )
+
+
+def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> View:
+    """Make the view of an image at one scale.
+
+    Args:
+        width: Width of the image, pixels.
+        height: Height of the image, pixels.
+        size_px: Shorter side at scale 1, pixels.
+        scale: Scale of this view.
+        min_scale: Smallest scale of all views of this image. Sizes are rounded at this scale.
+    """
+    short = int((min_scale * size_px + STEP_PX - 1) // STEP_PX * STEP_PX)
+    long_side, short_side = max(width, height), min(width, height)
+    # Another order of operations would round differently from the reference at some sizes.
+    long = int(int((short / short_side * long_side + STEP_PX - 1) // STEP_PX * STEP_PX) * scale / min_scale)
+    short = int(short * scale / min_scale)
+    wide, high = (short, long) if width < height else (long, short)
+    covered = width if width < height else wide / high * height
+    return View(wide, high, (int(width / 2 + 0.5), int(height / 2 + 0.5)), covered / wide)
+
+
+def _sample_axis(values: Tensor, axis: int, places: Tensor) -> Tensor:
+    """Sample (3, H, W) floats at fractional positions along one axis: linear, 0 beyond the ends."""
+    last = values.shape[axis] - 1
+    low = places.floor()
+    parts = []
+    for at, weight in ((low, 1 - (places - low)), (low + 1, places - low)):
+        weight = (weight * ((at >= 0) & (at <= last))).to(torch.float32)
+        shape = [1, 1, 1]
+        shape[axis] = len(places)
+        index = at.clamp(0, last).to(torch.int64)
+        parts.append(values.index_select(axis, index.to(values.device)) * weight.view(shape).to(values.device))
+    return parts[0].add_(parts[1])

@@ -1,0 +1,119 @@
+"""Check files with settings and recipes, and import recipe files."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import stat
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from samebits.config.load import short_path
+from samebits.errors import ConfigError
+from samebits.extras import extra_with, pip_line
+from samebits.garbage import without_collections
+from samebits.recipes.trust import MAX_RECIPE_BYTES, read_recipe
+
+
+def check_file(path: Path) -> None:
+    """Check that a path is a regular file of a plausible size.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_file(path) from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise ConfigError(
+            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
+        ) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is not a regular file", fix="Use a regular file.")
+    if status.st_size > MAX_RECIPE_BYTES:
+        raise ConfigError(
+            f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
+            allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
+            fix="Check the path.",
+        )
+
+
+def _no_file(path: Path) -> ConfigError:
+    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return ConfigError(
+        f"there is no file {short_path(path)}",
+        cause=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
+        fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
+    )
+
+
+def expand_user(text: str) -> Path:
+    """Replace ~ by the home folder of the user.
+
+    Raises:
+        ConfigError: There is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{text!r} can't be found: there is no such user", fix="Write the full path.") from None
+
+
+def load_file(path: Path, content: bytes | None) -> ModuleType:
+    """Import a recipe file once, with its folder in sys.path, so that it can import the modules next to it.
+
+    Args:
+        path: The file.
+        content: Its bytes, which were checked. They are executed: neither the file as it may be a moment later, nor
+            a `.pyc` file next to it. None: read the file, if it was not imported before.
+
+    Raises:
+        ConfigError: The file raises an exception or calls sys.exit.
+    """
+    name = path.stem
+    taken = sys.modules.get(name)
+    if taken is not None and getattr(taken, "__file__", None) == str(path):
+        return taken
+    if taken is not None or name in sys.stdlib_module_names:
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        if name in sys.modules:
+            return sys.modules[name]
+    content = read_recipe(path) if content is None else content
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it is executed: dataclasses and pickle look classes up by this name
+    try:
+        with without_collections():  # they take a fifth of the time of importing torch
+            exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
+        sys.modules.pop(name, None)
+        raise ConfigError(
+            f"{short_path(path)} can't be imported: {type(error).__name__}",
+            where=_line_of(error, path),
+            cause=error.msg if isinstance(error, SyntaxError) else error,
+            fix=_fix_of(error),
+        ) from error
+    return module
+
+
+def _fix_of(error: BaseException) -> str:
+    extra = extra_with((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+    return f"Run {pip_line(extra)}." if extra else "Correct the file. Set SAMEBITS_DEBUG=1 to see the traceback."
+
+
+def _line_of(error: BaseException, path: Path) -> str | None:
+    """Return FILE:LINE of the recipe file where the error was raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{short_path(Path(error.filename))}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{short_path(path)}:{lines[-1]}" if lines else None

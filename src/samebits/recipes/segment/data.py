@@ -1,0 +1,125 @@
+"""Batches of images with labels of their pixels.
+
+Legend: N images, H and W the size of an image, h and w that of the model's input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samebits.data.crop import Box, RandomBoxes, resize_into, resized
+from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.keyed import IntArray, KeyArray, uniform
+from samebits.data.normalise import normalise
+from samebits.data.samples import Batch, Samples
+from samebits.recipes.segment.config import DataConfig
+from samebits.recipes.segment.masks import MAX_PIXELS
+
+# Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
+_FLIP, _CROP = 0, 1
+_UNIT = 1 << 14  # side of the square in which boxes are drawn, so that their shape is relative to the image's
+
+
+class LabelSource(Protocol):
+    """Images with labels of their pixels."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    @property
+    def files(self) -> Sequence[str | PathLike[str]] | None:
+        """Paths of the files that are read."""
+
+    def name(self, index: int) -> str:
+        """Return the name of an image, for captions."""
+
+    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
+        """Return (H, W, 3) and (H, W) bytes: an image, and the class of each pixel or `IGNORED`."""
+
+
+class LabelledImages(Samples):
+    """Images resized to one size: random crops with flips for training, whole images for evaluation.
+
+    Args:
+        source: The images.
+        config: Size and augmentation.
+        train: Whether to take random crops.
+    """
+
+    is_costly = True
+
+    def __init__(self, source: LabelSource, config: DataConfig, *, train: bool) -> None:
+        self.source, self._config, self._train = source, config, train
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def files(self) -> Sequence[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since it may be long
+        """Paths of the files that are read."""
+        return self.source.files
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Read a batch.
+
+        Returns:
+            inputs (N, h, w, 3) bytes; targets: `labels` (N, h, w) bytes, and for evaluation `masks`, N tensors (H, W)
+            of bytes.
+
+        Raises:
+            DataError: An image or its labels cannot be read.
+        """
+        size = self._config.size_px
+        images = torch.empty(len(indices), *size, 3, dtype=torch.uint8)
+        labels = torch.empty(len(indices), *size, dtype=torch.uint8)
+        masks: list[Tensor] = []
+        boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
+        flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
+        for row, (index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
+            pixels, mask = self.source.read(index, key)
+            height, width = mask.shape
+            box, is_mirrored = Box(0, 0, width, height), False
+            if self._train:
+                box, is_mirrored = _scaled(boxes.box(row, (_UNIT, _UNIT)), width, height), flips[row]
+            else:
+                masks.append(torch.from_numpy(np.ascontiguousarray(mask)))
+            resize_into(images[row], pixels, box, mirrored=is_mirrored)
+            labels[row] = torch.from_numpy(_resized_labels(mask, box, size, is_mirrored))
+        targets = {"labels": labels} if self._train else {"labels": labels, "masks": masks}
+        return Batch(images, targets, torch.from_numpy(indices))
+
+    def finish(self, batch: Batch) -> Batch:
+        """Normalize on the device: inputs become (N, 3, h, w) float32."""
+        return dataclasses.replace(batch, inputs=normalise(batch.inputs.permute(0, 3, 1, 2)))
+
+
+def _scaled(box: Box, width: int, height: int) -> Box:
+    """Return a box of the unit square in an image of (width, height)."""
+    left, top = box.left * width // _UNIT, box.top * height // _UNIT
+    return Box(left, top, max(1, box.width * width // _UNIT), max(1, box.height * height // _UNIT))
+
+
+def _resized_labels(labels: ByteArray, box: Box, size: tuple[int, int], is_mirrored: bool) -> ByteArray:
+    """Resize a box of (H, W) labels to (h, w) by the nearest pixel, aligned as `resize_into` does."""
+    height, width = size
+    rows = box.top + (2 * np.arange(height) + 1) * box.height // (2 * height)
+    columns = box.left + (2 * np.arange(width) + 1) * box.width // (2 * width)
+    return labels[rows[:, None], columns[::-1] if is_mirrored else columns]
+
+
+def read_image(path: Path, config: DataConfig) -> Tensor:
+    """Read an image file as evaluation does: (3, h, w) float32, normalized.
+
+    Raises:
+        DataError: The file is not an image, or is damaged.
+    """
+    pixels = EncodedImage(path, max_pixels=MAX_PIXELS).pixels()
+    return normalise(resized(pixels, None, *config.size_px).permute(2, 0, 1))

@@ -1,0 +1,147 @@
+"""List the images of a dataset, their classes and the validation split; and open them.
+
+A listing is plain JSON and is stored in the run folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits.data.micro_batches import num_micro_batches
+from samebits.data.names import choose_validation
+from samebits.errors import ConfigError, DataError
+from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabelledFile
+from samebits.recipes.segment.config import MAX_CLASSES, Config, DataConfig
+from samebits.recipes.segment.data import LabelSource
+from samebits.recipes.segment.masks import LabelledFolder, MaskFolder, choose_values, find_values
+from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
+
+Dataset = CocoFile | MaskFolder
+
+
+def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
+    """List the images of the settings, and split them.
+
+    Args:
+        config: The settings.
+        seed: Selects the validation images, if the settings do not name them.
+
+    Raises:
+        DataError: There are no images, their masks or annotations are invalid, or the splits do not match.
+    """
+    if config.name == "shapes":
+        return {"classes": list(CLASSES), "num_without_mask": 0}
+    path = config.root or config.train
+    assert path is not None  # as `Config.check_inputs` has checked
+    train = _open_dataset(path, "data.train" if config.train else "data.root", config)
+    validation = train if config.eval is None else _open_dataset(config.eval, "data.eval", config)
+    chosen = set(validation.names)
+    if config.eval is None:
+        if len(train.names) < 2:
+            raise DataError(f"{path} has only one image, so it cannot be split", fix="Add images, or set data.eval.")
+        chosen = choose_validation(train.names, config.val_fraction, seed)
+    return {
+        **_classes_of(config, path, [train, validation]),
+        "num_without_mask": train.num_without_mask if isinstance(train, MaskFolder) else 0,
+        "held_out_from": None if config.eval is None else _whole(config.eval),
+        "train": [name for name in train.names if config.eval is not None or name not in chosen],
+        "held_out": sorted(chosen),
+    }
+
+
+def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> LabelSource:
+    """Open the training or validation images of a listing.
+
+    Args:
+        config: The settings.
+        dataset_info: The listing.
+        train: Whether to open the training images.
+
+    Raises:
+        DataError: A file is missing or has changed.
+    """
+    if config.name == "shapes":
+        return SyntheticShapes(config.num_train if train else config.num_eval, train=train)
+    path = config.root or config.train if train or config.eval is None else config.eval
+    assert path is not None
+    dataset = _open_dataset(path, "data.root" if train else "data.eval", config)
+    names: Sequence[str] = dataset_info["train" if train else "held_out"]
+    if not train and config.eval is not None and _whole(config.eval) != dataset_info["held_out_from"]:
+        names = dataset.names  # the user evaluates on images other than the validation split of the run
+    if isinstance(dataset, CocoFile):
+        return LabelledFile(dataset, config.images, names, dataset_info["classes"])
+    return LabelledFolder(dataset, names, dataset_info["values"], config.ignore_label)
+
+
+def check_micro_batches(config: Config, num_images: int) -> None:
+    """Check that no micro-batch has a single image, if the network's batch norm over images needs two.
+
+    Raises:
+        ConfigError: One has.
+    """
+    sizes = {min(config.global_batch, num_images), num_images % config.global_batch} - {0}
+    smallest = min(size // num_micro_batches(size, config.micro_batch) for size in sizes)
+    if config.model.name.startswith("deeplab") and smallest < 2:
+        raise ConfigError(
+            f"model.name={config.model.name} needs two images in each micro-batch, for the batch norm of its pooled "
+            "features",
+            given=f"{num_images:,} images, global_batch={config.global_batch}, micro_batch={config.micro_batch}",
+            cause="the last step of an epoch, or each step, has a micro-batch of one image",
+            fix="Set another micro_batch or global_batch, or leave out an image.",
+        )
+
+
+def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:
+    return CocoFile(path) if path.expanduser().is_file() else MaskFolder(path, setting, config)
+
+
+def _classes_of(config: DataConfig, path: Path, datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """Return the names of the classes, and for masks the value of each."""
+    folders = [dataset for dataset in datasets if isinstance(dataset, MaskFolder)]
+    if not folders:
+        return {"classes": _coco_classes(config, [dataset for dataset in datasets if isinstance(dataset, CocoFile)])}
+    if len(folders) < len(datasets):
+        raise DataError("data.train and data.eval are a folder and a COCO file", fix="Use the same form for both.")
+    values = config.values
+    if values is None:
+        paths = {folder.mask_path(name) for folder in folders for name in folder.names}
+        values = tuple(choose_values(find_values(sorted(paths)), config, path))
+    return {"classes": list(config.classes or map(str, values)), "values": list(values)}
+
+
+def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
+    train, *others = files
+    known = [name for name in train.categories.values() if name != BACKGROUND]
+    if len(set(known)) < len(known):
+        raise DataError(f"{train.path} has two categories of one name", fix="Rename one of the categories.")
+    chosen = known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
+    wrong = next((name for name in chosen if name not in known), None)
+    if wrong is not None:
+        near = difflib.get_close_matches(wrong, known, n=1)
+        raise DataError(
+            f"{train.path} has no category {wrong}",
+            given="data.classes",
+            allowed=", ".join(known[:12]) + (" …" if len(known) > 12 else ""),
+            fix=f"Use {near[0]}." if near else "Correct data.classes.",
+        )
+    for file in others:
+        unknown = next((name for name in file.categories.values() if name not in [*known, BACKGROUND]), None)
+        if unknown is not None and config.classes is None:
+            raise DataError(
+                f"category {unknown} is in {file.path}, but not in {train.path}",
+                fix="Rename the category, or set data.classes.",
+            )
+    if not 1 <= len(chosen) < MAX_CLASSES:
+        raise DataError(
+            f"{train.path} has {len(chosen):,} categories",
+            allowed=f"1 to {MAX_CLASSES - 1}",
+            fix="Set data.classes to the categories to use.",
+        )
+    return [BACKGROUND, *chosen]
+
+
+def _whole(path: Path) -> str:
+    return str(path.expanduser().absolute())

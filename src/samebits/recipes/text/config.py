@@ -1,0 +1,274 @@
+"""Settings of the text recipe, in addition to the shared settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from samebits.config.given import check_exists
+from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
+from samebits.metrics.eval_sets import check_set_names
+
+Count = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=16, le=4096)]
+Normalise = Literal["none", "nfc", "nfkc", "half_width"]
+
+HEIGHT_PX = 32
+# Digits and Latin letters without I, l and O: in many fonts they look like l, 1 and 0, and random text has no context.
+LATIN = "0123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
+# Widths of width groups at a height of 32 pixels. Each is 1.25 times the one before, so that no image between them is
+# stretched or squeezed by more than an eighth.
+AUTO_WIDTHS = (64, 80, 100, 128, 160, 200, 252, 316, 396, 496, 620, 776)
+
+
+class StyleConfig(Settings):
+    """Appearance of synthetic lines. Each line draws its own values from these ranges."""
+
+    slant: float = Field(default=0.2, ge=0, le=1, description="Maximum shear: horizontal pixels per vertical pixel.")
+    turn_degrees: float = Field(default=2.0, ge=0, le=20, description="Maximum rotation, in degrees.")
+    spacing: float = Field(
+        default=0.15,
+        ge=0,
+        le=2,
+        description="Maximum extra space between characters, as a fraction of the line height.",
+    )
+    blur_px: float = Field(default=0.8, ge=0, le=5, description="Maximum standard deviation of the blur, in pixels.")
+    noise: float = Field(default=0.08, ge=0, le=1, description="Maximum standard deviation of the noise; white is 1.")
+    inverted: float = Field(default=0.3, ge=0, le=1, description="Fraction of lines that are light on dark.")
+    backgrounds: bool = Field(default=True, description="Draw uneven backgrounds: gradients, blotches and strokes.")
+
+
+class SyntheticConfig(Settings):
+    """Synthetic lines, drawn when they are loaded."""
+
+    fonts: Path | None = Field(
+        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
+    )
+    num_train: Count = Field(default=100_000, description="Lines per epoch. Each epoch has new lines.")
+    num_eval: Count = Field(
+        default=2_000, description="Validation lines: half in fonts used in training, half in unseen fonts."
+    )
+    unseen: float = Field(
+        default=0.2, ge=0, le=0.9, description="Fraction of font families used only in validation. 0: none."
+    )
+    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
+    max_length: Count = Field(default=8, description="Maximum number of characters of a line.")
+    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
+
+    @model_validator(mode="after")
+    def _lengths_fit_together(self) -> SyntheticConfig:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length ({self.min_length}) is more than max_length ({self.max_length})")
+        return self
+
+
+class DataConfig(Settings):
+    """The text lines. Without root, train and eval: synthetic ones."""
+
+    root: Path | None = Field(
+        default=None,
+        description="Folder that data.train and data.eval are relative to: train.txt and test.txt if unset.",
+    )
+    train: str | None = Field(default=None, description="Label file or LMDB folder of the training lines.")
+    eval: str | None = Field(default=None, description="Label file or LMDB folder of the validation lines.")
+    eval_sets: dict[str, str] = Field(
+        default={},
+        description="Further validation sets by name, as data.eval: {night: FILE} adds night.line_accuracy.",
+    )
+    val_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Fraction of the lines of data.train used for validation, evenly spaced, instead of data.eval.",
+    )
+    images: Path | None = Field(
+        default=None, description="Folder of the images. null: next to the labels, in images/ there, or in data.root."
+    )
+    form: Literal["auto", "tsv", "words", "index"] = Field(
+        default="auto",
+        description="Format of a label line. tsv: path<TAB>text; words: path text; index: path and line numbers of "
+        "data.chars; auto: detect.",
+    )
+    chars: Path | None = Field(
+        default=None,
+        description="File with one character per line, for index labels. null: char_std_5990.txt in data.root.",
+    )
+    encoding: Literal["auto", "utf-8", "gbk"] = Field(
+        default="auto", description="Encoding of label files. auto: UTF-8, or GBK if the file is not UTF-8."
+    )
+    alphabet: Path | None = Field(
+        default=None, description="File with the characters, in the order of the classes. null: those in the labels."
+    )
+    normalise: Normalise = Field(
+        default="none",
+        description="Unicode normalization of labels. half_width: only ！ to ～ and the ideographic space.",
+    )
+    on_unknown: Literal["error", "skip"] = Field(
+        default="error", description="Lines with characters that are not in the alphabet: stop, or leave them out."
+    )
+    on_too_long: Literal["error", "skip"] = Field(
+        default="error",
+        description="Lines with more characters than the network has time steps: stop, or leave them out.",
+    )
+    width: Width | Literal["auto"] | tuple[Width, ...] = Field(
+        default=160,
+        description="Width in pixels to which images are stretched; the height is 32. A list, or auto (12 widths): the "
+        "nearest for each image.",
+    )
+    mean: float = Field(default=0.588, description="Mean of all pixels for normalization; white is 1.")
+    std: float = Field(default=0.193, gt=0, description="Standard deviation of all pixels for normalization.")
+    jitter: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Strength of random shift, tilt, brightness and blur of training images. 0: none.",
+    )
+    made: SyntheticConfig = Field(default=SyntheticConfig(), description="Synthetic lines.")
+
+    @field_validator("train", "eval")
+    @classmethod
+    def _is_found_from_anywhere(cls, value: str | None, info: ValidationInfo) -> str | None:
+        # With a root it stays relative: each machine may have the data elsewhere.
+        if value is None or info.data.get("root") is not None:
+            return value
+        return str(Path(value).expanduser().absolute())
+
+    @field_validator("images", "chars", "alphabet")
+    @classmethod
+    def _is_a_whole_path(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _files_fit_together(self) -> DataConfig:
+        if self.val_fraction is not None and self.eval is not None:
+            raise ValueError(
+                "eval and val_fraction cannot be combined: both define the validation lines. Set one of them"
+            )
+        if self.root is None and self.train is None and (self.eval is not None or self.val_fraction is not None):
+            raise ValueError("eval and val_fraction require train")
+        if self.eval_sets and self.root is None and self.train is None:
+            raise ValueError("eval_sets requires train or root: synthetic lines have no files")
+        if self.root is None and self.train is not None and self.eval is None and self.val_fraction is None:
+            raise ValueError("train requires eval, or val_fraction=0.2 to validate on a fifth of its lines")
+        if self.is_synthetic and not isinstance(self.width, int):
+            raise ValueError("synthetic lines require one width, such as 160; width groups are for images in files")
+        return self
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether lines are synthetic."""
+        return self.root is None and self.train is None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths to which images are stretched, ascending, in pixels."""
+        if self.width == "auto":
+            return AUTO_WIDTHS
+        return (self.width,) if isinstance(self.width, int) else tuple(sorted(set(self.width)))
+
+
+class ModelConfig(Settings):
+    """The network."""
+
+    name: Literal["crnn", "fast"] = Field(
+        default="crnn",
+        description="Network. crnn: Shi et al. 2015, loads official checkpoints; fast: a smaller one for CPUs.",
+    )
+    width: int = Field(default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper.")
+    num_hidden: int = Field(default=256, ge=1, description="Hidden size of each LSTM, per direction.")
+    weights: Path | None = Field(
+        default=None, description="Pretrained weights: an official checkpoint, or the weights of a run."
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), description="Parameters that are not trained, as names or patterns: cnn, cnn.conv0, *.bias."
+    )
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("weights")
+    @classmethod
+    def _is_a_whole_path(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+    def num_steps(self, width_px: int) -> int:
+        """Return T, the number of time steps for an image of a width."""
+        return width_px // 4 + 1 if self.name == "crnn" else width_px // 4
+
+
+class DecodeConfig(Settings):
+    """Decoding of the network's output to text."""
+
+    beam_width: Count = Field(
+        default=1, description="Beam width of the CTC decoder. 1: greedy decoding, which is faster."
+    )
+    turns: bool = Field(
+        default=True, description="In predict, also read the image upside down and return the more confident text."
+    )
+
+
+class Config(RunConfig):
+    """All settings of a run of the text recipe."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"data.held_out": "data.val_fraction"}
+
+    data: DataConfig = Field(default=DataConfig(), description="Text lines.")
+    model: ModelConfig = Field(default=ModelConfig(), description="Network.")
+    decode: DecodeConfig = Field(default=DecodeConfig(), description="Decoding of the network's output to text.")
+
+    def check_inputs(self) -> None:
+        """Check that the data's files and folders exist."""
+        data = self.data
+        check_exists("data.root", data.root)
+        if data.root is None:  # otherwise these are relative to root
+            check_exists("data.train", None if data.train is None else Path(data.train))
+            check_exists("data.eval", None if data.eval is None else Path(data.eval))
+            for name, path in data.eval_sets.items():
+                check_exists(f"data.eval_sets.{name}", Path(path))
+        check_set_names(data.eval_sets, "data.eval_sets")
+        for name in ("images", "chars", "alphabet"):
+            check_exists(f"data.{name}", getattr(data, name))
+
+    @model_validator(mode="after")
+    def _lines_fit(self) -> Config:
+        if self.data.is_synthetic:
+            num_steps = self.model.num_steps(self.data.widths[0])
+            most = (num_steps + 1) // 2
+            if self.data.made.max_length > most:
+                raise ValueError(
+                    f"data.made.max_length {self.data.made.max_length} is too long for data.width {self.data.width}: "
+                    f"its {num_steps} time steps fit {most} equal characters"
+                )
+        return self
+
+
+class MakeConfig(Settings):
+    """Settings of `samebits data make text`."""
+
+    num: Count = Field(default=10_000, description="Training lines.")
+    num_eval: int = Field(default=0, ge=0, description="Validation lines in unseen fonts, written as val.tsv.")
+    alphabet: Path | None = Field(default=None, description="File with the characters. null: digits and Latin letters.")
+    fonts: Path | None = Field(
+        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
+    )
+    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
+    max_length: Count = Field(default=10, description="Maximum number of characters of a line.")
+    height_px: int = Field(
+        default=HEIGHT_PX, ge=8, le=512, description="Height of the images, in pixels. The width depends on the text."
+    )
+    unseen: float = Field(default=0.2, gt=0, le=0.9, description="Fraction of font families used only in validation.")
+    seed: int = Field(default=0, ge=0, description="Seed of the random lines.")
+    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
+
+    @model_validator(mode="after")
+    def _lengths_fit_together(self) -> MakeConfig:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length ({self.min_length}) is more than max_length ({self.max_length})")
+        return self

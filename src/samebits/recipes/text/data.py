@@ -1,0 +1,121 @@
+"""Datasets of text lines: images with labels, or synthetic lines drawn when they are loaded.
+
+Legend: N lines of a batch, H = 32 and W their height and width in pixels, L characters of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.samples import Batch, Samples
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.config import DataConfig
+from samebits.recipes.text.files import SelectedLines
+from samebits.recipes.text.images import normalise, stretch
+from samebits.recipes.text.lines import LineRenderer, jitter_line
+
+TRAINING, VALIDATION = 1, 2  # keys of the random numbers of synthetic lines
+
+
+def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
+    """Collate N labels of (length,) classes: `classes` (N, L) int64, padded by 0, and `lengths` (N,)."""
+    lengths = torch.tensor([len(label) for label in labels], dtype=torch.int64)
+    classes = torch.zeros(len(labels), max(1, int(lengths.max())), dtype=torch.int64)
+    for row, label in zip(classes, labels, strict=True):
+        row[: len(label)] = torch.from_numpy(label)
+    return {"classes": classes, "lengths": lengths}
+
+
+def ground_truths(batch: Batch, alphabet: Alphabet) -> list[str]:
+    """Decode the N labels of a batch."""
+    pairs = zip(batch.targets["classes"].cpu().numpy(), batch.targets["lengths"].tolist(), strict=True)
+    return [alphabet.decode(classes[:length]) for classes, length in pairs]
+
+
+class LineImages(Samples):
+    """Images in files or in LMDB, each stretched to the width of its group.
+
+    Args:
+        chosen: The selected lines of a label file.
+        config: Widths, normalization and jitter.
+        train: Whether to apply jitter.
+
+    Attributes:
+        groups: (N,) width group of each line; None if there is one width. The lines of a batch share one group.
+    """
+
+    def __init__(self, chosen: SelectedLines, config: DataConfig, *, train: bool) -> None:
+        self._chosen, self._config = chosen, config
+        self._jitter = config.jitter if train else 0.0
+        self.groups: IntArray | None = chosen.groups
+        labels = chosen.labels.path
+        self.files = [labels / "data.mdb" if labels.is_dir() else labels]
+
+    def __len__(self) -> int:
+        return len(self._chosen.rows)
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Load a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them."""
+        width_px = self._width(indices)
+        images = []
+        for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
+            image = self._chosen.image(index)
+            if self._jitter:
+                rng = np.random.default_rng(key)
+                images.append(jitter_line(image, width_px, self._jitter, rng))
+            else:
+                images.append(stretch(image, width_px))
+        labels = [self._chosen.label(index) for index in indices.tolist()]
+        inputs = normalise(images, self._config.mean, self._config.std)
+        return Batch(inputs, targets(labels), torch.from_numpy(indices))
+
+    def _width(self, indices: IntArray) -> int:
+        if self.groups is None:
+            return self._config.widths[0]
+        # A sheet of training samples may mix groups: all lines then have the largest width.
+        return self._config.widths[int(self.groups[indices].max())]
+
+
+class SyntheticLines(Samples):
+    """Synthetic lines. In training, an index is another line in each epoch.
+
+    Args:
+        makers: Renderers; each draws an equal share of the lines, one after another.
+        num_lines: Total number of lines.
+        alphabet: The characters of the classes.
+        config: Normalization.
+        purpose: TRAINING or VALIDATION.
+    """
+
+    groups = None
+
+    def __init__(
+        self, makers: Sequence[LineRenderer], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
+    ) -> None:
+        self._makers, self._num_lines = makers, num_lines
+        self._alphabet, self._config, self._purpose = alphabet, config, purpose
+
+    def __len__(self) -> int:
+        return self._num_lines
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        """Draw a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them, and `maker` (N,)."""
+        makers = indices * len(self._makers) // self._num_lines
+        lines = [
+            self._makers[maker].line(key, self._purpose)
+            for maker, key in zip(makers.tolist(), keys.tolist(), strict=True)
+        ]
+        inputs = normalise([image for image, _ in lines], self._config.mean, self._config.std)
+        rest: dict[str, Any] = targets([self._alphabet.encode(text) for _, text in lines])
+        return Batch(inputs, {**rest, "maker": torch.from_numpy(makers)}, torch.from_numpy(indices))
+
+
+def font_group(batch: Batch) -> list[str]:
+    """Return the metric group of each synthetic line: seen or unseen fonts."""
+    return [("seen_fonts", "unseen_fonts")[maker] for maker in batch.targets["maker"].tolist()]

@@ -1,0 +1,245 @@
+"""Select the lines of label files by the settings: the file, its lines, and the folder of their images."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from samebits.config.load import short_path
+from samebits.data.keyed import IntArray
+from samebits.data.names import first_outside, outside
+from samebits.errors import DataError
+from samebits.recipes.text.alphabet import UNKNOWN, Alphabet, read_alphabet, read_chars, show_character, text_of
+from samebits.recipes.text.config import LATIN, Config, DataConfig
+from samebits.recipes.text.images import GreyArray, nearest_width, packed_size, read_grey, read_packed, size_of
+from samebits.recipes.text.labels import Labels, read_labels
+
+CHARS_NAME = "char_std_5990.txt"
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedLines:
+    """The lines of a label file that are used for training or validation.
+
+    Attributes:
+        labels: All lines of the file.
+        classes: Classes of all their characters.
+        rows: (N,) indices of the selected lines in `labels`.
+        folder: Folder of the images; None for LMDB.
+        groups: (N,) width group of each line; None if there is one width.
+        num_unknown: Lines left out because of characters that are not in the alphabet.
+        num_too_long: Lines left out because they need too many time steps.
+    """
+
+    labels: Labels
+    classes: IntArray
+    rows: IntArray
+    folder: Path | None
+    groups: IntArray | None = None
+    num_unknown: int = 0
+    num_too_long: int = 0
+
+    def label(self, index: int) -> IntArray:
+        """Return the (length,) classes of a line."""
+        row = int(self.rows[index])
+        return self.classes[self.labels.text_start(row) : int(self.labels.text_ends[row])]
+
+    def image(self, index: int) -> GreyArray:
+        """Read the image of a line: (H, W) bytes.
+
+        Raises:
+            DataError: It can't be read. Shows the line of the label file.
+        """
+        row = int(self.rows[index])
+        try:
+            if self.folder is None:
+                return read_packed(self.labels.path, int(self.labels.lines[row]))
+            return read_grey(self.folder / self.labels.name(row))
+        except DataError as error:
+            raise error.with_slots(where=error.slots.get("where", self.labels.where(row))) from None
+
+
+def find_alphabet(config: DataConfig) -> Alphabet:
+    """Find the alphabet: data.alphabet; digits and Latin letters for synthetic lines; or the characters of the labels.
+
+    Raises:
+        DataError: A file can't be read.
+    """
+    if config.alphabet is not None:
+        return read_alphabet(config.alphabet)
+    if config.is_synthetic:
+        return Alphabet(LATIN)
+    chars = chars_path(config)
+    files = [read_labels(label_path(config, train=train), config, chars) for train in (True, False)]
+    if chars is not None and files[0].is_index:
+        # All characters of data.chars, so that the classes do not depend on which of them the labels use.
+        return Alphabet("".join(dict.fromkeys(filter(None, read_chars(chars)))))
+    return Alphabet(text_of(np.unique(np.concatenate([labels.codes for labels in files]))))
+
+
+def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
+    """Select the training or the validation lines.
+
+    Args:
+        config: The settings.
+        alphabet: The characters of the classes.
+        train: Whether to select the training lines.
+
+    Raises:
+        DataError: Labels can't be read, images are missing, or a text has characters that are not in the alphabet or
+            needs too many time steps.
+    """
+    data = config.data
+    path = label_path(data, train=train)
+    labels = read_labels(path, data, chars_path(data))
+    classes = alphabet.encode_codes(labels.codes)
+    rows = _split(len(labels), data.val_fraction, train=train)
+    unknown = np.intersect1d(_unknown_lines(labels, classes), rows)
+    if len(unknown) and data.on_unknown == "error":
+        raise _unknown_error(labels, alphabet, unknown)
+    rows = np.setdiff1d(rows, unknown)
+    folder = None if path.is_dir() else _image_folder(labels, data, rows)
+    if folder is not None:
+        _check_names(labels, data, rows, folder)
+    groups = _groups(labels, data.widths, rows, folder) if len(data.widths) > 1 else None
+    num_steps = np.array([config.model.num_steps(width) for width in data.widths], dtype=np.int64)
+    allowed = num_steps[groups] if groups is not None else np.full(len(rows), num_steps[0])
+    needed = steps_needed(labels, classes)[rows]
+    fits = needed <= allowed
+    if not fits.all() and data.on_too_long == "error":
+        raise _too_long(labels, rows, needed, allowed, fits)
+    if not fits.any():
+        raise DataError(
+            f"{short_path(path)} has no line to {'train' if train else 'evaluate'} on",
+            fix="Check data.on_unknown, data.on_too_long and data.val_fraction, or add lines.",
+        )
+    return SelectedLines(
+        labels=labels,
+        classes=classes,
+        rows=rows[fits],
+        folder=folder,
+        groups=None if groups is None else groups[fits],
+        num_unknown=len(unknown),
+        num_too_long=int((~fits).sum()),
+    )
+
+
+def label_path(config: DataConfig, *, train: bool) -> Path:
+    """Return the label file or LMDB folder of the training or the validation lines."""
+    name = config.train if train or config.val_fraction is not None else config.eval
+    if config.root is None:
+        return Path(name or "")
+    if name is None:
+        name = "train.txt" if train or config.val_fraction is not None else "test.txt"
+    return config.root.expanduser() / Path(name).expanduser()
+
+
+def chars_path(config: DataConfig) -> Path | None:
+    """Return the file with the characters of index labels, if there is one."""
+    if config.chars is not None or config.root is None:
+        return config.chars
+    path = config.root.expanduser() / CHARS_NAME
+    return path if path.is_file() else None
+
+
+def steps_needed(labels: Labels, classes: IntArray) -> IntArray:
+    """Compute the (N,) time steps that each text needs: its characters, and a blank between equal neighbors."""
+    starts = np.concatenate([[0], labels.text_ends[:-1]])
+    repeats = np.zeros(len(classes) + 1, dtype=np.int64)
+    repeats[1:-1] = classes[1:] == classes[:-1]
+    # The first character of a text has no left neighbor.
+    repeats[starts] = 0
+    before = np.concatenate([[0], np.cumsum(repeats)])
+    needed: IntArray = labels.text_ends - starts + before[labels.text_ends] - before[starts]
+    return needed
+
+
+def _split(num_lines: int, val_fraction: float | None, *, train: bool) -> IntArray:
+    """Return the training or validation rows; validation rows are evenly spaced over the file."""
+    rows = np.arange(num_lines)
+    if val_fraction is None:
+        return rows
+    is_validation = np.floor((rows + 1) * val_fraction + 1e-9) > np.floor(rows * val_fraction + 1e-9)
+    part: IntArray = rows[~is_validation] if train else rows[is_validation]
+    return part
+
+
+def _image_folder(labels: Labels, config: DataConfig, rows: IntArray) -> Path:
+    """Find the folder that contains the first image, and so all of them."""
+    if not len(rows):
+        return labels.path.parent
+    name = labels.name(int(rows[0]))
+    beside = labels.path.parent
+    folders = [beside, beside / "images"]
+    if config.root is not None:
+        folders += [config.root.expanduser(), config.root.expanduser() / "images"]
+    if config.images is not None:
+        folders = [config.images]
+    found = next((folder for folder in folders if os.path.isfile(folder / name)), None)
+    if found is None:
+        raise DataError(
+            f"the image {name[:200]} is missing",
+            where=labels.where(int(rows[0])),
+            cause="it is in none of these folders:\n" + "\n".join(str(folder) for folder in dict.fromkeys(folders)),
+            fix="Set data.images to the folder of the images.",
+        )
+    return found
+
+
+def _check_names(labels: Labels, config: DataConfig, rows: IntArray, folder: Path) -> None:
+    """Refuse a label file that names files outside of the folder of the dataset."""
+    if b".." not in labels.names and not labels.names.startswith(b"/") and b"\n/" not in labels.names:
+        return
+    root = config.images or config.root or labels.path.parent
+    for row in rows.tolist():
+        name = first_outside([labels.name(row)], folder, root)
+        if name is not None:
+            fix = "Correct the line, or set data.images to a folder that contains all images."
+            raise outside(name, root, where=labels.where(row), fix=fix)
+
+
+def _groups(labels: Labels, widths: tuple[int, ...], rows: IntArray, folder: Path | None) -> IntArray:
+    """Compute the width group of each line from the header of its image file."""
+    if folder is None:
+        sizes = [packed_size(labels.path, int(labels.lines[row])) for row in rows.tolist()]
+    else:
+        sizes = [size_of(folder / labels.name(row)) for row in rows.tolist()]
+    return nearest_width(widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+
+
+def _unknown_lines(labels: Labels, classes: IntArray) -> IntArray:
+    """Return the rows of labels with a character that is not in the alphabet."""
+    return np.unique(np.searchsorted(labels.text_ends, np.flatnonzero(classes == UNKNOWN), side="right"))
+
+
+def _unknown_error(labels: Labels, alphabet: Alphabet, rows: IntArray) -> DataError:
+    row = int(rows[0])
+    text = labels.text(row)
+    missing = next(character for character in text if character not in alphabet.characters)
+    return DataError(
+        f"character {show_character(missing)} is not in the alphabet",
+        given=text[:60],
+        where=labels.where(row),
+        cause=f"{len(rows):,} of {len(labels):,} lines have such characters",
+        fix="Set data.on_unknown=skip to leave these lines out, data.alphabet to another alphabet,\n"
+        "or data.normalise to unify variants of characters.",
+    )
+
+
+def _too_long(labels: Labels, rows: IntArray, needed: IntArray, allowed: IntArray, fits: BoolArray) -> DataError:
+    first = int(np.flatnonzero(~fits)[0])
+    row = int(rows[first])
+    return DataError(
+        f"the text is too long for the network: it needs {needed[first]} time steps",
+        given=labels.text(row)[:60],
+        where=labels.where(row),
+        allowed=f"{allowed[first]} time steps at this data.width: one per character, and one between equal neighbors",
+        cause=f"{int((~fits).sum()):,} of {len(rows):,} lines are too long",
+        fix="Increase data.width, or set data.on_too_long=skip to leave these lines out.",
+    )

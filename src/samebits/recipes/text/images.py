@@ -1,0 +1,107 @@
+"""Read, resize and normalize images of text lines.
+
+Legend: N images, H and W their height and width in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from samebits.data.images import EncodedImage, read_rgb
+from samebits.data.keyed import IntArray
+from samebits.data.opencv import cv2
+from samebits.recipes.text import packed_lmdb
+from samebits.recipes.text.config import HEIGHT_PX
+
+GreyArray = npt.NDArray[np.uint8]
+
+# Text lines are small images. A larger one in an LMDB file is an attack or a mistake.
+_MAX_PACKED_PIXELS = 50_000_000
+
+
+def read_grey(path: Path) -> GreyArray:
+    """Read an image file as (H, W) bytes.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _grey(read_rgb(path))
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Read (width, height) of an image file, after its EXIF rotation.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return EncodedImage(path).size
+
+
+def read_packed(folder: Path, number: int) -> GreyArray:
+    """Read an image of an LMDB dataset as (H, W) bytes.
+
+    Raises:
+        DataError: The dataset has no such image, or it is damaged.
+    """
+    return _grey(_packed(folder, number).pixels())
+
+
+def packed_size(folder: Path, number: int) -> tuple[int, int]:
+    """Read (width, height) of an image of an LMDB dataset, after its EXIF rotation.
+
+    Raises:
+        DataError: The dataset has no such entry, or it is not an image.
+    """
+    return _packed(folder, number).size
+
+
+def stretch(image: GreyArray, width_px: int) -> GreyArray:
+    """Resize (H, W) bytes to (32, width_px) like the reference: bicubic, without padding."""
+    resized = cv2.resize(image, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
+    return np.asarray(resized, dtype=np.uint8)
+
+
+def normalise(images: Sequence[GreyArray], mean: float, std: float) -> Tensor:
+    """Stack and normalize images of one size.
+
+    Args:
+        images: N images, (H, W) uint8.
+        mean: Mean to subtract, for pixels in [0, 1].
+        std: Standard deviation to divide by.
+
+    Returns:
+        (N, 1, H, W) float32.
+    """
+    pixels = torch.from_numpy(np.stack(images)).to(torch.float32)
+    return pixels.div_(255).sub_(mean).div_(std).unsqueeze(1)
+
+
+def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
+    """Find the width that changes the aspect ratio of each image least, at a height of 32 pixels.
+
+    Args:
+        widths: Candidates, ascending.
+        sizes: (N, 2) widths and heights of the images.
+
+    Returns:
+        (N,) indices into `widths`.
+    """
+    natural = sizes[:, 0] * (HEIGHT_PX / sizes[:, 1])
+    # The border between two widths is where both change the image by the same factor.
+    borders = np.sqrt(np.asarray(widths[:-1], dtype=np.float64) * np.asarray(widths[1:]))
+    return np.searchsorted(borders, natural, side="right").astype(np.int64)
+
+
+def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
+    return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+
+
+def _packed(folder: Path, number: int) -> EncodedImage:
+    content = packed_lmdb.read_image(folder, number)
+    return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)

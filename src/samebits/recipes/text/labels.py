@@ -1,0 +1,236 @@
+"""Read label files of any format and LMDB labels.
+
+Millions of lines are stored as a few arrays, which DataLoader workers share, instead of millions of strings.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from samebits.config.load import short_path
+from samebits.data.keyed import IntArray
+from samebits.errors import DataError
+from samebits.recipes.text import packed_lmdb
+from samebits.recipes.text.alphabet import CodeArray, codes_of, normalise_text, read_chars, text_of
+from samebits.recipes.text.config import DataConfig
+from samebits.recipes.text.label_lines import FORMS, Rows, read_chunks
+
+_MAX_DIGITS = 18  # such a number fits into 64 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Names of N images, and their texts.
+
+    Attributes:
+        path: The label file or LMDB folder.
+        names: File names of the images, joined by line breaks; empty for LMDB.
+        name_ends: (N,) end of each name in `names`.
+        codes: Code points of all texts, joined.
+        text_ends: (N,) end of each text in `codes`.
+        lines: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
+        is_index: Whether the file has numbers of characters instead of texts.
+        num_gaps: Numbers in index labels without a character, which make a text shorter than its label.
+    """
+
+    path: Path
+    names: bytes
+    name_ends: IntArray
+    codes: CodeArray
+    text_ends: IntArray
+    lines: IntArray
+    is_index: bool = False
+    num_gaps: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def name(self, row: int) -> str:
+        """Return the file name of an image."""
+        start = int(self.name_ends[row - 1]) + 1 if row else 0
+        return self.names[start : int(self.name_ends[row])].decode()
+
+    def text(self, row: int) -> str:
+        """Return the text of an image."""
+        return text_of(self.codes[self.text_start(row) : int(self.text_ends[row])])
+
+    def text_start(self, row: int) -> int:
+        """Return the start of a text in `codes`."""
+        return int(self.text_ends[row - 1]) if row else 0
+
+    def where(self, row: int) -> str:
+        """Return FILE:LINE, or FOLDER:NUMBER for LMDB."""
+        return f"{short_path(self.path)}:{self.lines[row]}"
+
+
+def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> Labels:
+    """Read a label file or an LMDB folder. The result is cached for the next caller.
+
+    Args:
+        path: The file or folder.
+        config: Format, encoding and normalization.
+        chars: File with the characters of index labels.
+
+    Raises:
+        DataError: It can't be read, or a line has another format.
+    """
+    try:
+        stamp = path.stat()
+    except OSError as error:
+        beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise DataError(
+            f"{path} can't be read: {error.strerror or error}",
+            given=f"the folder contains {', '.join(beside[:8])}{' ...' if len(beside) > 8 else ''}" if beside else None,
+            allowed="a file with labels, or an LMDB folder",
+            fix="Set data.train and data.eval to the files with labels.",
+        ) from error
+    return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalise: str) -> Labels:
+    if path.is_dir():
+        texts = packed_lmdb.read_texts(path)
+        return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalise)])
+    table: list[str] = []
+    pieces: list[_Piece] = []
+    for rows in read_chunks(path, encoding):
+        if not pieces:
+            form = _form_of(path, form, rows, chars)
+            table = read_chars(chars) if form == "index" and chars is not None else []
+        if form == "index":
+            pieces.append(_pack_index(path, rows, table))
+        else:
+            names, texts = _split(path, rows, "\t" if form == "tsv" else None)
+            pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
+    if not pieces:
+        raise DataError(
+            f"{path} has no labels",
+            allowed=f"lines of {' or '.join(FORMS.values())}",
+            fix="Add a line for each image.",
+        )
+    return _joined(path, pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A chunk of a label file."""
+
+    names: bytes
+    name_lengths: IntArray
+    codes: CodeArray
+    text_lengths: IntArray
+    lines: IntArray
+    is_index: bool = False
+    num_gaps: int = 0
+
+
+def _joined(path: Path, pieces: list[_Piece]) -> Labels:
+    return Labels(
+        path=path,
+        names=b"\n".join(piece.names for piece in pieces),
+        name_ends=np.cumsum(np.concatenate([piece.name_lengths for piece in pieces]) + 1) - 1,
+        codes=np.concatenate([piece.codes for piece in pieces]),
+        text_ends=np.cumsum(np.concatenate([piece.text_lengths for piece in pieces])),
+        lines=np.concatenate([piece.lines for piece in pieces]),
+        is_index=pieces[0].is_index,
+        num_gaps=sum(piece.num_gaps for piece in pieces),
+    )
+
+
+def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
+    if form == "auto":
+        first = [line for _, line in rows[:20]]
+        if all("\t" in line for line in first):
+            return "tsv"
+        looks_like_numbers = all(
+            len(fields) > 2 and all(map(str.isdecimal, fields[1:])) for fields in map(str.split, first)
+        )
+        if not looks_like_numbers:
+            return "words"
+        form = "index"
+    if form == "index" and chars is None:
+        raise DataError(
+            f"{short_path(path)} has index labels, but data.chars is not set",
+            given=rows[0][1][:60],
+            where=f"{short_path(path)}:{rows[0][0]}",
+            fix="Set data.chars=char_std_5990.txt, or data.form=words if the labels are texts.",
+        )
+    return form
+
+
+def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], list[str]]:
+    """Split rows into names and texts. Columns after a second tab are ignored."""
+    pairs = [line.strip("\r\n").split(separator, 2 if separator else 1) for _, line in rows]
+    short = next((row for row, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
+    if short is not None:
+        number, line = rows[short]
+        raise DataError(
+            f"{short_path(path)}:{number} is not of the form {FORMS['tsv' if separator else 'words']}",
+            given=line[:60],
+            fix="Correct the line, or set data.form.",
+        )
+    texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
+    return [pair[0] for pair in pairs], texts
+
+
+def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalise: str) -> _Piece:
+    if normalise != "none":
+        # One by one: normalizing the joined texts could combine the end of one with the start of the next.
+        texts = [normalise_text(text, normalise) for text in texts]
+    return _Piece(
+        *_pack_names(names),
+        codes=codes_of("".join(texts)),
+        text_lengths=_lengths(texts),
+        lines=np.fromiter(lines, dtype=np.int64),
+    )
+
+
+def _pack_index(path: Path, rows: Rows, table: list[str]) -> _Piece:
+    halves = [line.split(None, 1) for _, line in rows]
+    names, labels = [half[0] for half in halves], [half[1] if len(half) > 1 else "" for half in halves]
+    counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
+    try:
+        numbers = np.array(" ".join(labels).split(), dtype=np.int64)
+    except (ValueError, OverflowError):
+        raise _bad_number(path, rows, len(table)) from None
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
+        raise _bad_number(path, rows, len(table))
+    codes = np.array([ord(character) if character else 0 for character in table], dtype=np.uint32)[numbers]
+    is_character = codes != 0
+    # Number of characters before the end of each label.
+    ends = np.concatenate([[0], np.cumsum(is_character)])[np.cumsum(counts)]
+    return _Piece(
+        *_pack_names(names),
+        codes=codes[is_character],
+        text_lengths=np.diff(ends, prepend=0).astype(np.int64),
+        lines=np.array([number for number, _ in rows], dtype=np.int64),
+        is_index=True,
+        num_gaps=int((~is_character).sum()),
+    )
+
+
+def _pack_names(names: Sequence[str]) -> tuple[bytes, IntArray]:
+    packed = [name.encode() for name in names]
+    return b"\n".join(packed), _lengths(packed)
+
+
+def _lengths(values: Sequence[str] | Sequence[bytes]) -> IntArray:
+    return np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+
+
+def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
+    for number, line in rows:
+        for field in line.split()[1:]:
+            if not field.isdecimal() or len(field) > _MAX_DIGITS or int(field) >= num_chars:
+                return DataError(
+                    f"{short_path(path)}:{number} has {field[:40]}, which is not the number of a character",
+                    allowed=f"0 to {num_chars - 1:,}",
+                    fix="Set data.form=words if the labels are texts, or correct data.chars.",
+                )
+    raise AssertionError("every number is that of a character")

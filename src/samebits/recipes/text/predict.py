@@ -1,0 +1,106 @@
+"""Read an image file of one line of text, and make a prediction from the logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from samebits.data.images import read_rgb
+from samebits.errors import DataError
+from samebits.recipes.text.alphabet import Alphabet
+from samebits.recipes.text.config import Config, DecodeConfig
+from samebits.recipes.text.decode import read
+from samebits.recipes.text.images import GreyArray, nearest_width, normalise, read_grey, stretch
+from samebits.recipes.text.loss import ctc_loss
+from samebits.report.fonts import font_for
+
+_TURNED = 2  # a rotated view has to be this many times as confident, because nearly all images are upright
+_TALL = 1.5  # ratio of height to width above which an image counts as a line rotated by 90 degrees
+_SHADES = 8  # of 256: an image with a smaller range of brightness has no text
+_TEXT_PX, _MARGIN_PX = 24, 12
+_MAX_DRAWN_PX = (8000, 4000)
+
+
+def read_line(path: Path, config: Config) -> Tensor:
+    """Read an image of one line as the model's input.
+
+    There are two views: the image as it is and upside down, or, if it is much taller than wide, rotated to the left
+    and to the right. Without `decode.turns` there is one view.
+
+    Returns:
+        (V, 1, 32, W) float32, normalized.
+
+    Raises:
+        DataError: The file can't be read, or has no contrast.
+    """
+    grey = read_grey(path)
+    if int(grey.max()) - int(grey.min()) < _SHADES:
+        raise DataError(
+            f"{path} shows nothing: all pixels have the same shade",
+            allowed="an image of one line of text",
+            fix="Use an image with contrast between text and background.",
+        )
+    turns = _turns(grey, config.decode)
+    views: list[GreyArray] = [np.ascontiguousarray(np.rot90(grey, turn)) for turn in turns]
+    height, width = views[0].shape
+    width_px = config.data.widths[
+        int(nearest_width(config.data.widths, np.array([[width, height]], dtype=np.float64))[0])
+    ]
+    return normalise([stretch(view, width_px) for view in views], config.data.mean, config.data.std)
+
+
+def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[str, Any]:
+    """Make a prediction from the logits of all views of an image: the text of the most confident view.
+
+    The confidence is the probability of this text, over all alignments.
+
+    Args:
+        logits: (V, T, C). View 0 is the image as it is (a tall one rotated to the left), view 1 upside down to it.
+        alphabet: The characters of the classes.
+        config: The decoder.
+
+    Returns:
+        text, confidence and upside_down.
+    """
+    logits = logits.detach().to("cpu", torch.float32)
+    texts = read(logits, alphabet, config.beam_width)
+    confidences = [_confidence(view, alphabet.encode(text)) for view, text in zip(logits, texts, strict=True)]
+    # An empty text can have a high confidence, so any other text is preferred.
+    best = max(range(len(texts)), key=lambda view: (bool(texts[view]), confidences[view] / (_TURNED if view else 1)))
+    return {"text": texts[best], "confidence": round(confidences[best], 6), "upside_down": best == 1}
+
+
+def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
+    """Draw an image with its predicted text below."""
+    image = Image.fromarray(read_rgb(path))
+    image.thumbnail(_MAX_DRAWN_PX)  # an image of 1 by millions of pixels would make a sheet of gigabytes
+    caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
+    font = font_for(caption, _TEXT_PX)
+    left, top, right, bottom = font.getbbox(caption)
+    width = max(image.width, math.ceil(right - left)) + 2 * _MARGIN_PX
+    height = image.height + math.ceil(bottom - top) + 3 * _MARGIN_PX
+    sheet = Image.new("RGB", (width, height), "white")
+    sheet.paste(image, (_MARGIN_PX, _MARGIN_PX))
+    corner = (_MARGIN_PX - left, image.height + 2 * _MARGIN_PX - top)
+    ImageDraw.Draw(sheet).text(corner, caption, (34, 34, 34), font)
+    return sheet
+
+
+def _turns(grey: GreyArray, config: DecodeConfig) -> tuple[int, ...]:
+    """Return the rotation of each view, in quarter turns to the left."""
+    is_tall = grey.shape[0] > _TALL * grey.shape[1]
+    if not config.turns:
+        return (0,)
+    return (1, 3) if is_tall else (0, 2)
+
+
+def _confidence(logits: Tensor, classes: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+    targets = torch.from_numpy(classes)[None]
+    return math.exp(-float(ctc_loss(logits[None], targets, torch.tensor([len(classes)]))[0]))

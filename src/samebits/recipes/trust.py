@@ -1,0 +1,167 @@
+"""The user's list of recipe files that may be executed if only a YAML file or a run folder names them.
+
+One line per file: the SHA-256 of its content, a space, its absolute path. Both must match: a copy of a trusted file in
+another folder would import other modules from there. docs/adr/0026 has the reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from samebits.config.load import short_path
+from samebits.config.plain_file import read_plain
+from samebits.errors import ConfigError
+
+MAX_RECIPE_BYTES = 16 * 1024 * 1024
+
+
+def list_path() -> Path:
+    """Return the path of the list: `$XDG_CONFIG_HOME/samebits/trusted_recipes`, by default below ~/.config.
+
+    Raises:
+        ConfigError: The user has no home folder.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        folder = Path(base) if os.path.isabs(base) else Path.home() / ".config"
+    except RuntimeError:
+        raise ConfigError("the user has no home folder", fix="Set HOME or XDG_CONFIG_HOME.") from None
+    return folder / "samebits" / "trusted_recipes"
+
+
+def read_recipe(path: Path) -> bytes:
+    """Read the source of a recipe file.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    try:
+        return read_plain(path, MAX_RECIPE_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"recipe file {short_path(path)} can't be read: {error.strerror}", fix="Make it readable, or use another."
+        ) from None
+
+
+def sha256_of(content: bytes) -> str:
+    """Compute the SHA-256 of the content of a file, as 64 hex digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def trust(path: Path) -> str:
+    """Add a recipe file with its current content to the list.
+
+    Returns:
+        Its SHA-256.
+
+    Raises:
+        ConfigError: The file can't be read, or the list can't be written or is not safe to use.
+    """
+    path = path.resolve()
+    sha256 = sha256_of(read_recipe(path))
+    list_file, line = list_path(), _line(sha256, path)
+    if "\n" in str(path):
+        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", fix="Rename the file.")
+    if line in _lines():
+        return sha256
+    try:
+        list_file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(list_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "ab") as file:
+            file.write(line + b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the list of trusted recipes {list_file} can't be written: {error.strerror}", fix="Make it writable."
+        ) from None
+    return sha256
+
+
+def trust_named(source: str) -> None:
+    """Trust a recipe file that the user trains with, so that eval and predict can open its run later.
+
+    If the list can't be written, training continues. Only the later command then requires `samebits trust`.
+    """
+    if source.endswith(".py"):
+        with suppress(ConfigError):
+            trust(Path(source).expanduser())
+
+
+def check_trusted(path: Path, content: bytes, named_in: str, kind: str = "recipe") -> None:
+    """Check that a recipe or tracker file may be executed although the command line does not name it.
+
+    Args:
+        path: The file, resolved.
+        content: Its bytes.
+        named_in: FILE:LINE that names it.
+        kind: What it is.
+
+    Raises:
+        ConfigError: It is not in the list.
+    """
+    sha256 = sha256_of(content)
+    if _line(sha256, path) in _lines():
+        return
+    raise ConfigError(
+        f"{kind} file {short_path(path)} is not trusted, so it was not run",
+        given=f"{named_in}: {kind}: {path}\nsha256: {sha256}",
+        cause="it is not your file, or it has changed since you trusted it or trained with it",
+        fix="Read the file. If you trust it and the modules that it imports, run\n"
+        f"  samebits trust {shlex.quote(str(path))}",
+    )
+
+
+def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> None:
+    """Check that tracker files may be executed: the command line names them, or they are in the list.
+
+    Args:
+        trackers: `report.trackers`.
+        overrides: The settings that the command line gives. Files that they name are added to the list.
+
+    Raises:
+        ConfigError: Only a YAML file or a run folder names a file, and it is not in the list.
+    """
+    is_named = any(text.startswith("report.trackers=") for text in overrides)
+    for name in trackers:
+        path = Path(name).expanduser()
+        if not name.endswith(".py") or not path.is_file():
+            continue  # a missing file is reported when the run starts
+        if is_named:
+            trust_named(name)
+        else:
+            check_trusted(path.resolve(), read_recipe(path), f"report.trackers={name}", kind="tracker")
+
+
+def _line(sha256: str, path: Path) -> bytes:
+    return f"{sha256} ".encode() + os.fsencode(path)
+
+
+def _lines() -> set[bytes]:
+    """Read the lines of the list; none if there is no list.
+
+    Raises:
+        ConfigError: The list can't be read, or other users can write to it.
+    """
+    list_file = list_path()
+    try:
+        status = list_file.stat()
+        content = read_plain(list_file)
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except OSError as error:
+        raise ConfigError(
+            f"the list of trusted recipes {list_file} can't be read: {error.strerror}", fix="Make it readable."
+        ) from None
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"the list of trusted recipes {list_file} can be changed by other users",
+            given=f"mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}",
+            fix=f"Check its lines, then run\n  chown {os.geteuid()} {shlex.quote(str(list_file))}\n"
+            f"  chmod 600 {shlex.quote(str(list_file))}",
+        )
+    return set(content.splitlines())

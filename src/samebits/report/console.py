@@ -1,0 +1,299 @@
+"""Console output of a run, drawn by rich: header, progress line, validation table, closing block.
+
+On a terminal, the progress line is redrawn in place. To a log file or a pipe, the same calls write plain lines without
+escape sequences and carriage returns.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from samebits.errors import SamebitsError, printable
+from samebits.report.format import (
+    COLUMNS,
+    block,
+    clock,
+    metric_name,
+    metric_value,
+    metric_width,
+    wrap_error,
+)
+from samebits.report.stream import RichStream, SafeStream, is_terminal
+
+# Drawing takes 0.4 ms of rank 0's time.
+_REDRAW_S = 0.25
+# In a log file: a line for each tenth of an epoch, but at most one every 5 s and at least one a minute.
+_SHORTEST_S, _LONGEST_S = 5.0, 60.0
+_MAX_COLUMNS = 110  # longer lines are hard to read
+# Columns left free for the "^C" that the terminal echoes after the progress line. If it wrapped, clearing the line
+# would not remove it.
+_ECHO_COLUMNS = 5
+_WIDE = 100
+_MAX_BAR, _MIN_BAR = 40, 6
+
+
+class Console:
+    """Writes what a run reports. Safe to call from several threads. A closed pipe does not stop the run.
+
+    Args:
+        stream: Where to write.
+        interactive: Whether the stream is a terminal; detected if None.
+        now: Returns the time in seconds; only differences count.
+        strict: Raise errors of the stream, for commands whose only result is their output.
+        columns: Width for tables that use more than 80 columns; None: that of the terminal, 80 in a file.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        interactive: bool | None = None,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        strict: bool = False,
+        columns: int | None = None,
+    ) -> None:
+        self._interactive = is_terminal(stream) if interactive is None else interactive
+        is_coloured = self._interactive and not os.environ.get("NO_COLOR")
+        self._stream = SafeStream(stream, strict=strict)
+        self._rich = RichStream(
+            file=self._stream,  # type: ignore[arg-type]  # it has all that rich uses of a file
+            force_terminal=self._interactive,
+            force_interactive=self._interactive,
+            force_jupyter=False,
+            color_system="auto" if is_coloured else None,
+            width=columns or (None if self._interactive else COLUMNS),
+            markup=False,
+            highlight=False,
+            emoji=False,
+        )
+        self._live: Live | None = None
+        self._now = now
+        self._lock = threading.RLock()
+        self._drawn_at = -_LONGEST_S
+        self._drawn_step = 0
+        self._columns: dict[str, int] = {}
+
+    @property
+    def width(self) -> int:
+        """Number of columns to fill: those of the terminal, up to a readable maximum; 80 in a file."""
+        return min(self._rich.width, _MAX_COLUMNS)
+
+    def say(self, text: str) -> None:
+        """Write one or more lines above the progress line. Control characters and markup in them have no effect."""
+        self._print(Text(printable(text)))
+
+    def block(self, title: str, rows: Mapping[str, str], whole: Collection[str] = ()) -> None:
+        """Write a title and an indented line per row: the header of a run, or its closing block.
+
+        Args:
+            title: First line.
+            rows: Texts by label; empty ones are left out.
+            whole: Labels of rows that are never wrapped, since users copy them.
+        """
+        lines = printable(block(title, rows, whole, self.width)).splitlines()
+        text = Text("\n").join(Text(line) for line in lines)
+        text.stylize("bold", 0, len(lines[0]))
+        text.highlight_regex(r"(?m)^  \S+( \S+)*(?=  )", "dim")
+        self._print(text)
+
+    def table(self, table: Table) -> None:
+        """Write a table, no wider than the terminal."""
+        self._print(table, wraps=True)
+
+    def draw(self, renderable: RenderableType, *, wraps: bool = True) -> None:
+        """Write a table or a text with styles. The caller has replaced control characters in it."""
+        self._print(renderable, wraps=wraps)
+
+    def redraw(self, rows: Sequence[Text]) -> None:
+        """Draw a view of several lines in place of the last one; on a terminal only."""
+        with self._lock:
+            if self._live is None:
+                self._live = Live(
+                    console=self._rich, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
+                    redirect_stderr=False,
+                )  # fmt: skip
+                self._live.start()
+            self._live.update(Group(*rows), refresh=True)
+
+    def keep(self) -> None:
+        """End the view of `redraw`, and leave it on the terminal."""
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+            self._live = None
+
+    def error(self, error: SamebitsError) -> None:
+        """Write an error with its kind and its slots highlighted."""
+        text = Text(wrap_error(str(error), self.width) if self._interactive else str(error))
+        text.stylize("bold red", 0, len(error.kind) + 1)
+        text.highlight_regex(r"(?m)^  [a-z]+(?=  )", "bold")
+        self._print(text)
+
+    def progress(
+        self,
+        *,
+        epoch: int,
+        num_epochs: int,
+        steps_per_epoch: int,
+        step: int,
+        num_steps: int,
+        loss: float,
+        samples_per_s: float,
+        left_s: float | None,
+        data_wait: float | None = None,
+    ) -> None:
+        """Show that a step is done.
+
+        Args:
+            epoch: Epoch of the step, from 1.
+            num_epochs: Epochs of the whole run, with one that is cut short.
+            steps_per_epoch: Steps of one epoch.
+            step: Steps done in the whole run.
+            num_steps: Steps of the whole run.
+            loss: Training loss.
+            samples_per_s: Samples per second over all ranks.
+            left_s: Seconds until the run is complete; None if not known yet.
+            data_wait: Share of training time that waits for data, 0 to 1; shown from 110 columns on.
+        """
+        with self._lock:
+            now = self._now()
+            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) / steps_per_epoch
+            if self._interactive:
+                is_due = waited_s >= _REDRAW_S or step == num_steps
+            else:
+                is_due = waited_s >= _LONGEST_S or (waited_s >= _SHORTEST_S and epochs >= 0.1)
+            if not is_due:
+                return
+            self._drawn_at, self._drawn_step = now, step
+            head = f"epoch {epoch}/{num_epochs}"
+            loss_text = metric_value("loss", loss)
+            rate, left = f"{samples_per_s:,.0f} samples/s", f"{clock(left_s)} left"
+            if not self._interactive:  # the values of all lines are aligned
+                loss_text = f"{loss_text:<{metric_width('loss')}}"
+                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
+                return
+            waits = ""
+            if self.width >= _WIDE:
+                head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
+                has_room = self.width >= _MAX_COLUMNS and data_wait is not None
+                waits = f"  data wait {data_wait:.0%}" if has_room else ""
+            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, f"{rate}{waits}"), (3, left)]
+            self._draw(head, parts, step / num_steps)
+
+    def share_done(self, activity: str, done: int, total: int) -> None:
+        """Show how much of an activity is done; on a terminal only.
+
+        Args:
+            activity: What is being done, such as "measuring 2 processes".
+            done: Number of parts that are done.
+            total: Number of all parts.
+        """
+        with self._lock:
+            now = self._now()
+            if self._interactive and (now - self._drawn_at >= _REDRAW_S or done == total):
+                self._drawn_at = now
+                self._draw(activity, [(0, f"{done:,}/{total:,}")], done / total)
+
+    def evaluation(
+        self,
+        epoch: float,
+        values: Mapping[str, float],
+        num_samples: int,
+        train_loss: float | None = None,
+        *,
+        is_best: bool = False,
+    ) -> None:
+        """Add a row to the validation table; on a terminal the table's head comes with the first row.
+
+        Args:
+            epoch: Epochs done; a fraction inside an epoch.
+            values: Validation metrics by name, the same names each time.
+            num_samples: Samples of the validation set.
+            train_loss: Mean training loss since the last validation; None if there was no step.
+            is_best: Whether this is the best validation so far.
+        """
+        when = f"{epoch:g}" if epoch == int(epoch) else f"{epoch:.2f}"
+        loss = metric_value("loss", train_loss) if train_loss is not None else "-"
+        # A slash marks a detail, such as the accuracy of one class: those are in the files.
+        shown = {name: value for name, value in values.items() if "/" not in name}
+        texts = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
+        widths = {printable(metric_name(name)): metric_width(name) for name in shown}
+        mark = "best" if is_best else ""
+        columns = {name: max(len(name), len(texts[name]), widths[name]) for name in texts}
+        first = {"epoch": 5, "train loss": len("train loss")}
+        if not self._interactive or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width:
+            # Each row names its metrics, since in a log file there are progress lines between the rows.
+            named = "  ".join(f"{name} {text:<{widths[name]}}" for name, text in texts.items())
+            loss = f"{loss:<{metric_width('loss')}}"
+            self.say(f"epoch {when}  train loss {loss}  validation {named}  {mark}".rstrip())
+            return
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        is_first = list(columns) != list(self._columns)
+        self._columns = columns if is_first else self._columns
+        for width in [*first.values(), *self._columns.values()]:
+            rows.add_column(justify="right", width=width, no_wrap=True)
+        rows.add_column(style="bold green", no_wrap=True)
+        if is_first:
+            start = sum(width + 2 for width in first.values())
+            self._print(Text(f"{' ' * start}validation ({num_samples:,} samples)", "dim"))
+            rows.add_row(*first, *self._columns, style="dim")
+        rows.add_row(when, loss, *texts.values(), mark)
+        self._print(rows)
+
+    def close(self) -> None:
+        """Remove the progress line."""
+        with self._lock:
+            if self._live is not None:
+                self._live.update(Text())  # stop() draws it once more
+                self._live.stop()
+            self._live = None
+
+    def _draw(self, head: str, parts: list[tuple[int, str]], share: float) -> None:
+        """Draw the progress line, always within one line: the bar is left out first, then the least important part.
+
+        Args:
+            head: What is in progress.
+            parts: Importance and text of each part, from left to right.
+            share: How much is done, 0 to 1.
+        """
+        columns = self._rich.width - _ECHO_COLUMNS
+        while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > columns:
+            parts = [part for part in parts if part != min(parts)]
+        tail = "  ".join(part for _, part in parts)
+        space = min(columns - len(head) - len(tail) - 4, _MAX_BAR)
+        text = Text(f"{head}  ", no_wrap=True, overflow="crop")
+        if space >= _MIN_BAR:
+            bar = ProgressBar(1, min(max(share, 0.0), 1.0), width=space, complete_style="green", finished_style="green")
+            start = len(text)
+            for segment in self._rich.render(bar):
+                text.append(segment.text, segment.style)
+            text.append(" " * (space + 2 - (len(text) - start)))
+        text.append(tail)
+        text.truncate(max(columns, 1), overflow="crop")
+        if self._live is None:
+            self._live = Live(
+                console=self._rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        self._live.update(text, refresh=True)
+
+    def _print(self, renderable: RenderableType, *, wraps: bool = False) -> None:
+        with self._lock:
+            if self._interactive:
+                self._rich.print(renderable, soft_wrap=not wraps)
+                return
+            with self._rich.capture() as captured:
+                self._rich.print(renderable, soft_wrap=not wraps)
+            # rich pads the cells of a table with spaces.
+            self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+            self._stream.flush()

@@ -1,0 +1,60 @@
+"""A log file for each rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from samebits.errors import cannot_write
+
+LOGGER = logging.getLogger("samebits")
+
+_FORM = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def log_path(run_folder: Path, rank: int) -> Path:
+    """Return the path of a rank's log file in a run folder."""
+    return run_folder / "logs" / f"rank-{rank}.log"
+
+
+@contextmanager
+def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
+    """Write log records, Python warnings and an error that ends the block to this rank's file.
+
+    A resumed run appends to the same file. The logging configuration is restored at the end.
+
+    Raises:
+        CheckpointError: The file can't be opened.
+    """
+    path = log_path(run_folder, rank)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()  # the launcher checks its modification time
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    handler.setFormatter(logging.Formatter(_FORM))
+    loggers = [LOGGER, logging.getLogger("py.warnings")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        # Otherwise a program that uses this library would print the records on its console as well.
+        logger.propagate = False
+    logging.captureWarnings(True)
+    try:
+        yield LOGGER
+    except BaseException:
+        kind = sys.exc_info()[0]
+        LOGGER.exception("ended by %s", kind.__name__ if kind else "an error")
+        raise
+    finally:
+        logging.captureWarnings(False)
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        handler.close()

@@ -1,0 +1,254 @@
+"""Draw a confusion matrix and a sheet of samples with captions, and save drawings, with Pillow."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
+
+from samebits.errors import ConfigError, cannot_write_result
+from samebits.report.fonts import Font, font_for
+
+ByteArray = npt.NDArray[np.uint8]
+Colour = tuple[int, int, int]
+
+_PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
+_EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
+_SOFTWARE = "samebits"  # metadata that marks a file as a drawing, which may be overwritten
+_MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
+_MAX_NAME_PX = 240
+
+
+def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix as a PNG: blue where prediction and ground truth agree, red where they differ.
+
+    The colour depth of a cell is its share of the row, so that a class with few samples is as visible as one with many.
+    A red cell has full depth at a twentieth of the row, since mistakes are few.
+
+    Args:
+        counts: Number of samples, as `counts[ground truth][prediction]`.
+        class_names: Names of the classes, in order.
+        path: Path of the PNG file.
+    """
+    font, small = _fonts(class_names)
+    names = [_cut(name, font, _MAX_NAME_PX) for name in class_names]
+    name_px = max(int(font.getlength(name)) for name in names) + 10
+    is_upright = name_px - 10 > _CELL_PX
+    num_correct, num_samples = sum(row[label] for label, row in enumerate(counts)), sum(map(sum, counts))
+    title, legend = f"{num_correct:,} of {num_samples:,} correct", "rows: ground truth, columns: prediction"
+    left, top = _MARGIN_PX + name_px, _MARGIN_PX + (name_px + 20 if is_upright else 44)
+    size = len(names) * _CELL_PX
+    head_px = int(font.getlength(title) + small.getlength(legend)) + 3 * _MARGIN_PX
+    image = Image.new("RGB", (max(left + size + _MARGIN_PX + 66, head_px), top + size + _MARGIN_PX), _PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
+    draw.text((image.width - _MARGIN_PX, _MARGIN_PX - 10), legend, _FAINT, small, anchor="ra")
+    draw.text((left + size + 8, top - 8), "recall", _FAINT, small, anchor="ls")
+    for label, (name, row) in enumerate(zip(names, counts, strict=True)):
+        y = top + label * _CELL_PX
+        total = sum(row)
+        draw.text((left - 10, y + _CELL_PX // 2), name, _INK, font, anchor="rm")
+        middle = left + label * _CELL_PX + _CELL_PX // 2
+        if is_upright:
+            _draw_upright(image, (middle, top - 6), name, font)
+        else:
+            draw.text((middle, top - 8), name, _INK, font, anchor="ms")
+        share = f"{row[label] / total:.1%}" if total else "-"
+        draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
+        for prediction, count in enumerate(row):
+            strength = count / total * (1 if prediction == label else 20) if total else 0.0
+            x = left + prediction * _CELL_PX
+            colour = _blend(_CORRECT if prediction == label else _WRONG, strength)
+            draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), colour)
+            if count:
+                text = _PAPER if strength > 0.5 else _INK
+                draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), _short(count), text, small, anchor="mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def draw_sheet(
+    title: str,
+    tiles: Sequence[ByteArray],
+    captions: Sequence[str],
+    path: Path,
+    *,
+    num_columns: int = 5,
+    tile_px: tuple[int, int] = (112, 112),
+) -> None:
+    """Draw samples side by side as a PNG, each with a caption below it.
+
+    Args:
+        title: Line above the tiles.
+        tiles: Images, (H, W) grey or (H, W, 3) RGB bytes.
+        captions: One caption per tile.
+        path: Path of the PNG file.
+        num_columns: Number of tiles in a row.
+        tile_px: (width, height) into which each tile is fitted, pixels.
+    """
+    font, small = _fonts([title, *captions])
+    (tile_width, tile_height), gap_px, line_px = tile_px, 12, 20
+    lines = [_in_lines(caption, small, tile_width + gap_px - 4) for caption in captions]
+    caption_px = 6 + line_px * max(map(len, lines), default=1)
+    num_rows = max(1, -(-len(tiles) // num_columns))
+    width = 2 * _MARGIN_PX + num_columns * (tile_width + gap_px) - gap_px
+    top = _MARGIN_PX + 30
+    height = top + num_rows * (tile_height + caption_px + gap_px) + _MARGIN_PX - gap_px
+    image = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((_MARGIN_PX, _MARGIN_PX - 10), _cut(title, font, width - 2 * _MARGIN_PX), _INK, font)
+    for index, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
+        row, column = divmod(index, num_columns)
+        x, y = _MARGIN_PX + column * (tile_width + gap_px), top + row * (tile_height + caption_px + gap_px)
+        sample = Image.fromarray(tile)
+        factor = min(tile_width / sample.width, tile_height / sample.height)
+        size = (max(1, round(sample.width * factor)), max(1, round(sample.height * factor)))
+        # Small images are enlarged without smoothing, which shows the pixels that the model receives.
+        resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
+        image.paste(sample.resize(size, resample), (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2))
+        for number, line in enumerate(caption):
+            draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def colours(count: int) -> list[Colour]:
+    """Return bright colours; successive hues are far apart."""
+    # Steps of the golden ratio: each hue falls into the largest gap between those before it.
+    hues = [(0.07 + number * 0.618034) % 1 for number in range(count)]
+    return [_bright(hue) for hue in hues]
+
+
+def _bright(hue: float) -> Colour:
+    """Return a saturated colour of a hue; dark hues such as blue are lightened more than yellow and green."""
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
+    return red, green, blue
+
+
+def _short(count: int) -> str:
+    """Format a count for a cell: pixels are millions."""
+    for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**5, "k")):
+        if count >= size:
+            value = count / (1000 if unit == "k" else size)
+            return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"
+    return str(count)
+
+
+def _blend(colour: Colour, strength: float) -> Colour:
+    strength = min(strength, 1.0)
+    red, green, blue = (round(empty + (part - empty) * strength) for part, empty in zip(colour, _EMPTY, strict=True))
+    return red, green, blue
+
+
+def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
+    """Return the normal and the small font, with all characters of the texts if the machine has such a font."""
+    text = "".join(texts)
+    return font_for(text, _TEXT_PX), font_for(text, _TEXT_PX - 2)
+
+
+def _cut(text: str, font: Font, most_px: float) -> str:
+    """Shorten a text to a width; an ellipsis replaces what does not fit."""
+    if font.getlength(text) <= most_px:
+        return text
+    while len(text) > 1 and font.getlength(f"{text}…") > most_px:
+        text = text[:-1]
+    return f"{text.rstrip()}…"
+
+
+def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
+    """Break a text into at most two lines, at a space."""
+    if font.getlength(text) <= most_px:
+        return [text]
+    words = text.split(" ")
+    count = max((n for n in range(1, len(words)) if font.getlength(" ".join(words[:n])) <= most_px), default=1)
+    lines = [" ".join(words[:count]), " ".join(words[count:])]
+    return [_cut(line, font, most_px) for line in lines if line]
+
+
+def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:
+    """Draw a text rotated by 90 degrees; it starts at `foot`, the middle of its lower edge."""
+    strip = Image.new("RGB", (int(font.getlength(text)) + 1, 2 * _TEXT_PX), _PAPER)
+    ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
+    strip = strip.transpose(Image.Transpose.ROTATE_90)
+    image.paste(strip, (foot[0] - strip.width // 2, foot[1] - strip.height))
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a Pillow image, with metadata for `is_drawing`.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = PngInfo()
+        metadata.add_text("Software", _SOFTWARE)
+        # PNG uses the first, JPEG the second; a format ignores what it does not know.
+        picture.save(path, pnginfo=metadata, comment=_SOFTWARE)
+    except OSError as error:
+        raise cannot_write_result(path, error) from None
+
+
+def is_drawing(path: Path) -> bool:
+    """Return whether a file is a PNG or JPEG written by `save_picture`."""
+    try:
+        if not path.is_file():
+            return False
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            return _SOFTWARE in (
+                picture.info.get("Software"),
+                bytes(picture.info.get("comment", b"")).decode("latin-1"),
+            )
+    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError):
+        return False
+
+
+def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
+    """Choose the output path of the drawing of each file.
+
+    Args:
+        paths: The input files.
+        draw: The option `--draw`: a file for a single input, or a folder (existing, or without a file extension).
+
+    Returns:
+        Output path by input file.
+
+    Raises:
+        ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.
+    """
+    targets = _targets_for(paths, draw)
+    originals = {path.resolve() for path in paths}
+    for target in targets.values():
+        if target.resolve() in originals:
+            raise ConfigError(f"--draw {draw} would overwrite the input {target}", fix="Set --draw to another folder.")
+    return targets
+
+
+def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
+    is_folder = draw.is_dir() or not draw.suffix
+    if not is_folder:
+        if len(paths) > 1:
+            raise ConfigError(f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder.")
+        Image.init()
+        if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
+            raise ConfigError(
+                f"--draw {draw}: images can't be written as {draw.suffix}",
+                allowed=".png, .jpg, .webp and other formats of Pillow",
+                fix=f"Use --draw {draw.with_suffix('.png')}.",
+            )
+        return {paths[0]: draw}
+    targets: dict[Path, Path] = {}
+    for path in paths:
+        number, target = 1, draw / f"{path.stem}.png"
+        while target in targets.values():
+            number += 1
+            target = draw / f"{path.stem}-{number}.png"
+        targets[path] = target
+    return targets

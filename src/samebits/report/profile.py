@@ -1,0 +1,62 @@
+"""A profile of some steps of rank 0 by torch.profiler: a trace for a browser, and a table (`report.profile`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from samebits.config.interval import parse_steps
+
+NUM_ROWS = 25  # of the table
+
+
+class StepProfile:
+    """Profiles the steps of `report.profile`. Does not change results.
+
+    Args:
+        steps: The setting: "10:13" for steps 10, 11 and 12; None: none.
+        folder: The folder to write `trace.json` and `table.txt` into.
+    """
+
+    def __init__(self, steps: str | None, folder: Path) -> None:
+        self._first, self._stop = parse_steps(steps) if steps is not None else (-1, -1)
+        self._folder = folder
+        self._profiler: Any = None
+
+    def at(self, step: int) -> Path | None:
+        """Start or end the profile.
+
+        Args:
+            step: The next step.
+
+        Returns:
+            The folder, if the profile was written now.
+        """
+        if self._profiler is None and self._first <= step < self._stop:
+            from torch.profiler import profile
+
+            self._profiler = profile(record_shapes=True)
+            self._profiler.start()
+        elif self._profiler is not None and step >= self._stop:
+            return self.close()
+        return None
+
+    def close(self) -> Path | None:
+        """End the profile, also of a run that ends before its last step, and write it.
+
+        Returns:
+            The folder; None if there is no profile.
+        """
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return None
+        profiler.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(self._folder / "trace.json"))
+        averages = profiler.key_averages()
+        sort_by = (
+            "self_cuda_time_total" if any(each.self_device_time_total for each in averages) else "self_cpu_time_total"
+        )
+        table = averages.table(sort_by=sort_by, row_limit=NUM_ROWS, max_name_column_width=60)
+        (self._folder / "table.txt").write_text(table, encoding="utf-8")
+        return self._folder

@@ -1,0 +1,218 @@
+"""The records of a run: `metrics.jsonl`, one line per record, and TensorBoard files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from samebits.config.plain_file import parse_json
+from samebits.errors import cannot_write
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FILE_NAME = "metrics.jsonl"
+CHECKPOINT = "checkpoint"  # the kind of the records of checkpoints; they have no values
+_MAX_LINE_BYTES = 1024 * 1024
+
+
+class Records:
+    """Appends records to a run folder, and flushes each line before the next.
+
+    A failed write raises CheckpointError, as for all files of a run.
+
+    Args:
+        folder: The run folder; created if it does not exist.
+        tensorboard: Whether to write TensorBoard files too, into its folder `tensorboard`.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+        self._path = folder / FILE_NAME
+        self._tensorboard_folder = folder / "tensorboard" if tensorboard else None
+        self._purge_step: int | None = None
+        self._file: BinaryIO | None = None
+        self._writer: SummaryWriter | None = None
+        self._is_described = False
+        self._lock = threading.RLock()
+        self._shown: dict[str, int] = {}
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float | None]) -> None:
+        """Append a record.
+
+        Args:
+            kind: Kind of the record: "train", "eval" ...
+            step: Steps completed when it is written.
+            epoch: Epochs completed, with a fraction inside an epoch.
+            values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
+        """
+        record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
+        self._append(record)
+        if self._tensorboard_folder is not None:
+            with _writing(self._tensorboard_folder):
+                writer = self._open_tensorboard(self._tensorboard_folder)
+                for name, value in values.items():
+                    if value is not None:
+                        writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def note_checkpoint(self, step: int, epoch: float, path: str) -> None:
+        """Append the record of a checkpoint that is whole on disk. May be called in another thread.
+
+        Args:
+            step: Its step.
+            epoch: Epochs completed, with a fraction inside an epoch.
+            path: Its path in the run folder.
+        """
+        self._append({"kind": CHECKPOINT, "step": step, "epoch": epoch, "path": path})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        with _writing(self._path), self._lock:
+            if self._file is None:
+                # No link: a stranger's run folder must not lead to another file.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
+        """Write the run's row of TensorBoard's table of hyperparameters, whose metrics are always the latest.
+
+        Args:
+            settings: Values by dotted name.
+            metrics: Names of the metrics in records of kind "eval".
+        """
+        if self._tensorboard_folder is None or self._is_described:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        # torch writes a bool as the number 1, and refuses None and lists.
+        plain = {
+            name: value if type(value) in (int, float, str) else json.dumps(value) for name, value in settings.items()
+        }
+        with _writing(self._tensorboard_folder):
+            writer = self._open_tensorboard(self._tensorboard_folder)._get_file_writer()
+            # SummaryWriter.add_hparams would write them as a second run in a folder below.
+            for summary in hparams(plain, {f"eval/{name}": 0.0 for name in metrics}):
+                writer.add_summary(summary)
+        self._is_described = True
+
+    def show(self, folder: Path, step: int) -> None:
+        """Add the PNG files of a folder to TensorBoard, under their names; those that are new since the last time."""
+        if self._tensorboard_folder is None:
+            return
+        from samebits.data.images import read_rgb
+
+        with _writing(self._tensorboard_folder):
+            writer = self._open_tensorboard(self._tensorboard_folder)
+            for path in sorted(folder.glob("*.png")):
+                written = path.stat().st_mtime_ns
+                if self._shown.get(path.name) == written:
+                    continue
+                self._shown[path.name] = written
+                writer.add_image(path.stem, read_rgb(path), step, dataformats="HWC")
+
+    def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:
+        """Remove records of later steps, which will be repeated, and a last line that a crash cut off.
+
+        TensorBoard hides its records of those steps.
+
+        Args:
+            step: The last step whose records stay.
+            last_eval: The same for records of kind "eval", where it is an earlier one.
+        """
+        with self._lock:  # a checkpoint may be noted meanwhile
+            self.close()
+            self._purge_step = step + 1
+            if not os.path.lexists(self._path):
+                return
+            last = step if last_eval is None else last_eval
+            part = self._path.with_suffix(".part")
+            with _writing(self._path), _opened(self._path) as old:
+                part.unlink(missing_ok=True)  # it may be a link or a FIFO
+                with part.open("xb") as new:
+                    new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
+                    new.flush()
+                    os.fsync(new.fileno())
+                part.replace(self._path)
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        with self._lock:
+            file, writer = self._file, self._writer
+            self._file = self._writer = None
+        with _writing(self._path.parent):
+            try:
+                if file is not None:
+                    file.close()
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    def _open_tensorboard(self, folder: Path) -> SummaryWriter:
+        if self._writer is None:
+            # Imported late, since it takes a while: by the first record, all ranks are training.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=self._purge_step, flush_secs=10)
+        return self._writer
+
+
+def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Read the records of a run folder in order, or those of one kind. Skips a truncated line."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return []
+    with _writing(path), _opened(path) as file:
+        records = [json.loads(line) for line in _lines(file) if _step(line) < math.inf]
+    return [record for record in records if kind in (None, record.get("kind"))]
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open the records if they are a regular file: opening a FIFO would wait for a writer."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the complete lines of a file, up to the first that is cut off or longer than any record."""
+    while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+        yield line
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _step(line: bytes) -> float:
+    """Return the step of a record; infinite for a line that a crash truncated."""
+    if not line.endswith(b"\n"):
+        return math.inf
+    try:
+        record = parse_json(line)
+        return float(record["step"]) if isinstance(record, dict) else math.inf
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return math.inf
+
+
+def _is_eval(line: bytes) -> bool:
+    return b'"kind": "eval"' in line
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

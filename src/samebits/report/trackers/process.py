@@ -1,0 +1,169 @@
+"""The process of one tracker: `python -P -m samebits.report.trackers.process TRACKER RUN [--new]`.
+
+    training process          metrics.jsonl          this process
+    writes a record  -------> a line       --------> tracker.log, tracker.flush, position
+    ends             ------- "done" on stdin ------> the last lines, tracker.finish
+                     <----- messages on stdout -----
+
+Nothing here imports torch. What a package prints goes to the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from samebits.config import document
+from samebits.config.plain_file import parse_json, read_plain
+from samebits.errors import SamebitsError
+from samebits.report.records import CHECKPOINT
+from samebits.report.trackers.guard import Guard, end_all, find_way_out, limit_resources
+from samebits.report.trackers.known import label, make_tracker
+from samebits.report.trackers.observer import Observer
+from samebits.report.trackers.tail import ReadPosition, Tail, values_of
+from samebits.report.trackers.tracker import TrackedRun, Tracker
+
+FOLDER = "trackers"  # of all trackers, in the run folder
+POLL_S = 2.0
+STARTED, ALIVE, FAILED = "started", "alive", "failed"  # first words of messages
+
+
+def main(name: str, run: Path, *, is_new: bool) -> int:
+    """Follow a run until it ends.
+
+    Args:
+        name: The tracker.
+        run: The run folder.
+        is_new: Whether training starts from its first step.
+
+    Returns:
+        The exit code: 1 if the tracker failed.
+    """
+    send = _open_messages()
+
+    def fail(reason: str) -> None:
+        send(f"{FAILED} {' '.join(reason.split())[:1000]}")
+
+    folder = run / FOLDER / label(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        guard = Guard(folder, limit_resources(folder), fail)
+        if (link := find_way_out(folder)) is not None:
+            raise ValueError(f"{link} is a link to a place outside of the run folder")
+        _lock(folder.with_name(f"{folder.name}.lock"), lambda: send(ALIVE))
+        position = ReadPosition(folder.with_name(f"{folder.name}.json"), is_new=is_new)
+        tracker = make_tracker(name)
+        tracker.start(_describe(run, folder, position))
+        position.save()
+        send(STARTED)
+        _follow(run, tracker, position, guard, lambda: send(ALIVE))
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        fail(error.what if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}")
+        sys.stderr.flush()
+        end_all()  # a package's threads and children may never end
+    return 0
+
+
+def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, beat: Callable[[], None]) -> None:
+    """Send records until the training has ended.
+
+    Args:
+        run: The run folder.
+        tracker: The tracker.
+        position: What it has received.
+        guard: Receives the end of the training.
+        beat: Called after each group of records.
+    """
+    tail = Tail(run)
+    outcome: str | None = None
+    while True:
+        is_last = outcome is not None  # asked before the file is read: no record follows the end
+        num_sent = 0
+        for record in tail.new_records():
+            if position.is_due(record):
+                _send(record, tracker)
+                position.note(record)
+                num_sent += 1
+                if num_sent % 100 == 0:
+                    beat()
+        if num_sent:
+            tracker.flush()
+            position.save()
+        beat()
+        guard.progress()
+        if is_last:
+            break
+        outcome = guard.wait(POLL_S)
+    if outcome not in ("done", "stopped"):
+        outcome = "failed"
+    tracker.finish(outcome, _result(run) if outcome == "done" else {})  # type: ignore[arg-type]  # one of the three
+
+
+def _send(record: Mapping[str, Any], tracker: Tracker) -> None:
+    if isinstance(tracker, Observer):
+        tracker.receive(record)
+    elif record.get("kind") != CHECKPOINT:  # it has no values
+        tracker.log(record["step"], values_of(record))
+
+
+def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:
+    config = run / "config.yaml"
+    settings = document.parse(read_plain(config).decode(), str(config)).values
+    report: Any = settings.get("report")
+    project = report.get("project") if isinstance(report, Mapping) else None
+    return TrackedRun(
+        name=run.absolute().name,
+        id=position.id,
+        project=str(project) if project else None,
+        recipe=Path(str(settings.get("recipe", ""))).stem,
+        settings=settings,
+        run_folder=run.absolute(),
+        folder=folder.absolute(),
+        is_resumed=position.is_resumed,
+    )
+
+
+def _result(run: Path) -> Mapping[str, Any]:
+    content = parse_json(read_plain(run / "result.json"))
+    return content if isinstance(content, dict) else {}
+
+
+def _lock(path: Path, beat: Callable[[], None]) -> None:
+    """Wait until the tracker of this run's former process has ended, and lock the file until this process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            beat()
+            time.sleep(0.5)
+
+
+def _open_messages() -> Callable[[str], None]:
+    """Return a function that sends a line to the training process, and let everything else go to the log."""
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+
+    def send(line: str) -> None:
+        with contextlib.suppress(OSError):  # the training process has ended
+            os.write(descriptor, f"{line}\n".encode(errors="replace"))
+
+    return send
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tracker")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--new", action="store_true")
+    options = parser.parse_args()
+    sys.exit(main(options.tracker, options.run, is_new=options.new))

@@ -1,0 +1,184 @@
+"""Start the trackers of a run on rank 0, one process each, and ends them with the run.
+
+The training process hands nothing over: a tracker reads the records from the run folder. So a tracker that is slow,
+hangs or fails costs no step, and loses no record. `samebits track RUN` sends later what it missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from samebits.report.trackers.known import check_trackers, external, label
+from samebits.report.trackers.process import FAILED, POLL_S, STARTED
+from samebits.report.trackers.tracker import Outcome
+
+# A tracker that has sent no sign of life for so long before the end of the run hangs.
+_HANG_S = 10.0
+# Longest start of a tracker, on a machine where the training leaves it little CPU time.
+_START_S = 60.0
+# At the end, a run waits for a silent tracker this fraction of its time, in these limits, seconds.
+_SHARE, _LEAST_S, _MOST_S = 0.01, 3.0, 30.0
+
+
+class Trackers:
+    """The trackers of a run. Nothing here raises once they are started.
+
+    Args:
+        names: `report.trackers`; empty on all ranks but 0.
+        run: The run folder.
+        notify: Reports a text to the user, from any thread.
+
+    Attributes:
+        outcome: How the run ends; set before `close`.
+
+    Raises:
+        ConfigError: A tracker cannot be imported.
+    """
+
+    def __init__(self, names: Sequence[str], run: Path, notify: Callable[[str], None]) -> None:
+        check_trackers(names)
+        self._names, self._run, self._notify = external(names), run, notify
+        self._processes: list[TrackerProcess] = []
+        self.outcome: Outcome = "failed"
+
+    def start(self, *, is_new: bool) -> None:
+        """Start the processes, if they were not started before.
+
+        Args:
+            is_new: Whether training starts from its first step.
+        """
+        names, self._names = self._names, []
+        for name in names:
+            try:
+                self._processes.append(TrackerProcess(name, self._run, self._notify, is_new=is_new))
+            except OSError as error:
+                self._notify(f"tracker {label(name)} could not be started: {error}; training continues without it")
+
+    def close(self) -> None:
+        """End the processes: wait shortly for those that work, and kill those that hang."""
+        for process in self._processes:
+            process.end(self.outcome)
+        for process in self._processes:
+            process.close()
+        self._processes = []
+
+
+class TrackerProcess:
+    """One tracker's process, as seen by the training process.
+
+    Args:
+        name: The tracker.
+        run: The run folder.
+        notify: Reports a text to the user, from any thread.
+        is_new: Whether training starts from its first step.
+        is_patient: Wait for its end as long as it takes, and let Ctrl-C end it.
+
+    Attributes:
+        has_failed: Whether it failed or was killed.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self, name: str, run: Path, notify: Callable[[str], None], *, is_new: bool, is_patient: bool = False
+    ) -> None:
+        self._name, self._run, self._notify, self._is_patient = name, run, notify, is_patient
+        self._began = self._last_sign = time.monotonic()
+        self._ends = self._patience_s = self._last_work = 0.0
+        self._is_started = self.has_failed = False
+        log = run / "logs" / f"tracker-{label(name)}.log"
+        log.parent.mkdir(exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        # -P: without it, -m puts the current folder first on sys.path, where a wandb.py of a stranger may lie.
+        command = [sys.executable, "-P", "-m", "samebits.report.trackers.process", name, str(run)]
+        with open(descriptor, "ab") as stderr:
+            self._child = subprocess.Popen(
+                [*command, *(["--new"] if is_new else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                process_group=0,  # a tracker's children end with it, and Ctrl-C reaches only the training
+            )
+        self._reader = threading.Thread(target=self._read, name=f"tracker-{label(name)}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            word, _, rest = line.decode(errors="replace").strip().partition(" ")
+            self._last_sign = time.monotonic()
+            self._is_started |= word == STARTED
+            if word == FAILED:
+                self._fail(rest)
+
+    def _fail(self, reason: str) -> None:
+        self.has_failed = True
+        name, log = label(self._name), self._run / "logs" / f"tracker-{label(self._name)}.log"
+        self._notify(
+            f"tracker {name} failed, and the run is not affected: {reason}\n"
+            f"  log: {log}\n"
+            f"  send the rest later: samebits track {shlex.quote(str(self._run))} --to {shlex.quote(self._name)}"
+        )
+
+    def end(self, outcome: Outcome) -> None:
+        """Report the end of the run to the tracker."""
+        assert self._child.stdin is not None
+        self._ends = time.monotonic()
+        took_s = self._ends - self._began
+        self._patience_s = min(_MOST_S, max(_LEAST_S, _SHARE * took_s if outcome == "done" else 0.0))
+        with contextlib.suppress(OSError):  # it has ended
+            self._child.stdin.write(f"{outcome}\n".encode())
+            self._child.stdin.close()
+
+    def close(self) -> None:
+        """Wait for the process while it works, kill it if it hangs, and release everything."""
+        used = _cpu_time(self._child.pid)
+        try:
+            while os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if not self._is_patient and time.monotonic() > self._deadline():
+                    if not self.has_failed:
+                        self._fail("it hangs" if self._is_started else "it has not started")
+                    break
+                time.sleep(0.05)
+                if (now := _cpu_time(self._child.pid)) != used:
+                    used, self._last_work = now, time.monotonic()
+        finally:
+            # With what is left of its process group, whose number is taken until `wait`.
+            self._kill()
+            code = self._child.wait()
+        self._reader.join()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
+        if code and not self.has_failed:
+            self._fail(f"its process ended with code {code}")
+
+    def _deadline(self) -> float:
+        if self._is_started and self._ends - self._last_sign > _HANG_S + POLL_S:
+            return self._ends  # it hung before the run ended
+        most = self._ends + _MOST_S if self._is_started else self._began + _START_S
+        return min(max(self._ends, self._last_sign, self._last_work) + self._patience_s, most)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _cpu_time(pid: int) -> str:
+    """Return the CPU time of a process, from Linux's /proc; another text at each call while it waits for a core."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, user, system = fields[0], fields[11], fields[12]
+    return f"{user} {system} {time.monotonic() if state == 'R' else ''}"

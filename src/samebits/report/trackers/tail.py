@@ -1,0 +1,115 @@
+"""Read the records of a run folder as they are written, and remembers which of them a tracker has received."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from samebits.config.plain_file import parse_json, read_plain
+from samebits.report.records import FILE_NAME
+from samebits.storage.run_folder import write_atomically
+
+_MAX_LINE_BYTES = 1024 * 1024
+_FIELDS = ("kind", "step", "epoch")
+_DEVICE = ("gpu_use", "mfu")  # `device_use.py`, which imports torch
+
+
+class Tail:
+    """Yields the complete lines of `metrics.jsonl` that are new since the last call.
+
+    A resume or a rollback replaces the file. It is then read from its start.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / FILE_NAME
+        self._inode, self._offset = 0, 0
+
+    def new_records(self) -> Iterator[Mapping[str, Any]]:
+        """Yield records that were not yielded before, except after the file was replaced."""
+        try:
+            # No link, and no FIFO: the run folder may be a stranger's.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            file.seek(self._offset)
+            while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+                self._offset += len(line)
+                try:
+                    record = parse_json(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    yield record
+
+
+def values_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of a record under "kind/name", and its epoch.
+
+    JSON's null is a value that is not finite, and becomes NaN. Only that of a device is not known, and left out.
+    """
+    kind = record.get("kind")
+    values = {
+        f"{kind}/{name}": math.nan if value is None else float(value)
+        for name, value in record.items()
+        if name not in _FIELDS and (isinstance(value, int | float) or (value is None and name not in _DEVICE))
+    }
+    return values | {"epoch": float(record.get("epoch") or 0.0)}
+
+
+class ReadPosition:
+    """Which records a tracker has received, in a file of the run folder.
+
+    Attributes:
+        id: The tracked run, eight hex digits.
+        is_resumed: Whether the file existed.
+
+    Args:
+        path: The file.
+        is_new: Start a new tracked run, because training starts from its first step.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool) -> None:
+        self._path = path
+        self.id, self._logged = secrets.token_hex(4), dict[str, int]()
+        self.is_resumed = False
+        if is_new:
+            return
+        try:
+            content = parse_json(read_plain(path))
+            logged = {str(kind): int(step) for kind, step in content["logged"].items()}
+            # It becomes a part of file names and queries.
+            self.id, self._logged = bytes.fromhex(content["id"]).hex(), logged
+            self.is_resumed = True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # there is none, or it is damaged: all records are sent to a new tracked run
+
+    def is_due(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record is new to the tracker. A resumed run repeats steps with equal values."""
+        return int(record["step"]) > self._logged.get(str(record.get("kind")), -1)
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Note that the tracker received a record."""
+        self._logged[str(record.get("kind"))] = record["step"]
+
+    def save(self) -> None:
+        """Write the file.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        write_atomically(self._path, json.dumps({"id": self.id, "logged": self._logged}).encode())

@@ -1,0 +1,165 @@
+"""Several runs side by side: settings that differ, metrics, time and environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from samebits.provenance.same_run import is_free
+from samebits.report.format import duration, metric_name, metric_value
+from samebits.run_views.history import RunHistory
+
+MISSING = "-"
+SECTIONS = ("settings", "other settings", "metrics", "time", "environment", "code and data", "result")
+
+
+@dataclass(frozen=True)
+class ComparedValue:
+    """A value of several runs.
+
+    Attributes:
+        section: One of `SECTIONS`.
+        name: What it is.
+        values: Its text in each run; MISSING if a run has none.
+    """
+
+    section: str
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all runs have the same value."""
+        return len(set(self.values)) == 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: The runs.
+        rows: The values.
+        num_equal: Number of settings that are equal in all runs.
+    """
+
+    runs: Sequence[RunHistory]
+    rows: Sequence[ComparedValue]
+    num_equal: int
+
+    def section(self, name: str) -> list[ComparedValue]:
+        """Return the values of a section."""
+        return [row for row in self.rows if row.section == name]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON."""
+        return {
+            "runs": [run.summary.to_plain() for run in self.runs],
+            "equal_settings": self.num_equal,
+            **{name.replace(" ", "_"): {row.name: list(row.values) for row in self.section(name)} for name in SECTIONS},
+        }
+
+
+def compare(runs: Sequence[RunHistory]) -> Comparison:
+    """Compare runs. Settings, environment, code and data are listed where they differ."""
+    settings = [run.summary.settings for run in runs]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    differing = [name for name in names if len({_json(each.get(name), name in each) for each in settings}) > 1]
+    rows = [
+        ComparedValue(
+            "other settings" if is_free(name) else "settings",
+            name,
+            tuple(plain_text(each[name]) if name in each else MISSING for each in settings),
+        )
+        for name in differing
+    ]
+    rows += _metrics(runs)
+    rows += _times(runs)
+    rows += _differing("environment", [run.environment for run in runs])
+    rows += _differing("code and data", [{**run.code, **run.data} for run in runs])
+    rows += [
+        ComparedValue("result", "state", tuple(run.summary.state for run in runs)),
+        ComparedValue("result", "weights sha256", tuple(run.summary.weights_sha256[:16] or MISSING for run in runs)),
+    ]
+    return Comparison(runs, rows, len(names) - len(differing))
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting as it is written on the command line."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def metric_names(runs: Sequence[RunHistory]) -> list[str]:
+    """Return the names of the metrics of evaluations: monitored ones first, without those of single classes."""
+    monitors = dict.fromkeys(run.summary.monitor for run in runs if run.summary.monitor)
+    names = dict.fromkeys(name for run in runs for name in run.summary.metrics if "/" not in name)
+    return list(dict.fromkeys([*(name for name in monitors if name in names), *names]))[:20]
+
+
+def _metrics(runs: Sequence[RunHistory]) -> list[ComparedValue]:
+    rows = [_row("metrics", metric_name(name), runs, partial(_last_metric, name)) for name in metric_names(runs)]
+    monitors = {run.summary.monitor for run in runs}
+    best = f"best {metric_name(next(iter(monitors)))}" if len(monitors) == 1 else "best"
+    rows.append(_row("metrics", best.strip(), runs, lambda run: _metric(run.summary.monitor, run.summary.best)))
+    rows.append(
+        _row("metrics", "training loss", runs, lambda run: _metric("loss", run.curves.get("train", "loss").last))
+    )
+    return [row for row in rows if set(row.values) != {MISSING}]
+
+
+def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
+    def seconds(value: float | None) -> str:
+        return MISSING if value is None else duration(value)
+
+    def share(run: RunHistory) -> str:
+        training, waited = run.seconds.get("training", 0.0), run.seconds.get("data_wait")
+        return MISSING if not training or waited is None else f"{min(waited / training, 1.0):.1%}"
+
+    rows = [
+        _row("time", "steps", runs, lambda run: f"{run.summary.step:,}"),
+        _row("time", "took", runs, lambda run: seconds(run.summary.took_s) + _since_resume(run)),
+        _row(
+            "time",
+            "training",
+            runs,
+            lambda run: seconds(run.seconds.get("training", run.curves.get("train", "seconds").last)),
+        ),
+        _row("time", "waiting for data", runs, share),
+        _row("time", "samples per second", runs, lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}"),
+        _row("time", "processes", runs, lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING),
+    ]
+    return [row for row in rows if set(row.values) != {MISSING}]
+
+
+def _since_resume(run: RunHistory) -> str:
+    """Return what the wall-clock time of a complete run leaves out: earlier commands. `training` includes them."""
+    kinds = [event.kind for event in run.events]
+    num_commands = kinds.count("start") - kinds.count("restart")
+    return " since the resume" if run.summary.state == "done" and num_commands > 1 else ""
+
+
+def _row(section: str, name: str, runs: Sequence[RunHistory], make: Callable[[RunHistory], str]) -> ComparedValue:
+    return ComparedValue(section, name, tuple(make(run) for run in runs))
+
+
+def _last_metric(name: str, run: RunHistory) -> str:
+    return _metric(name, run.summary.metrics.get(name))
+
+
+def _metric(name: str, value: float | None) -> str:
+    return MISSING if value is None else metric_value(name, value)
+
+
+def _differing(section: str, values: Sequence[dict[str, str]]) -> list[ComparedValue]:
+    names = dict.fromkeys(name for each in values for name in each)
+    rows = [ComparedValue(section, name, tuple(each.get(name, MISSING) for each in values)) for name in names]
+    return [row for row in rows if not row.is_equal]
+
+
+def _json(value: Any, is_given: bool) -> str:
+    return json.dumps(value, default=str) if is_given else ""

@@ -1,0 +1,93 @@
+"""The console output of `samebits compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from samebits.report.format import metric_name
+from samebits.run_views.compare import SECTIONS, Comparison
+from samebits.run_views.plot import PlotLine, plot
+from samebits.run_views.table import STYLES, cut, one_line
+
+_MIN_VALUE, _MAX_VALUE, _MAX_NAME = 14, 44, 28
+_GAP = 2
+_PLOT_ROWS = 14
+
+
+def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = False) -> list[Table | Text]:
+    """Lay out a comparison: a table for each group of runs that fits side by side.
+
+    Args:
+        comparison: The comparison.
+        width: Columns of the terminal.
+        is_ascii: Whether the output cannot show other characters than ASCII.
+    """
+    names = max((len(one_line(row.name)) for row in comparison.rows), default=0) + 2
+    first = min(max(names, 12), _MAX_NAME)
+    num_fit = max(1, (width - first) // (_MIN_VALUE + _GAP))
+    blocks: list[Table | Text] = []
+    for start in range(0, len(comparison.runs), num_fit):
+        if blocks:
+            blocks.append(Text())
+        shown = range(start, min(start + num_fit, len(comparison.runs)))
+        value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
+        blocks.append(_table(comparison, shown, (first, value_width), "..." if is_ascii else "…"))
+    return blocks
+
+
+def comparison_plots(comparison: Comparison, width: int, *, is_ascii: bool = False) -> list[Text]:
+    """Draw the monitored metric and the training loss of all runs, each run with a letter.
+
+    Args:
+        comparison: The comparison.
+        width: Columns of the terminal.
+        is_ascii: Whether the output cannot show other characters than ASCII.
+    """
+    runs = comparison.runs
+    letters = letters_of(len(runs))
+    monitors = {run.summary.monitor for run in runs if run.summary.monitor}
+    plots = [("train", "loss", "training loss")]
+    if len(monitors) == 1:
+        monitor = next(iter(monitors))
+        plots.insert(0, ("eval", monitor, f"validation {metric_name(monitor)}"))
+    rows: list[Text] = []
+    for kind, name, title in plots:
+        lines = [
+            PlotLine(run.curves.get(kind, name), run.name, letter) for run, letter in zip(runs, letters, strict=True)
+        ]
+        drawn = plot(title, name, lines, (min(width, 100), _PLOT_ROWS), is_ascii=is_ascii)
+        rows += [Text(), *drawn] if drawn else []
+    return rows
+
+
+def letters_of(num_runs: int) -> list[str]:
+    """Return a letter for each run."""
+    return [chr(ord("a") + index) if index < 26 else "*" for index in range(num_runs)]
+
+
+def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int], ellipsis: str) -> Table:
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    table.add_column(no_wrap=True, width=widths[0])
+    for _ in shown:
+        table.add_column(overflow="fold", width=widths[1])
+    letters = letters_of(len(comparison.runs))
+    heads = [cut(f"{letters[index]} {one_line(comparison.runs[index].name)}", widths[1], ellipsis) for index in shown]
+    table.add_row("", *(Text(head, "bold") for head in heads))
+    for section in SECTIONS:
+        rows = comparison.section(section)
+        if section == "settings":
+            same = f"{comparison.num_equal} equal" + ("" if rows else ", none differ")
+            table.add_row(Text("settings", "bold"), Text(same, "dim"))
+        elif rows:
+            table.add_row(Text(section, "bold"))
+        for row in rows:
+            values = []
+            for index in shown:
+                is_other = not row.is_equal and row.values[index] != row.values[0]
+                style = STYLES.get(row.values[index], "") if row.name == "state" else "yellow" if is_other else ""
+                values.append(Text(one_line(row.values[index])[:400], style))
+            table.add_row(Text(cut(f"  {one_line(row.name)}", widths[0], ellipsis)), *values)
+    return table

@@ -1,0 +1,107 @@
+"""The curves of a run: its records by kind and name, thinned while they are collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samebits.run_views.files import number, shorten
+
+MAX_POINTS = 1000  # of a curve: more than a screen has columns
+_MAX_CURVES = 200
+_NO_VALUES = ("kind", "step", "epoch")
+KINDS = ("train", "eval", "ranks")
+_RANK = re.compile(r"rank_(\d{1,4})_ms")
+
+
+@dataclass
+class Curve:
+    """Values of one name over the epochs of a run.
+
+    Neighbours are averaged once there are too many, so that a run of any length takes little memory.
+
+    Attributes:
+        epochs: Epochs done, with a fraction inside an epoch.
+        steps: Steps done.
+        values: The values.
+    """
+
+    epochs: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    _every: int = 1
+    _pending: list[float] = field(default_factory=list)
+    last: float | None = None
+
+    def add(self, step: int, epoch: float, value: float) -> None:
+        """Append a value.
+
+        Args:
+            step: Steps done.
+            epoch: Epochs done.
+            value: The value.
+        """
+        self.last = value
+        self._pending.append(value)
+        if len(self._pending) < self._every:
+            return
+        self.epochs.append(epoch)
+        self.steps.append(step)
+        self.values.append(sum(self._pending) / len(self._pending))
+        self._pending = []
+        if len(self.values) >= 2 * MAX_POINTS:
+            # In pairs: the mean of both, at the later one's position.
+            self.values = [(a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)]
+            self.epochs, self.steps = self.epochs[1::2], self.steps[1::2]
+            self._every *= 2
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass
+class Curves:
+    """All curves of a run.
+
+    Attributes:
+        by_name: (kind of the record, name of the value) -> curve.
+    """
+
+    by_name: dict[tuple[str, str], Curve] = field(default_factory=dict)
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records of `RecordReader`."""
+        for record in records:
+            if record["kind"] not in KINDS:
+                continue
+            for name, value in record.items():
+                if name in _NO_VALUES or (converted := number(value)) is None:
+                    continue
+                key = (record["kind"], shorten(name, 80))
+                curve = self.by_name.get(key)
+                if curve is None:
+                    if len(self.by_name) >= _MAX_CURVES:
+                        continue
+                    curve = self.by_name[key] = Curve()
+                curve.add(record["step"], record["epoch"], converted)
+
+    def get(self, kind: str, name: str) -> Curve:
+        """Return a curve; an empty one if there is none."""
+        return self.by_name.get((kind, name), Curve())
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the values of a kind of records, in the order of the records."""
+        return [name for each, name in self.by_name if each == kind]
+
+    def ranks(self) -> dict[int, Curve]:
+        """Return the step time of each rank in milliseconds, by rank."""
+        found = {int(match[1]): name for name in self.names("ranks") if (match := _RANK.fullmatch(name))}
+        return {rank: self.get("ranks", found[rank]) for rank in sorted(found)}
+
+    @property
+    def last_step(self) -> tuple[int, float]:
+        """The last step with a record, and its epoch."""
+        points = [(curve.steps[-1], curve.epochs[-1]) for curve in self.by_name.values() if len(curve)]
+        return max(points, default=(0, 0.0))

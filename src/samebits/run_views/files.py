@@ -1,0 +1,92 @@
+"""Read of the files of a run folder, which may be a stranger's: regular files only, limited sizes, JSON only."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samebits.config.plain_file import parse_json, read_plain
+
+_MAX_JSON_BYTES = 4 * 1024 * 1024
+_MAX_JSON_MEMORY_BYTES = 64 * 1024 * 1024
+_MAX_STEP = 1 << 53
+MAX_TEXT = 300  # characters of a name or value that is shown
+
+
+def read_object(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing, too large, damaged, or holds something else."""
+    try:
+        content = parse_json(read_plain(path, max_bytes), _MAX_JSON_MEMORY_BYTES)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
+    """Return the beginning or the end of a regular file; nothing if it cannot be read.
+
+    Args:
+        path: The file.
+        num_bytes: Number of bytes to read at most.
+        is_end: Whether to read the end.
+    """
+    try:
+        # Opening a FIFO without O_NONBLOCK waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        return os.pread(descriptor, num_bytes, max(0, status.st_size - num_bytes) if is_end else 0)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def number(value: object) -> float | None:
+    """Return a JSON number as a float; None if it is none, not finite, or beyond the range of a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        converted = float(value)
+    except OverflowError:
+        return None
+    return converted if math.isfinite(converted) else None
+
+
+def count(value: object) -> int:
+    """Return a JSON number as a count of steps or processes; 0 if it is none."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found <= _MAX_STEP else 0
+
+
+def text(value: object) -> str:
+    """Return a JSON string, shortened; empty if it is none."""
+    return shorten(value) if isinstance(value, str) else ""
+
+
+def shorten(value: object, num_chars: int = MAX_TEXT) -> str:
+    """Return a value as text of limited length."""
+    full = str(value)
+    return full if len(full) <= num_chars else f"{full[: num_chars - 1]}…"
+
+
+def numbers(values: object, most: int = 200) -> dict[str, float]:
+    """Return the finite numbers of a JSON object by name, at most so many."""
+    if not isinstance(values, Mapping):
+        return {}
+    found = {}
+    for name, value in values.items():
+        converted = number(value)
+        if converted is not None:
+            found[shorten(name, 80)] = converted
+        if len(found) == most:
+            break
+    return found

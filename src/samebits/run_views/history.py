@@ -1,0 +1,194 @@
+"""All that a run folder has on a run, read for a comparison or a report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samebits.config import document
+from samebits.config.given import flat
+from samebits.errors import SamebitsError
+from samebits.run_views.curves import Curves
+from samebits.run_views.events import Event, read_events
+from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
+from samebits.run_views.record_reader import RecordReader
+from samebits.run_views.summary import RunSummary, read_summary
+
+_MAX_CLASSES = 200
+_MAX_CSV_BYTES = 1024 * 1024
+_MAX_NAMES = 200  # of versions or digests
+_MAX_INFO_BYTES = 64 * 1024 * 1024  # it may list each file of the dataset
+
+
+@dataclass
+class Confusion:
+    """A confusion matrix.
+
+    Attributes:
+        labels: Names of the classes.
+        counts: Number of samples as `counts[ground truth][prediction]`.
+    """
+
+    labels: list[str]
+    counts: list[list[int]]
+
+
+@dataclass
+class RunHistory:
+    """A run with its curves, events, environment and provenance. All texts come from files of unknown origin.
+
+    Attributes:
+        summary: The run in one row.
+        curves: Its curves.
+        events: What happened, in the order of time.
+        seconds: Where the time went, seconds by part; empty for a run that is not complete.
+        environment: Versions and hardware by name; several values are joined.
+        code: Digests of the code, by name.
+        data: Digests of the data, by name.
+        worlds: World size and first step of each part of the run.
+        command: The command of the last start.
+        changed: Names of the settings that differ from the preset.
+        classes: Names of the classes, if the recipe has any.
+        hashes: chain and root, if the run is complete.
+        num_samples: Samples trained on.
+        skipped: Number of steps that were skipped because they were not finite.
+        notes: What could not be read.
+    """
+
+    summary: RunSummary
+    curves: Curves
+    events: list[Event] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    worlds: list[tuple[int, int]] = field(default_factory=list)
+    command: str = ""
+    changed: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    num_samples: int = 0
+    skipped: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the run folder."""
+        return self.summary.path.absolute().name or str(self.summary.path)
+
+    @property
+    def speed(self) -> float | None:
+        """Samples per second of training time over the whole run; the last recorded one if it is not complete."""
+        training = self.seconds.get("training", 0.0)
+        if training > 0 and self.num_samples:
+            return self.num_samples / training
+        return self.curves.get("train", "samples_per_s").last
+
+
+def read_history(run: Path) -> RunHistory:
+    """Read all that a run folder has on a run. What is missing or damaged is left out."""
+    curves, reader = Curves(), RecordReader(run)
+    curves.add(reader.poll()[0])
+    found = RunHistory(read_summary(run), curves, events=read_events(run))
+    if reader.is_cut:
+        found.notes.append("metrics.jsonl is too large, and only its beginning was read")
+    result, environment = read_object(run / "result.json"), read_object(run / "environment.json")
+    found.seconds = {name: value for name, value in numbers(result.get("seconds")).items() if value >= 0}
+    found.hashes = {name: text(result.get(name))[:64] for name in ("chain", "root") if text(result.get(name))}
+    found.num_samples = count(result.get("samples"))
+    skipped = result.get("skipped_steps")
+    found.skipped = len(skipped) if isinstance(skipped, list) else 0
+    found.worlds, found.environment, found.code = _worlds(environment, result)
+    for name in ("python", "platform", "cuda", "commit"):
+        if value := text(environment.get(name)):
+            found.environment[name] = value
+    if cores := count(environment.get("num_cores")):
+        found.environment["cores"] = str(cores)
+    world = environment.get("world")
+    if isinstance(world, dict):
+        found.environment |= {name: text(world.get(name)) for name in ("backend", "device", "host") if world.get(name)}
+    command = environment.get("command")
+    if isinstance(command, list):
+        found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
+    found.data = _digests(run)
+    found.changed = _changed(run)
+    classes = read_object(run / "dataset_info.json", _MAX_INFO_BYTES).get("classes")
+    if isinstance(classes, list):
+        found.classes = [shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)]
+    return found
+
+
+def read_confusion(run: Path) -> Confusion | None:
+    """Return the confusion matrix of the last evaluation, from `pictures/confusion.csv`; None if there is none."""
+    content = read_part(run / "pictures" / "confusion.csv", _MAX_CSV_BYTES, is_end=False)
+    try:
+        rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))[: _MAX_CLASSES + 1]
+    except csv.Error:
+        return None
+    if len(rows) < 3 or len(rows[0]) != len(rows) + 2:  # ground truth, samples, correct, and a column for each class
+        return None
+    labels = [shorten(row[0], 80) for row in rows[1:] if len(row) == len(rows[0])]
+    counts = [[count(_whole(cell)) for cell in row[3:]] for row in rows[1:] if len(row) == len(rows[0])]
+    return Confusion(labels, counts) if labels and all(len(row) == len(labels) for row in counts) else None
+
+
+def picture_files(run: Path, *, has_matrix: bool) -> list[Path]:
+    """Return the PNG files of the evaluation, in the order of their names, at most 12.
+
+    Args:
+        run: The run folder.
+        has_matrix: Whether the confusion matrix is drawn from its numbers, so that its PNG file is not needed.
+    """
+    try:
+        names = sorted(os.listdir(run / "pictures"))
+    except OSError:
+        return []
+    drawn = ("curves.png", "confusion.png") if has_matrix else ("curves.png",)
+    kept = [name for name in names if name.endswith(".png") and name not in drawn]
+    return [run / "pictures" / name for name in kept[:12]]
+
+
+def _whole(cell: str) -> float | None:
+    try:
+        return number(float(cell)) if len(cell) < 20 else None
+    except ValueError:
+        return None
+
+
+def _worlds(
+    environment: dict[str, Any], result: dict[str, Any]
+) -> tuple[list[tuple[int, int]], dict[str, str], dict[str, str]]:
+    """Return size and first step of each world, and the values of their environments and code, joined by name."""
+    plain = result.get("worlds") or environment.get("worlds")
+    worlds = [world for world in plain[:100] if isinstance(world, dict)] if isinstance(plain, list) else []
+    merged: list[dict[str, list[str]]] = [{}, {}]
+    for world in worlds:
+        for part, values in zip(("environment", "code"), merged, strict=True):
+            entries = world.get(part)
+            for name, value in list(entries.items())[:_MAX_NAMES] if isinstance(entries, dict) else ():
+                seen = values.setdefault(shorten(name, 80), [])
+                if isinstance(value, str) and shorten(value) not in seen:
+                    seen.append(shorten(value))
+    joined = [{name: ", then ".join(seen) for name, seen in values.items()} for values in merged]
+    return [(count(world.get("size")), count(world.get("from_step"))) for world in worlds], joined[0], joined[1]
+
+
+def _digests(run: Path) -> dict[str, str]:
+    """Return the digests of the data in `provenance.json`."""
+    entry: Any = read_object(run / "provenance.json")
+    for name in ("predicate", "buildDefinition", "internalParameters", "data"):
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    found = entry if isinstance(entry, dict) else {}
+    return {shorten(name, 80): text(value) for name, value in list(found.items())[:_MAX_NAMES]}
+
+
+def _changed(run: Path) -> list[str]:
+    path = run / "config.diff.yaml"
+    with suppress(SamebitsError, RecursionError):
+        return [shorten(name, 120) for name in flat(document.read(path, str(path)).values)][:1000]
+    return []

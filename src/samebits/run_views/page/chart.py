@@ -1,0 +1,182 @@
+"""Charts as SVG that fills any width: lines are stretched, texts and strokes are not. `page.js` adds the hover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samebits.report.format import metric_value
+from samebits.run_views.curves import Curve
+from samebits.run_views.page.markup import Markup, element
+from samebits.run_views.plot import AxisScale, scale_for
+
+_WIDTH, _HEIGHT = 1000, 200  # of the stretched drawing
+_MAX_POINTS = 500
+_MAX_DOTS = 60  # a line with fewer points has a dot at each
+NUM_COLOURS = 8
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """A line of a chart.
+
+    Attributes:
+        curve: Its points.
+        name: Its name in the legend.
+        colour: Number of its colour, from 0.
+        is_dashed: Whether it is dashed, where colours alone do not suffice.
+    """
+
+    curve: Curve
+    name: str
+    colour: int = 0
+    is_dashed: bool = False
+
+
+def chart(
+    title: str, name: str, lines: Sequence[ChartLine], *, end: float = 0.0, starts_at_zero: bool = False
+) -> tuple[Markup, dict[str, Any]] | None:
+    """Return a chart and its data for `page.js`; None if no line has two points.
+
+    Args:
+        title: Its title.
+        name: Name of the values, by which they are formatted.
+        lines: The lines.
+        end: Epoch at the right end; a later one if a line is longer.
+        starts_at_zero: Whether the y axis starts at 0.
+    """
+    lines = [line for line in lines if len(line.curve)]
+    if max((len(line.curve) for line in lines), default=0) < 2:
+        return None
+    scale = scale_for([line.curve for line in lines], name)
+    if starts_at_zero and scale.low > 0 and not scale.is_log:
+        scale = AxisScale(0.0, scale.high)
+    scale, ticks = _nice(scale)
+    end = max(end, *(line.curve.epochs[-1] for line in lines)) or 1.0
+    thinned = [(line, *_thinned(line.curve)) for line in lines]
+    drawn = [mark for line, epochs, _, values in thinned for mark in _draw(line, epochs, values, end, scale)]
+    grid = [
+        element("line", {"x1": 0, "x2": _WIDTH, "y1": y, "y2": y, "class": "grid"})
+        for y in (round((1 - scale.position(tick)) * _HEIGHT, 1) for tick in ticks)
+    ]
+    box = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "preserveAspectRatio": "none", "aria-hidden": "true"}
+    area = {"class": "area", "tabindex": "0", "role": "img", "aria-label": _label(title, name, lines)}
+    figure = element(
+        "figure",
+        {"class": "chart"},
+        element("figcaption", None, element("b", None, title), element("span", {"class": "legend"}, _legend(lines))),
+        element("svg", {"class": "yaxis", "aria-hidden": "true"}, _y_labels(name, scale, ticks)),
+        element("div", area, element("svg", {"class": "lines", **box}, grid, drawn)),
+        element("svg", {"class": "xaxis", "aria-hidden": "true"}, _x_labels(end)),
+        element("span", {"class": "unit"}, f"epoch{', logarithmic scale' if scale.is_log else ''}"),
+    )
+    data = {
+        "end": end,
+        "low": scale.low,
+        "high": scale.high,
+        "log": scale.is_log,
+        "percent": metric_value(name, 0.5).endswith("%"),
+        "lines": [
+            {"name": line.name, "colour": line.colour % NUM_COLOURS, "x": epochs, "step": steps, "y": values}
+            for line, epochs, steps, values in thinned
+        ],
+    }
+    return figure, data
+
+
+def _y_labels(name: str, scale: AxisScale, ticks: Sequence[float]) -> list[Markup]:
+    common = {"x": "100%", "dx": -6, "dy": "0.32em", "text-anchor": "end"}
+    return [
+        element("text", {**common, "y": f"{100 * (1 - scale.position(tick)):.2f}%"}, _tick(name, tick))
+        for tick in ticks
+    ]
+
+
+def _x_labels(end: float) -> list[Markup]:
+    found = []
+    for at in _epochs(end):
+        anchor = "start" if at == 0 else "end" if at == end else "middle"
+        found.append(element("text", {"x": f"{100 * at / end:.2f}%", "y": 14, "text-anchor": anchor}, f"{at:g}"))
+    return found
+
+
+def _legend(lines: Sequence[ChartLine]) -> list[Markup]:
+    """Return a sign and the name of each line; nothing for a single line, which has the name of the chart."""
+    found = []
+    for line in lines if len(lines) > 1 else ():
+        kind = f"k{line.colour % NUM_COLOURS}{' dash' if line.is_dashed else ''}"
+        found.append(element("span", {"class": "key"}, element("i", {"class": kind}), line.name))
+    return found
+
+
+def _draw(
+    line: ChartLine, epochs: Sequence[float], values: Sequence[float], end: float, scale: AxisScale
+) -> list[Markup]:
+    points = [
+        f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
+        for epoch, value in zip(epochs, values, strict=True)
+    ]
+    kind = f"line c{line.colour % NUM_COLOURS}"
+    drawn = [element("polyline", {"points": " ".join(points), "class": kind + (" dash" if line.is_dashed else "")})]
+    if len(points) <= _MAX_DOTS:
+        # A line of length 0 with round ends stays a circle when the drawing is stretched.
+        drawn.append(
+            element(
+                "path", {"d": "".join(f"M{point}h0" for point in points), "class": f"dots c{line.colour % NUM_COLOURS}"}
+            )
+        )
+    return drawn
+
+
+def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
+    """Return epochs, steps and values of a curve: means of neighbours where there are more than a screen shows."""
+    every = -(-len(curve) // _MAX_POINTS)
+    starts = range(0, len(curve), every)
+    parts = [curve.values[start : start + every] for start in starts]
+    lasts = [min(start + every, len(curve)) - 1 for start in starts]
+    return (
+        [round(curve.epochs[last], 4) for last in lasts],
+        [curve.steps[last] for last in lasts],
+        [float(f"{sum(part) / len(part):.5g}") for part in parts],
+    )
+
+
+def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:
+    """Widen a scale to round numbers, and return these."""
+    if scale.is_log:
+        low, high = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
+        every = max(1, math.ceil((high - low) / 5))
+        return AxisScale(10.0**low, 10.0**high, is_log=True), [10.0**power for power in range(low, high + 1, every)]
+    span = scale.high - scale.low
+    if not math.isfinite(span) or span <= 0:
+        return scale, [scale.low, scale.high]
+    step = _round_step(span / 4)
+    low, high = math.floor(scale.low / step + 1e-9), math.ceil(scale.high / step - 1e-9)
+    return AxisScale(low * step, high * step), [index * step for index in range(low, high + 1)]
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+
+
+def _epochs(end: float) -> list[float]:
+    """Return the epochs at which the x axis has a label: 0, the end, and round numbers between them."""
+    step = max(_round_step(end / 5), 1.0 if end >= 3 else 0.0) or end
+    inner = [index * step for index in range(1, int(end / step) + 1) if index * step < end - step / 2]
+    return [0.0, *inner, round(end, 2) if end != int(end) else end]
+
+
+def _tick(name: str, value: float) -> str:
+    if metric_value(name, 0.5).endswith("%"):
+        return f"{100 * value:.4g}%"
+    if abs(value) >= 10_000 or (value and abs(value) < 0.0001):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}"
+
+
+def _label(title: str, name: str, lines: Sequence[ChartLine]) -> str:
+    lasts = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
+    return f"{title}; last values: {lasts}. Left and right arrow keys read single points."

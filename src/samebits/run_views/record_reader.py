@@ -1,0 +1,93 @@
+"""Read `metrics.jsonl` while a run appends to it: each call returns the records that are new and whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from samebits.config.plain_file import parse_json
+from samebits.report.records import FILE_NAME
+from samebits.run_views.files import count, number
+
+_MAX_BYTES = 256 * 1024 * 1024  # of a file, about 500,000 records
+_CHUNK_BYTES = 4 * 1024 * 1024
+_MAX_LINE_BYTES = 256 * 1024
+_MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
+
+
+class RecordReader:
+    """Follows the records of a run.
+
+    A line counts once it ends with a line feed, so a half-written one is read at a later call. A resume replaces the
+    file by a shorter one; then all records are read again.
+
+    Args:
+        run: The run folder.
+
+    Attributes:
+        num_skipped: Number of lines that are no records.
+        is_cut: Whether the file is larger than what is read.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / FILE_NAME
+        self._position = 0
+        self._inode = -1
+        self.num_skipped = 0
+        self.is_cut = False
+
+    def poll(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the new records, and whether they replace all earlier ones."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return [], False
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return [], False
+            is_new = status.st_ino != self._inode or status.st_size < self._position
+            if is_new:
+                self._position, self._inode = 0, status.st_ino
+            return self._read(descriptor), is_new
+        except OSError:
+            return [], False
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        while self._position < _MAX_BYTES:
+            chunk = os.pread(descriptor, _CHUNK_BYTES, self._position)
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                # No line is as long as a chunk: this is no file of records.
+                self.is_cut = self.is_cut or len(chunk) == _CHUNK_BYTES
+                return records
+            self._position += end
+            for line in chunk[:end].splitlines():
+                record = _parse(line)
+                if record is None:
+                    self.num_skipped += 1
+                else:
+                    records.append(record)
+            if len(chunk) < _CHUNK_BYTES:
+                return records
+        self.is_cut = True
+        return records
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a record with kind, step and epoch; None for anything else."""
+    if len(line) > _MAX_LINE_BYTES:
+        return None
+    try:
+        record = parse_json(line, _MAX_LINE_MEMORY_BYTES)
+    except ValueError:
+        return None
+    if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
+        return None
+    epoch = number(record.get("epoch"))
+    return None if epoch is None or epoch < 0 else {**record, "step": count(record.get("step")), "epoch": epoch}

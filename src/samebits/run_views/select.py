@@ -1,0 +1,149 @@
+"""Which runs a table has, and in which order: `--where optim.lr>0.1`, `--sort top1`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+from samebits.config import document
+from samebits.errors import ConfigError
+from samebits.run_views.summary import RunSummary
+
+# Longer operators first: the first match decides.
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, ">": gt, "<": lt, "=": eq}
+_CONDITION = re.compile(rf"\s*([^\s=<>!]+)\s*({'|'.join(_OPERATORS)})\s*(.*?)\s*", re.DOTALL)
+_FIELDS: dict[str, Callable[[RunSummary], Any]] = {
+    "run": lambda run: run.name,
+    "recipe": lambda run: run.recipe or None,
+    "state": lambda run: run.state,
+    "step": lambda run: run.step,
+    "epoch": lambda run: run.epoch,
+    "best": lambda run: run.best,
+    "train_loss": lambda run: run.train_loss,
+    "started": lambda run: run.started,
+    "took": lambda run: run.took_s,
+    "procs": lambda run: run.procs or None,
+    "sha256": lambda run: run.weights_sha256 or None,
+}
+_LOWER_IS_BETTER = re.compile(r"loss|error|distance|\b[cw]er\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a run, such as optim.lr>0.1.
+
+    Attributes:
+        key: A column, a metric or a setting by dotted name.
+        operator: =, !=, >, >=, < or <=.
+        value: The value to compare with.
+    """
+
+    key: str
+    operator: str
+    value: Any
+
+    def is_met(self, run: RunSummary) -> bool:
+        """Return whether a run meets it. A run without the value, or with one of another type, does not."""
+        found, value = value_of(run, self.key), self.value
+        if found is None and self.key not in run.settings:
+            return False
+        if self.key == "sha256" and self.operator == "=":
+            return str(found).startswith(str(value))
+        if _is_number(found) and _is_number(value):
+            return _OPERATORS[self.operator](found, value)
+        if self.operator in ("=", "!="):
+            return _OPERATORS[self.operator](_plain(found), _plain(value))
+        return isinstance(found, str) and isinstance(value, str) and _OPERATORS[self.operator](found, value)
+
+
+def parse_condition(text: str) -> Condition:
+    """Parse a condition of the command line.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None or not match[3]:
+        raise ConfigError(
+            f"--where is {text!r}",
+            allowed="KEY=VALUE, also with != > >= < <=: optim.lr>0.1, state=done",
+            fix="Put it in quotes, as the shell writes to a file after >: --where 'optim.lr>0.1'.",
+        )
+    key, operator, value = match.groups()
+    if key == "started":
+        return Condition(key, operator, _parse_time(value))
+    # The hash of a run may have digits only.
+    return Condition(key, operator, value if key in ("sha256", "run") else document.parse_value(value))
+
+
+def value_of(run: RunSummary, key: str) -> Any:
+    """Return the value of a column, metric or setting; None if the run has none."""
+    if key in _FIELDS:
+        return _FIELDS[key](run)
+    return run.metrics.get(key, run.settings.get(key))
+
+
+def select(
+    runs: Sequence[RunSummary], conditions: Iterable[Condition], sort: str | None, *, is_reversed: bool = False
+) -> list[RunSummary]:
+    """Return the runs that meet all conditions, in order.
+
+    Args:
+        runs: The runs.
+        conditions: The conditions.
+        sort: A column, metric or setting; None: by start. Metrics are sorted best first.
+        is_reversed: Whether the order is reversed. Runs without the value are last either way.
+
+    Raises:
+        ConfigError: No run has a value of a condition or of `sort`.
+    """
+    conditions = list(conditions)
+    for key in (*(condition.key for condition in conditions), *([sort] if sort else [])):
+        _check_key(runs, key)
+    kept = [run for run in runs if all(condition.is_met(run) for condition in conditions)]
+    key = sort or "started"
+    is_metric = any(key in run.metrics for run in kept) or key == "best"
+    goes_down = (is_metric and not _LOWER_IS_BETTER.search(key)) != is_reversed
+    kept.sort(key=lambda run: run.name)
+    present = [run for run in kept if value_of(run, key) is not None]
+    present.sort(key=lambda run: _sortable(value_of(run, key)), reverse=goes_down)
+    return present + [run for run in kept if value_of(run, key) is None]
+
+
+def _check_key(runs: Sequence[RunSummary], key: str) -> None:
+    if not runs or key in _FIELDS or any(key in run.metrics or key in run.settings for run in runs):
+        return
+    known = list(dict.fromkeys([*_FIELDS, *(name for run in runs for name in (*run.metrics, *run.settings))]))
+    near = difflib.get_close_matches(key, known[:5000], 1)
+    raise ConfigError(
+        f"no run has a value named {key}",
+        allowed="a column, a metric or a setting, such as state, top1 or optim.lr",
+        fix=f"Use {near[0]}." if near else "Use a name that `samebits runs --json` prints.",
+    )
+
+
+def _parse_time(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"--where has the time {text!r}", allowed="2026-11-30 or 2026-11-30T09:30", fix="Give such a time."
+        ) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else str(value)
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    return (False, float(value)) if _is_number(value) else (True, _plain(value))

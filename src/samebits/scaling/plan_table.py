@@ -1,0 +1,135 @@
+"""Estimate what `samebits plan` reports, and print it as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from samebits.config.combinations import refuse_local_steps
+from samebits.config.schema import RunConfig
+from samebits.data.micro_batches import num_micro_batches
+from samebits.engine.build import build_parts
+from samebits.engine.parts import Parts
+from samebits.report.console import Console
+from samebits.report.idle import idle_row
+from samebits.scaling.example import example
+from samebits.scaling.plan import Sizes, bytes_sent, memory, pass_through
+
+GB = 1e9
+
+
+def plan_values(
+    config: RunConfig, build: Callable[[], Parts], num_procs: int, memory_gb: float | None
+) -> dict[str, Any]:
+    """Compute what a run would take, as plain JSON; sizes in bytes.
+
+    Args:
+        config: The settings.
+        build: Returns the recipe's parts.
+        num_procs: Processes.
+        memory_gb: Memory of each process, GB; None: do not compute what fits.
+
+    Returns:
+        The estimates by name, as plain JSON; sizes in bytes.
+
+    Raises:
+        DataError: The recipe has no `input_shape`, and there is no data.
+        ConfigError: The settings have local steps.
+    """
+    refuse_local_steps(config, "samebits plan")
+    inputs = example(config, build_parts(config, build))
+    cost, sizes = pass_through(config, build, inputs, config.micro_batch)
+    no_fsdp_with = _incompatible_with_fsdp(config)
+    num_micro = num_micro_batches(config.global_batch, config.micro_batch)
+    ways: dict[str, dict[str, Any]] = {
+        way: {
+            "memory": memory(config, sizes, cost.activations, num_procs, way),
+            "sent_bytes": bytes_sent(config, sizes, num_procs, way),
+        }
+        for way in (("ddp",) if no_fsdp_with else ("ddp", "fsdp"))
+    }
+    for way in ways.values():
+        way["total_bytes"] = sum(way["memory"].values())
+        if memory_gb is not None:
+            way["largest_micro_batch"] = _largest(config, sizes, cost.activations, num_procs, way, memory_gb * GB)
+    return {
+        "parameters": sizes.total,
+        "trained": sizes.trained,
+        "global_batch": config.global_batch,
+        "micro_batch": config.micro_batch,
+        "micro_batches": num_micro,
+        "procs": num_procs,
+        "idle_procs": max(0, num_procs - num_micro),
+        "flops_a_step": cost.flops * config.global_batch // config.micro_batch,
+        "memory_gb": memory_gb,
+        "ways": ways,
+        "no_fsdp_with": no_fsdp_with,
+    }
+
+
+def _incompatible_with_fsdp(config: RunConfig) -> str | None:
+    if config.batch_norm == "sync":
+        return "batch_norm=sync"
+    if config.compress != "none":
+        return f"compress={config.compress}"
+    return "compile=true" if config.compile else None
+
+
+def _largest(
+    config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
+) -> int:
+    """Return the largest micro-batch that fits, 0 if none does. Of all parts, only activations grow with it."""
+    fixed = way["total_bytes"] - way["memory"]["activations"]
+    if config.batch_norm == "sync":  # a process holds all of its samples at once
+        return config.micro_batch if way["total_bytes"] <= limit else 0
+    return max(0, min(config.global_batch, int((limit - fixed) * config.micro_batch / activations)))
+
+
+def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
+    """Print a plan.
+
+    Args:
+        console: Where to print it.
+        name: The recipe or preset.
+        planned: The result of `plan_values`.
+    """
+    ways, procs = planned["ways"], planned["procs"]
+    names = list(ways) if procs > 1 else ["ddp"]
+    batches = planned["micro_batches"]
+    console.block(
+        f"{name} on {procs} process{'es' if procs > 1 else ''}",
+        {
+            "model": f"{planned['parameters']:,} parameters, {planned['trained']:,} of them trained",
+            "step": f"{batches} micro-batch{'es' if batches > 1 else ''} of up to {planned['micro_batch']}, "
+            f"{planned['flops_a_step'] / 1e9:,.1f} GFLOP",
+            "idle": idle_row(procs, planned["global_batch"], planned["micro_batch"]),
+        },
+    )
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True)
+    for _ in names:
+        rows.add_column(justify="right", no_wrap=True, min_width=10)
+    rows.add_row("MB per process", *names, style="dim")
+    for entry in ways["ddp"]["memory"]:
+        rows.add_row(entry, *(f"{ways[way]['memory'][entry] / 1e6:,.1f}" for way in names))
+    rows.add_row("total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold")
+    rows.add_row("sent per step", *(f"{ways[way]['sent_bytes'] / 1e6:,.1f}" for way in names))
+    console.say("")
+    console.table(rows)
+    notes = _fitting(planned, names) if planned["memory_gb"] is not None else []
+    if planned["no_fsdp_with"] and procs > 1:
+        notes.append(f"fsdp cannot be combined with {planned['no_fsdp_with']}.")
+    if notes:
+        console.say("\n".join(["", *notes]))
+
+
+def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
+    lines = []
+    for way in names:
+        most = planned["ways"][way]["largest_micro_batch"]
+        fits = f"micro_batch={most} or less fits" if most else "no micro-batch fits (see docs/memory.md)"
+        fits += ", the whole global_batch" if most == planned["global_batch"] else ""
+        lines.append(f"With {planned['memory_gb']:g} GB, {way}: {fits}.")
+    return lines

@@ -1,0 +1,250 @@
+"""Training on many virtual ranks in one process, by the code that trains on real ones.
+
+Each virtual rank has its own reducer, buckets, buffers and gradients, and runs `run_step` like a process. All share the
+memory of the weights, which are equal on all ranks: rank 0 updates them, after its gradient was compared with that of
+every other rank. A step with three ranks:
+
+    main thread   run 0         run 1         run 2         deliver()   run 0       run 1 ...     compare gradients
+    rank 0        read, forward, backward, send | wait                  add | wait            return
+    rank 1                      read, forward ... send | wait                       add | wait
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samebits.cluster.world import World, alone
+from samebits.config.schema import RunConfig
+from samebits.cores import on_one_core
+from samebits.data.loader import Loader
+from samebits.data.order import Step
+from samebits.engine.assemble import init_weights, make_job
+from samebits.engine.job import MAX_TERMS, Job
+from samebits.engine.parts import Parts
+from samebits.engine.step import StepResult, run_step
+from samebits.errors import TrainError
+from samebits.parallel.compress import Compression
+from samebits.parallel.coroutines import Coroutines
+from samebits.parallel.recoverable import RecoverableReducer
+from samebits.parallel.replica import WholeReplica
+from samebits.simulate.network import Network, SimulatedWorld
+from samebits.simulate.start_up import join_calls, plan_seconds
+from samebits.storage.weights import weights_sha256
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulated run shows.
+
+    Attributes:
+        procs: Numbers of ranks; several take turns, a step each.
+        steps: Number of steps.
+        sha256: The hash of the weights after them.
+        gradient_bytes: Size of the gradient in messages.
+        messages: Most messages that a rank sent in a step.
+        num_bytes: Most bytes that a rank sent in a step.
+        rounds: Most messages that followed each other in a step.
+        seconds: Duration of the steps.
+        rank_bytes: Memory of a rank beside the weights; 0 where the system does not report it.
+        plan_s: Seconds in which a rank plans a step.
+        join_calls: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
+    """
+
+    procs: tuple[int, ...]
+    steps: int
+    sha256: str
+    gradient_bytes: int
+    messages: int
+    num_bytes: int
+    rounds: int
+    seconds: float
+    rank_bytes: int
+    plan_s: float
+    join_calls: tuple[int, int]
+
+
+def simulate(
+    config: RunConfig, build: Callable[[], Parts], procs: Sequence[int], steps: int, progress: Progress
+) -> Simulated:
+    """Train for some steps on virtual ranks.
+
+    Args:
+        config: The settings.
+        build: Builds the recipe's parts.
+        procs: Numbers of ranks. Several take turns, a step each: ranks are lost and join between two steps.
+        steps: Number of steps; fewer if the run is shorter.
+        progress: Called with the steps done, and the number of steps.
+
+    Raises:
+        TrainError: Two ranks have other gradients, or a gradient is not finite.
+    """
+    job = make_job(config, build, alone("cpu"))
+    init_weights(job, build)
+    steps, before = min(steps, job.num_steps), _resident_bytes()
+    ranks = _Ranks(job, max(procs), steps)
+    messages = num_bytes = rounds = 0
+    began = time.perf_counter()
+    # One rank computes at a time. With several threads for one operation, these need cores of their own.
+    with on_one_core() if torch.get_num_threads() == 1 else nullcontext(), closing(ranks):
+        for number in range(steps):
+            network = ranks.step(number, procs[number % len(procs)])
+            messages = max(messages, *(each.messages for each in network.traffic), 0)
+            num_bytes = max(num_bytes, *(each.num_bytes for each in network.traffic), 0)
+            rounds = max(rounds, network.rounds)
+            progress(number + 1, steps)
+    seconds = time.perf_counter() - began
+    rank_bytes = max(0, _resident_bytes() - before) // max(procs)
+    return Simulated(
+        procs=tuple(procs),
+        steps=steps,
+        sha256=weights_sha256(job.model.state_dict()),
+        gradient_bytes=ranks.reducers[0].num_bytes,
+        messages=messages,
+        num_bytes=num_bytes,
+        rounds=rounds,
+        seconds=seconds,
+        rank_bytes=rank_bytes,
+        plan_s=plan_seconds(job, max(procs), steps),
+        join_calls=join_calls(max(procs)),
+    )
+
+
+class _Ranks:
+    """All virtual ranks of a run.
+
+    Args:
+        job: The run.
+        size: Number of ranks.
+        num_steps: Number of steps.
+
+    Attributes:
+        reducers: One of each rank.
+    """
+
+    def __init__(self, job: Job, size: int, num_steps: int) -> None:
+        self._num_steps = num_steps
+        # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
+        # the time of a step.
+        self._orders: dict[tuple[int, int], Iterator[Step]] = {}
+        is_synchronised = job.config.batch_norm == "sync"
+        # Only with synchronized batch norm does a rank wait inside a micro-batch. Its generator is then saved, but
+        # those of the host: `LayerSums` seeds them after each wait.
+        # A step of all ranks takes long, and torch fills caches in each new thread: threads are kept.
+        self._coroutines = (
+            Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
+            if is_synchronised
+            else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+        )
+        self._loader = Loader(
+            job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
+        )
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
+        world = replace(job.world, backend=self._world["backend"])
+        models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
+        compression = Compression(job.config.compress, job.config.powersgd_rank)
+        self.reducers = [
+            RecoverableReducer(model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=compression)
+            for model in models
+        ]
+        self._parameters = [list(model.parameters()) for model in models]
+        self._buffers = [list(model.buffers()) for model in models]
+        # Only the first one updates the weights.
+        idle = [_Idle([nn.Parameter(torch.empty(0))], {}) for _ in range(1, size)]
+        self._jobs = [
+            replace(
+                job,
+                model=model,
+                replica=WholeReplica(model, job.world),
+                reducer=reducer,
+                optimizer=optimizer,
+                average=job.average if rank == 0 else None,
+            )
+            for rank, (model, reducer, optimizer) in enumerate(
+                zip(models, self.reducers, [job.optimizer, *idle], strict=True)
+            )
+        ]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._coroutines.close()
+
+    def step(self, number: int, size: int) -> Network:
+        """Run a step on the first ranks; return their network."""
+        network = Network(size, lambda: self._coroutines.wait(True))
+        results = self._coroutines.run(
+            [self._body(number, rank, network) for rank in range(size)], lambda _: network.deliver()
+        )
+        for rank, result in enumerate(results):
+            if not result.is_finite:
+                raise TrainError(f"loss or gradient is not finite in step {number}", fix="Set another learning rate.")
+            if not all(_is_equal(*pair) for pair in self._gradients(rank)):
+                raise TrainError(
+                    f"ranks 0 and {rank} of {size} have other gradients in step {number}",
+                    cause="This is a fault of Samebits.",
+                    fix="Report it with this command.",
+                )
+        # Ranks that were not part of this step receive its buffers, as a process that joins does.
+        for buffers in self._buffers[size:]:
+            for buffer, current in zip(buffers, self._buffers[0], strict=True):
+                buffer.copy_(current)
+        return network
+
+    def _body(self, number: int, rank: int, network: Network) -> Callable[[], StepResult]:
+        job, size = self._jobs[rank], len(network.traffic)
+        job.world = SimulatedWorld(**self._world | {"rank": rank, "size": size, "network": network})
+        self.reducers[rank].move_to(job.world)
+        if (rank, size) not in self._orders:
+            self._orders[rank, size] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
+        step = next(step for step in self._orders[rank, size] if step.number == number)
+        return lambda: run_step(job, step, self._loader, 0.0)
+
+    def _gradients(self, rank: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """Pairs of what rank 0 and another one have: gradients and buffers."""
+        for mine, other in zip(self._parameters[0], self._parameters[rank], strict=True):
+            yield mine.grad, other.grad
+        yield from zip(self._buffers[0], self._buffers[rank], strict=True)
+
+
+class _Idle(torch.optim.Optimizer):
+    """Updates nothing."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _share_weights(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with buffers of its own, and parameters in the same memory."""
+    memo = {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            twin = nn.Parameter(parameter.data, parameter.requires_grad)
+            setattr(module, name, twin)
+    return copied
+
+
+def _resident_bytes() -> int:
+    """Return this process's memory; 0 where the system does not report it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,300 @@
+"""Checkpoints: written beside the target, flushed, renamed, pruned; verified before use.
+
+A checkpoint is a folder `step-000230` that holds the weights, the optimizer's tensors, all other state as JSON, and a
+manifest with the size and SHA-256 of each file. None of these formats can run code.
+
+The commit protocol:
+
+    write    .step-000230.PID.partial/weights.safetensors, optimizer.safetensors, state.json    fsync of each file
+             .step-000230.PID.partial/manifest.json     last, since it holds their hashes; fsync
+    flush    .step-000230.PID.partial/                  fsync of the folder: the files' names are on disk
+    rename   step-000230 -> .step-000230.PID.partial-old    only if this step was saved before
+             .step-000230.PID.partial -> step-000230    atomic: this is the commit
+             checkpoints/                               fsync of the folder: the rename is on disk
+    prune    .step-000230.PID.partial-old, then checkpoints beyond `keep`: renamed away, then deleted
+
+A crash or power cut at any point leaves each earlier checkpoint whole, and a folder under a final name is complete. If
+a disk fault or a user altered it, it does not match its manifest, and a resume falls back to the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from samebits.errors import CheckpointError, cannot_write
+from samebits.scratch import remove_named
+from samebits.storage.manifest import (
+    FORMAT,
+    MANIFEST,
+    MAX_STATE_BYTES,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    manifest_of,
+    parse_object,
+    run_of,
+    sha256_of,
+    verified,
+)
+from samebits.storage.run_folder import sync_folder, write_atomically
+from samebits.storage.tensor_file import write_tensors
+from samebits.version import __version__
+
+FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
+BEST = "best.json"
+T = TypeVar("T")
+# Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
+OPTIMIZER_STATE, AVERAGE = "optimizer:", "average:"
+
+
+@dataclass
+class Checkpoint:
+    """The complete state of a run at one step.
+
+    Attributes:
+        step: Number of optimizer steps done. Sample order, random keys and learning rate follow from it.
+        weights: The model's state_dict.
+        optimizer: The optimizer's state_dict.
+        state: All other state, as plain JSON.
+        average: The exponential moving average of the weights; empty without one.
+        run: The run's identity, compared at a resume; see `run_identity`.
+    """
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint folder."""
+    return f"step-{step:06}"  # padded for listings only: `steps` sorts by number
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write a checkpoint into a run's checkpoint folder.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
+    """
+    return write(checkpoint.step, *pack(checkpoint), folder)
+
+
+def write(
+    step: int,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, Any],
+    folder: Path,
+    moved: Callable[[int], object] = lambda _: None,
+    fetch: Callable[[str], Tensor] | None = None,
+) -> Path:
+    """Write a packed checkpoint and return its folder; see the protocol at the top of this module.
+
+    Args:
+        step: The checkpoint's step.
+        tensors: Tensors by name, of any shape, on any device.
+        plain: All other state, as plain JSON.
+        folder: The run's checkpoint folder.
+        moved: Called with the number of bytes after each write.
+        fetch: Returns a tensor when it is written, so that a sharded model is never whole in memory. `tensors` then
+            only have shapes (meta device).
+
+    Raises:
+        CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
+    """
+    target = folder / name_of(step)
+    # The dot hides it from `steps`. The process id keeps it apart from what other, killed processes left.
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    try:
+        remove_named(partial, FILES)  # left by a killed process that had the same id
+        partial.mkdir(parents=True)
+        written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
+        written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
+        files = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()}
+        _write(partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode())
+        # Without this flush, a power cut after the rename could leave a committed folder that lacks files.
+        sync_folder(partial)
+        # A rename cannot replace a folder that is not empty, so the old one gives up its name first. A crash between
+        # the two renames loses this step's checkpoint only; the ones before it remain.
+        old = _take_name(target)
+        partial.rename(target)  # the commit
+        sync_folder(folder)
+        remove_named(old, FILES)  # only after the commit; `clean` removes what a crash here leaves
+    except OSError as error:
+        remove_named(partial, FILES)
+        raise cannot_write(target, error) from None
+    return target
+
+
+def file_of(name: str) -> str:
+    """Return the file that holds a tensor, given the tensor's name."""
+    return OPTIMIZER if name.startswith((OPTIMIZER_STATE, AVERAGE)) else WEIGHTS
+
+
+def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Group tensors of any shape by the file that holds them."""
+    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
+    for name, tensor in tensors.items():
+        parts[file_of(name)][name] = tensor
+    return parts
+
+
+def discard(target: Path) -> None:
+    """Remove a checkpoint. It is renamed first, so that a crash never leaves a partly deleted one under its name."""
+    remove_named(_take_name(target), FILES)
+
+
+def clean(folder: Path) -> None:
+    """Remove partial checkpoints of killed processes. Only for the process that holds the run folder's lock."""
+    for partial in folder.glob(".step-*.partial*"):
+        remove_named(partial, FILES)
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps that have a checkpoint, in ascending order."""
+    # A user's own folder, such as step-000230-copy, has no number: it is neither read nor pruned.
+    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir())
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) -> None:
+    """Remove all but the newest `keep` checkpoints up to a step, and those that are kept for another reason.
+
+    Args:
+        folder: The run's checkpoint folder.
+        step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
+            them, perhaps because they are damaged.
+        keep: Number of checkpoints to keep.
+        is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
+    """
+    for older in [number for number in steps(folder) if number <= step][:-keep]:
+        if not is_kept(older):
+            discard(folder / name_of(older))
+
+
+def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Checkpoint:
+    """Read and verify a checkpoint. Tensors are on the CPU.
+
+    Args:
+        path: The checkpoint's folder.
+        limits: Maximum size in bytes by file name; see `weights.file_limits`. None: no limit.
+
+    Raises:
+        CheckpointError: A file is missing, truncated, altered or too large.
+    """
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
+    # Parsed below from the bytes that were hashed: the files cannot change between the check and the use.
+    contents = {name: verified(path / name, expected, limits.get(name)) for name, expected in manifest_of(path).items()}
+    try:
+        tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
+    except (SafetensorError, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=error, fix="Resume from an earlier checkpoint."
+        ) from None
+    return unpack(tensors, parse_object(path / STATE, contents[STATE]), path)
+
+
+def newest(
+    folder: Path,
+    load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]  # T is Checkpoint where nothing is given
+) -> Iterator[tuple[Path, T | CheckpointError]]:
+    """Yield the checkpoints of a run, newest first, each one loaded or as the error of loading it."""
+    for step in reversed(steps(folder)):
+        path = folder / name_of(step)
+        try:
+            yield path, load(path)
+        except CheckpointError as error:
+            yield path, error
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, or None; for custom training loops."""
+    return next((found for _, found in newest(folder) if isinstance(found, Checkpoint)), None)
+
+
+def mark_best(folder: Path, best: dict[str, Any]) -> None:
+    """Record the best checkpoint: `{"step": …, "metric": …, "value": …}`."""
+    write_atomically(folder / BEST, json.dumps(best).encode())
+
+
+def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a checkpoint into tensors of any shape, by name, and plain JSON."""
+    tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
+    values: dict[str, Any] = {}
+    for index, entries in checkpoint.optimizer["state"].items():
+        for key, value in entries.items():
+            name = f"{OPTIMIZER_STATE}{index}:{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            else:
+                values[name] = value
+    groups = checkpoint.optimizer["param_groups"]
+    plain = {"step": checkpoint.step, "state": checkpoint.state, "run": checkpoint.run, "groups": groups}
+    return tensors, {**plain, "values": values}
+
+
+def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
+    """Join what `pack` split.
+
+    Args:
+        tensors: Tensors of any shape, by name.
+        plain: The other state, as plain JSON.
+        path: The checkpoint's folder, for the error.
+
+    Raises:
+        CheckpointError: `plain` does not have the form that `pack` returns.
+    """
+    try:
+        return _unpack(tensors, plain)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        # No damage, since the hashes match by now: JSON of another form.
+        raise CheckpointError(
+            f"{path / STATE if path else STATE} does not have the form of a checkpoint",
+            cause=f"It was written by another version of Samebits: {type(error).__name__}: {error}",
+            fix=f"Resume with the version that wrote it; this is {__version__}.",
+        ) from None
+
+
+def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER_STATE, AVERAGE))}
+    average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
+    entries: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **plain["values"]}.items():
+        if name.startswith(OPTIMIZER_STATE):
+            _, index, key = name.split(":")
+            entries.setdefault(int(index), {})[key] = value
+    optimizer = {"state": entries, "param_groups": plain["groups"]}
+    if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
+        raise TypeError("step, state or groups is of another type")
+    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run_of(plain))
+
+
+def _write(path: Path, content: bytes) -> tuple[int, str]:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return len(content), sha256_of(content)
+
+
+def _take_name(target: Path) -> Path:
+    """Rename a checkpoint to a name that no reader looks for; return that name, also if there is no checkpoint."""
+    nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
+    if target.exists():
+        target.rename(nameless)
+    return nameless

@@ -1,0 +1,95 @@
+"""Verified checkpoints, read into memory one tensor at a time."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from samebits.errors import CheckpointError
+from samebits.storage.checkpoint import file_of
+from samebits.storage.manifest import (
+    MAX_STATE_BYTES,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    check_file,
+    check_limit,
+    manifest_of,
+    read_state,
+)
+from samebits.storage.tensor_file import check_header, dtype_of
+
+Shape = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A verified checkpoint with only names and shapes in memory.
+
+    Attributes:
+        path: The checkpoint's folder.
+        plain: All state but tensors, as `pack` returns it.
+        shapes: Shape and dtype of each tensor, by name.
+    """
+
+    path: Path
+    plain: dict[str, Any]
+    shapes: dict[str, Shape]
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor, of any shape, on the CPU."""
+        file = file_of(name)
+        with safe_open(self.path / file, "pt") as opened:
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+
+def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Opened:
+    """Verify a checkpoint in pieces, without reading its tensors into memory.
+
+    Args:
+        path: The checkpoint's folder.
+        limits: Maximum size in bytes by file name; see `load_checkpoint`.
+
+    Raises:
+        CheckpointError: A file is missing, truncated, altered or too large.
+    """
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
+    for name, expected in manifest_of(path).items():
+        try:
+            status = (path / name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            # The size first: hashing a file of terabytes only to refuse it would take hours.
+            if status.st_size != expected.get("bytes"):
+                check_file(path / name, expected, status.st_size, "")
+            check_limit(path / name, status.st_size, limits.get(name))
+            with (path / name).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                check_file(path / name, expected, file.tell(), sha256)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path / name} can't be read: {error.strerror}", fix="Make it a file that this user can read."
+            ) from None
+    shapes: dict[str, Shape] = {}
+    try:
+        for file_name in (WEIGHTS, OPTIMIZER):
+            check_header(path / file_name)
+            with safe_open(path / file_name, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    part = opened.get_slice(name)
+                    shapes[name] = torch.Size(part.get_shape()), dtype_of(part.get_dtype(), path / file_name)
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=str(error)[:500], fix="Use an earlier checkpoint."
+        ) from None
+    return Opened(path, read_state(path), shapes)

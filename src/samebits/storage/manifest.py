@@ -1,0 +1,171 @@
+"""The manifest of a checkpoint: size and SHA-256 of each file, and reads that verify them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.errors import CheckpointError
+
+FORMAT = 1
+MAX_STATE_BYTES = 16 * 1024 * 1024
+WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_EARLIER = "Use an earlier checkpoint, or copy this one again from its source."
+
+
+def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the manifest's entry of each file.
+
+    Raises:
+        CheckpointError: The manifest is missing or damaged, or has another format.
+    """
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest.get('format')}",
+            allowed=f"format {FORMAT}",
+            fix="Use the version of Samebits that wrote it.",
+        )
+    files = manifest.get("files")
+    known: dict[str, Any] = files if isinstance(files, dict) else {}
+    for name in (WEIGHTS, OPTIMIZER, STATE):
+        if not isinstance(known.get(name), dict):
+            raise CheckpointError(f"{path / MANIFEST} was altered: it has no entry for {name}", fix=_EARLIER)
+    return {name: known[name] for name in (WEIGHTS, OPTIMIZER, STATE)}
+
+
+def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
+    """Check a file's size and hash against its entry in the manifest.
+
+    Args:
+        path: The file.
+        expected: The file's entry.
+        num_bytes: The file's size.
+        sha256: The hash of its content, as 64 hex digits.
+
+    Raises:
+        CheckpointError: The file is truncated or altered.
+    """
+    if num_bytes != expected.get("bytes"):
+        raise CheckpointError(f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER)
+    if sha256 != expected.get("sha256"):
+        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's", fix=_EARLIER)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read and verify all state of a checkpoint but its tensors, as `pack` returns it.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or altered.
+    """
+    return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
+
+
+def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
+    run = plain.get("run")
+    return run if isinstance(run, dict) else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or altered.
+    """
+    return parse_object(path, _read(path, MAX_STATE_BYTES))
+
+
+def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
+    """Refuse a file that is larger than any that this run would write, before it is read.
+
+    Args:
+        path: The file.
+        num_bytes: Its size on disk or in the manifest.
+        max_bytes: The limit; None for no limit.
+
+    Raises:
+        CheckpointError: The file is larger.
+    """
+    if max_bytes is not None and isinstance(num_bytes, int) and num_bytes > max_bytes:
+        raise CheckpointError(
+            f"{path} has {num_bytes:,} bytes, more than this model's can have",
+            allowed=f"at most {max_bytes:,} bytes",
+            cause="It belongs to another model, or Samebits did not write it.",
+            fix="Use a checkpoint of this model.",
+        )
+
+
+def check_size(path: Path, expected: dict[str, Any]) -> None:
+    """Check a file's size against its entry in the manifest, without reading it; a missing file is left to its reader.
+
+    Raises:
+        CheckpointError: The file has another size.
+    """
+    with suppress(OSError):
+        if (size := path.stat().st_size) != expected.get("bytes") and path.is_file():
+            check_file(path, expected, size, "")
+
+
+def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None) -> bytes:
+    """Read a file and verify it against the manifest. At most the manifest's size is read.
+
+    Args:
+        path: The file.
+        expected: The file's entry in the manifest.
+        max_bytes: The limit in bytes; None for no limit.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, altered or too large.
+    """
+    num_bytes = expected.get("bytes")
+    check_limit(path, num_bytes, max_bytes)
+    check_size(path, expected)
+    content = _read(path, num_bytes if isinstance(num_bytes, int) else 0)
+    check_file(path, expected, len(content), sha256_of(content))
+    return content
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        return read_plain(path, max_bytes)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist", fix=_EARLIER) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} can't be read: {error.strerror}", fix="Make it a file that this user can read."
+        ) from None
+
+
+def parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse the JSON object in a file's content.
+
+    Raises:
+        CheckpointError: The content is not a JSON object.
+    """
+    try:
+        value = parse_json(content, MAX_MEMORY_BYTES)
+    except ValueError:
+        raise CheckpointError(f"{path} is truncated: not JSON", fix=_EARLIER) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} was altered: not a JSON object", fix=_EARLIER)
+    return value
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file, as 64 hex digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(content: bytes) -> str:
+    """Return the SHA-256 of a content, as 64 hex digits."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,203 @@
+"""Files of weights, and the hash of weights."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from samebits.errors import CheckpointError
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS, check_limit
+from samebits.storage.run_folder import atomic_file
+from samebits.storage.tensor_file import TYPES, check_header, dtype_of, write_tensors
+
+_MAX_NAME = 500  # characters
+_COPIED = frozenset({*TYPES, torch.float8_e4m3fn, torch.float8_e5m2})
+
+_MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; about 100 bytes per tensor
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a state_dict with tensors of any shape.
+
+    It covers name, dtype, shape and bytes of each tensor, sorted by name.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state_dict, with tensors of any shape, as a safetensors file, atomically and without a copy in memory.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with atomic_file(path) as partial:
+        write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
+
+
+def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """Read the tensors, of any shape, of a safetensors file, on the CPU. Runs no code from the file.
+
+    Args:
+        path: The file.
+        model: The model whose names and shapes the file must have; compared before any tensor is read, so that a wrong
+            file takes no memory.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or belongs to another model.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        check_header(path)
+        if model is not None:
+            check_limit(path, status.st_size, file_limits(model)[WEIGHTS])
+            check_fits(model, _described(path), path)
+        state = load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist", fix="Correct the path.") from None
+    except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # torch raises the last two from mmap
+        raise CheckpointError(
+            f"{path} can't be read as safetensors", cause=_cause(error), fix="Copy or download the file again."
+        ) from None
+    check_names(state, path)
+    return state
+
+
+def _cause(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)[:_MAX_NAME]
+
+
+def file_limits(model: nn.Module) -> dict[str, int]:
+    """Return the maximum size in bytes of each file of a checkpoint of this model.
+
+    Another user's file can be sparse: terabytes that occupy no disk space. Hashing it would take hours.
+
+    Returns:
+        Limits by file name. Values are counted as float64. The optimizer's file has up to four values per weight: a
+        moving average, and up to three of the optimizer.
+    """
+    values = 8 * sum(tensor.numel() for tensor in model.state_dict().values())
+    return {WEIGHTS: values + _MAX_HEADER_BYTES, OPTIMIZER: 4 * values + _MAX_HEADER_BYTES}
+
+
+def _described(path: Path) -> dict[str, Tensor]:
+    """Read the file's tensors on the meta device: shapes without values."""
+    with safe_open(path, "pt") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        check_names(parts, path)
+        return {
+            name: torch.empty(part.get_shape(), dtype=dtype_of(part.get_dtype(), path), device="meta")
+            for name, part in parts.items()
+        }
+
+
+def check_names(names: Iterable[str], origin: Path) -> None:
+    """Refuse names that are too long to print and compare.
+
+    Raises:
+        CheckpointError: A name is longer than any module's name.
+    """
+    for name in names:
+        if len(name) > _MAX_NAME:
+            raise CheckpointError(
+                f"{origin} has a tensor whose name has {len(name):,} characters",
+                allowed=f"at most {_MAX_NAME}",
+                cause="It is not a file of weights.",
+                fix="Give a file of weights.",
+            )
+
+
+def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
+    """Check that tensors hold numbers that can be copied into a model.
+
+    Args:
+        state: Tensors of any shape, by name.
+        origin: The file, for the error.
+
+    Raises:
+        CheckpointError: A tensor is sparse, quantized, complex or without values.
+    """
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+        elif tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+            kind = "quantized" if tensor.is_quantized else "without values (meta)" if tensor.is_meta else "nested"
+        elif tensor.dtype not in _COPIED:
+            kind = str(tensor.dtype).removeprefix("torch.")
+        else:
+            continue
+        raise CheckpointError(
+            f"the tensor {name} is {kind}, which can't be a model's weights",
+            where=origin,
+            allowed="dense tensors of real numbers",
+            fix="Convert it, and save the weights again.",
+        )
+
+
+def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """Load all weights of a state_dict into a model.
+
+    Args:
+        model: The model; unchanged after an error.
+        state: Tensors of any shape, by name.
+        origin: The file, for the error.
+
+    Raises:
+        CheckpointError: Names, shapes or dtypes differ; the error names the first few.
+    """
+    check_fits(model, state, origin)
+    model.load_state_dict(dict(state))
+
+
+def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """Check that a state_dict belongs to a model.
+
+    Args:
+        model: The model.
+        state: Tensors of any shape, by name; those on the meta device are enough.
+        origin: The file, for the error.
+
+    Raises:
+        CheckpointError: Names, shapes or dtypes differ; the error names the first few.
+    """
+    ours = model.state_dict()
+    missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
+    unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in ours]
+    other = [
+        f"{name}: {tuple(state[name].shape)} in the file, {tuple(ours[name].shape)} in the model"
+        for name in ours
+        if name in state and state[name].shape != ours[name].shape
+    ]
+    types = [
+        f"{name}: {state[name].dtype} in the file, {own.dtype} in the model"
+        for name, own in ours.items()
+        if name in state and state[name].dtype != own.dtype
+    ]
+    if missing or unknown or other or types:
+        kinds = {"other shape": other, "other type": types, "missing": missing, "unknown": unknown}
+        raise CheckpointError(
+            "the checkpoint is of another model",
+            given=f"{len(state):,} tensors in the file, {len(ours):,} in the model",
+            where=origin,
+            cause="\n".join(f"{kind}: {_some(lines)}" for kind, lines in kinds.items() if lines),
+            fix="Use the settings that it was trained with, or another run folder.",
+        )
+
+
+def _some(lines: list[str], most: int = 5) -> str:
+    rest = [f"… {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(lines[:most] + rest)

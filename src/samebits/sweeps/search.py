@@ -1,0 +1,268 @@
+"""A search with Optuna: which settings the next trial has, and which trials are stopped early.
+
+Optuna runs in this process only, never in a rank: ranks receive settings, as in any run. Its own storage is not used: a
+study is built from `sweep.json` for each question, so nothing else has to be kept, and a killed search continues as if
+it had not been.
+
+A trial's settings and its pruning follow from the trials up to `lag` before it, and from a seed of its own. Which of
+the trials side by side ends first has no influence, so a search has the same trials each time, as its runs are exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.errors import ConfigError
+from samebits.report.records import read_records
+from samebits.sweeps.grid import Axis, SearchInterval, parse_space
+from samebits.sweeps.prefixes import Part, trial_name
+from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+_STEPS_MOST = 10_000  # evaluations of a trial
+
+
+class Search:
+    """The trials of a search, as an agenda for the runner.
+
+    Args:
+        sweep: The sweep; its trials and outcomes are added.
+        folder: Its folder.
+    """
+
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
+        assert sweep.search is not None
+        self._sweep, self._folder, self._spec = sweep, folder, sweep.search
+        self._space = parse_space(self._spec.space)
+        self._running: set[str] = set()
+        self._judged: dict[int, int] = {}
+        self.reasons: dict[str, str] = {
+            trial_name(number): outcome.reason
+            for number, outcome in sweep.outcomes.items()
+            if outcome.state == "failed"
+        }
+        for number in range(len(sweep.trials)):  # those that ended just before this process's predecessor was killed
+            self._conclude(number)
+
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+        return len(self._sweep.outcomes)
+
+    def candidates(self) -> Iterator[Part]:
+        """Yield the trials that can start now, and choose the settings of new ones."""
+        for number in range(self._spec.num_trials):
+            name = trial_name(number)
+            if number in self._sweep.outcomes or name in self._running:
+                continue
+            if not all(earlier in self._sweep.outcomes for earlier in range(number - self._spec.lag + 1)):
+                return
+            if number == len(self._sweep.trials):
+                self._sweep.trials.append(
+                    choose(self._spec, self._space, number, self._history(number), self._sweep.better)
+                )
+                self._sweep.write(self._folder)
+            yield Part(name, number)
+
+    def _history(self, number: int) -> list[tuple[list[str], TrialOutcome]]:
+        """Return settings and outcomes of the trials that a trial follows from."""
+        return [
+            (self._sweep.trials[earlier], self._sweep.outcomes[earlier])
+            for earlier in range(number - self._spec.lag + 1)
+        ]
+
+    def started(self, part: Part) -> None:
+        """Note that a trial is being trained."""
+        self._running.add(part.name)
+
+    def is_pruned(self, part: Part) -> bool:
+        """Return whether a trial that is being trained is to be stopped, by its evaluations so far."""
+        number = part.trial
+        if number in self._sweep.outcomes:
+            return self._sweep.outcomes[number].state == "pruned"
+        if not self._spec.prunes:
+            return False
+        values = self._values(number)
+        if len(values) == self._judged.get(number, 0):
+            return False
+        self._judged[number] = len(values)
+        kept = until_pruned(self._spec, self._space, self._history(number), self._sweep.trials[number], values,
+                            self._sweep.better)  # fmt: skip
+        # The last evaluation of a run that is complete decides nothing.
+        if kept is None or (kept == len(values) and self._is_complete(number)):
+            return False
+        self._settle(number, TrialOutcome("pruned", values[:kept]))
+        return True
+
+    def ended(self, part: Part) -> None:
+        """Note that a trial is complete, or was pruned."""
+        self._running.discard(part.name)
+        self._conclude(part.trial)
+
+    def failed(self, part: Part, reason: str) -> None:
+        """Note that a trial failed. Optuna ignores it from then on."""
+        self._running.discard(part.name)
+        self.reasons[part.name] = reason
+        self._settle(part.trial, TrialOutcome("failed", [], reason[:300]))
+
+    def interrupted(self, part: Part) -> None:
+        """Note that a trial stopped and can be resumed."""
+        self._running.discard(part.name)
+
+    def _conclude(self, number: int) -> None:
+        """Record the outcome of a trial that is complete."""
+        if number in self._sweep.outcomes or not self._is_complete(number):
+            return
+        if not self.is_pruned(Part(trial_name(number), number)):
+            self._settle(number, TrialOutcome("done", self._values(number)))
+
+    def _settle(self, number: int, outcome: TrialOutcome) -> None:
+        self._sweep.outcomes[number] = outcome
+        self._sweep.write(self._folder)
+
+    def _is_complete(self, number: int) -> bool:
+        return (self._folder / trial_name(number) / "result.json").exists()
+
+    def _values(self, number: int) -> list[tuple[int, float | None]]:
+        """Return step and value of each evaluation of a trial so far."""
+        records = read_records(self._folder / trial_name(number), "eval")
+        return [(record["step"], record.get(self._sweep.metric)) for record in records][:_STEPS_MOST]
+
+
+def choose(
+    spec: SearchSpec,
+    space: Sequence[Axis | SearchInterval],
+    number: int,
+    history: Sequence[tuple[list[str], TrialOutcome]],
+    better: str,
+) -> list[str]:
+    """Return the settings of a trial, as overrides.
+
+    Args:
+        spec: The search.
+        space: Its space.
+        number: Number of the trial.
+        history: Settings and outcome of each trial that it follows from, in order.
+        better: Whether "max" or "min" of the metric is best.
+    """
+    # A trial's own seed: the state of a generator would depend on how often the search was resumed.
+    study = _study(spec, space, history, better, seed=_seed(spec.seed, number))
+    chosen = study.ask(_distributions(space)).params
+    return [f"{each.key}={_text(chosen[each.key])}" for each in space]
+
+
+def until_pruned(
+    spec: SearchSpec,
+    space: Sequence[Axis | SearchInterval],
+    history: Sequence[tuple[list[str], TrialOutcome]],
+    overrides: Sequence[str],
+    values: Sequence[tuple[int, float | None]],
+    better: str,
+) -> int | None:
+    """Return after how many of its evaluations a trial is pruned; None if it is not.
+
+    Args:
+        spec: The search.
+        space: Its space.
+        history: Settings and outcome of each trial that it is compared with.
+        overrides: Its settings.
+        values: Step and value of its evaluations so far.
+        better: Whether "max" or "min" of the metric is best.
+    """
+    study = _study(spec, space, history, better, seed=0)
+    study.enqueue_trial(_params(space, overrides))
+    trial = study.ask(_distributions(space))
+    for index, (step, value) in enumerate(values):
+        trial.report(math.nan if value is None else value, step)
+        if trial.should_prune():
+            return index + 1
+    return None
+
+
+def check_optuna() -> None:
+    """Check that Optuna is installed.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    from samebits.extras import require
+
+    require("search", "--search optuna")
+
+
+def _study(
+    spec: SearchSpec,
+    space: Sequence[Axis | SearchInterval],
+    history: Sequence[tuple[list[str], TrialOutcome]],
+    better: str,
+    *,
+    seed: int,
+) -> Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction="maximize" if better == "max" else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.MedianPruner() if spec.prunes else optuna.pruners.NopPruner(),
+    )
+    make: Callable[..., FrozenTrial] = optuna.trial.create_trial
+    for overrides, outcome in history:
+        values = {step: math.nan if value is None else value for step, value in outcome.values}
+        last = outcome.values[-1][1] if outcome.values else None
+        state = {"done": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}[outcome.state]
+        state = "FAIL" if state == "COMPLETE" and last is None else state
+        study.add_trial(
+            make(
+                state=optuna.trial.TrialState[state],
+                params=_params(space, overrides),
+                distributions=_distributions(space),
+                value=last if state == "COMPLETE" else None,
+                intermediate_values=values,
+            )
+        )
+    return study
+
+
+def _distributions(space: Sequence[Axis | SearchInterval]) -> dict[str, BaseDistribution]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    found: dict[str, BaseDistribution] = {}
+    for each in space:
+        if isinstance(each, Axis):
+            found[each.key] = CategoricalDistribution(each.values)
+        elif each.is_whole:
+            found[each.key] = IntDistribution(int(each.low), int(each.high), log=each.is_log)
+        else:
+            found[each.key] = FloatDistribution(each.low, each.high, log=each.is_log)
+    return found
+
+
+def _params(space: Sequence[Axis | SearchInterval], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a trial's settings as Optuna's parameters."""
+    typed = dict(text.split("=", 1) for text in overrides)
+    convert: dict[str, Callable[[str], Any]] = {
+        each.key: str if isinstance(each, Axis) else int if each.is_whole else float for each in space
+    }
+    try:
+        return {each.key: convert[each.key](typed[each.key]) for each in space}
+    except (KeyError, ValueError):
+        raise ConfigError(
+            "sweep.json was altered: a trial has other settings than its search", fix="Restore the file."
+        ) from None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)  # repr: the same float is read again
+
+
+def _seed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

@@ -1,0 +1,204 @@
+"""From the command line to a sweep: its definition, its folder, and the training of its parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from samebits.cluster.signals import StopSignal
+from samebits.config.load import load
+from samebits.errors import CheckpointError, ConfigError
+from samebits.recipes.catalog import command_arguments, find
+from samebits.recipes.trust import check_tracker_files, trust_named
+from samebits.storage.run_folder import new_folder
+from samebits.storage.run_lock import RunLock
+from samebits.sweeps.agenda import Agenda, Grid
+from samebits.sweeps.grid import combinations, parse_grid, parse_space
+from samebits.sweeps.prefixes import Part
+from samebits.sweeps.runner import Runner
+from samebits.sweeps.slots import Slot
+from samebits.sweeps.state_file import Group, SearchSpec, Sweep, is_sweep
+
+
+def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str], *, is_shared: bool) -> Sweep:
+    """Return the sweep over a grid, with the settings of each trial checked.
+
+    Args:
+        source: The recipe.
+        overrides: Settings of all trials.
+        grid: Settings with their values.
+        is_shared: Whether trials share steps.
+
+    Raises:
+        ConfigError: A setting or a value is not allowed.
+    """
+    axes = parse_grid(grid)
+    sweep = _define(source, overrides, [axis.key for axis in axes])
+    sweep.trials, sweep.is_shared = combinations(axes), is_shared
+    for trial in sweep.trials:
+        sweep.load(trial)
+    return sweep
+
+
+def define_search(source: str, overrides: Sequence[str], spec: SearchSpec) -> Sweep:
+    """Return a search, with the ends of its intervals checked.
+
+    Args:
+        source: The recipe.
+        overrides: Settings of all trials.
+        spec: The search.
+
+    Raises:
+        ConfigError: A setting or a value is not allowed.
+    """
+    space = parse_space(spec.space)
+    sweep = _define(source, overrides, [each.key for each in space])
+    sweep.search, sweep.is_shared = spec, False
+    for text in spec.space:
+        key, _, rest = text.partition("=")
+        for value in rest.removesuffix(":log").split(":") if ":" in rest else ():
+            sweep.load([f"{key}={value}"])
+    for each in combinations(parse_grid([text for text in spec.space if ":" not in text])):
+        sweep.load(each)
+    return sweep
+
+
+def _define(source: str, overrides: Sequence[str], keys: list[str]) -> Sweep:
+    for text in overrides:
+        if (key := text.partition("=")[0]) in keys:
+            raise ConfigError(f"{key} is given both as {text} and with values to try", fix=f"Remove {text}.")
+    found = find(source)
+    loaded = load(found.config_class, found.layers, overrides)
+    check_tracker_files(loaded.config.report.trackers, list(overrides))
+    trust_named(source)
+    return Sweep(command_arguments(found, loaded.diff), keys, [])
+
+
+def make_folder(name: str, given: Path | None) -> Path:
+    """Create the folder of a sweep.
+
+    Args:
+        name: Name of the recipe.
+        given: The folder that the user named; None: a new one below runs/.
+
+    Raises:
+        CheckpointError: It cannot be created, or is not empty.
+    """
+    if given is None:
+        return new_folder(f"{name}-sweep")
+    if is_sweep(given):
+        raise CheckpointError(
+            f"{given} already holds a sweep", fix=f"Resume it with samebits sweep {given}, or give another --sweep-dir."
+        )
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+        if any(not name.startswith(".") for name in os.listdir(given)):  # a killed command leaves partial files
+            raise CheckpointError(f"{given} is not empty", fix="Give another --sweep-dir.")
+    except OSError as error:
+        raise CheckpointError(
+            f"can't write {given}: {error.strerror}", fix="Give a --sweep-dir that can be written."
+        ) from None
+    return given
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a sweep for this process.
+
+    Raises:
+        CheckpointError: Another process holds the lock.
+    """
+    lock = RunLock(folder)
+    try:
+        lock.take()
+    except CheckpointError as error:
+        if "in use" not in error.what:
+            raise
+        raise error.with_slots(
+            f"sweep {folder} is in use", fix="Wait for that process, or stop it; its trials save and can be resumed."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def fill_part(sweep: Sweep, folder: Path, part: Part) -> str:
+    """Fill the folder of a part with the state of its donor.
+
+    Args:
+        sweep: The sweep.
+        folder: Its folder.
+        part: The part.
+
+    Returns:
+        A line for the user if it has to train all of its steps; otherwise an empty text.
+    """
+    from samebits.sweeps.handover import hand_over  # late: it imports torch
+
+    assert part.donor is not None
+    group = _group_of(sweep, part)
+    monitor = (sweep.metric, sweep.better)
+    loaded = sweep.load(sweep.trials[part.trial])
+    step = hand_over(folder / part.donor, folder / part.name, loaded, group.steps_per_epoch, monitor)
+    return "" if step is not None else f"{part.name}  no checkpoint of {part.donor} can be used: it trains all steps"
+
+
+def has_reached(sweep: Sweep, folder: Path, part: Part) -> bool:
+    """Return whether a prefix has all of its steps.
+
+    Args:
+        sweep: The sweep.
+        folder: Its folder.
+        part: The prefix.
+    """
+    if not (folder / part.name / "checkpoints").exists():
+        return False
+    from samebits.sweeps.handover import is_at  # late: it imports torch
+
+    assert part.stop_after is not None
+    config = sweep.load(sweep.trials[part.trial]).config
+    return is_at(folder / part.name, part.stop_after, config, _group_of(sweep, part).steps_per_epoch)
+
+
+def _group_of(sweep: Sweep, part: Part) -> Group:
+    return next(group for group in sweep.groups if part.trial in group.trials)
+
+
+def train_all(
+    sweep: Sweep,
+    folder: Path,
+    slots: Sequence[Slot],
+    procs: int,
+    stop: StopSignal,
+    notify: Callable[[str], None],
+    show: Callable[[int, int], None],
+) -> dict[str, str]:
+    """Train what is left of a sweep.
+
+    Args:
+        sweep: The sweep.
+        folder: Its folder.
+        slots: Places for trials.
+        procs: Processes of each trial.
+        stop: Set by a signal.
+        notify: Reports a line.
+        show: Shows how many parts are being trained, and how many trials have ended.
+
+    Returns:
+        Why parts failed, by name.
+    """
+    agenda: Agenda
+    if sweep.search is None:
+        agenda = grid = Grid(sweep, folder, lambda part: has_reached(sweep, folder, part))
+        reasons = grid.reasons
+    else:
+        from samebits.sweeps.search import Search
+
+        agenda = search = Search(sweep, folder)
+        reasons = search.reasons
+    runner = Runner(folder, sweep, slots, procs, lambda part: fill_part(sweep, folder, part), notify, show)
+    runner.run(agenda, stop)
+    return reasons

@@ -1,0 +1,183 @@
+"""`sweep.json`: what a sweep trains, and what only the sweep knows about its trials. All else is in the run folders.
+
+The file is replaced as a whole, so a killed sweep leaves one that can be resumed from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from samebits.config.load import Loaded, load
+from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.config.schema import RunConfig
+from samebits.errors import CheckpointError, ConfigError
+from samebits.recipes.catalog import RecipeSpec, find
+from samebits.recipes.recipe_file import expand_user
+from samebits.recipes.trust import check_trusted, read_recipe
+from samebits.storage.run_folder import write_atomically
+from samebits.sweeps.grid import MAX_TRIALS
+from samebits.sweeps.prefixes import Part, plan, trial_name
+
+FILE_NAME = "sweep.json"
+_FORMAT = 1
+_MAX_BYTES = 64 * 1024 * 1024
+Number = Annotated[int, Field(ge=0, lt=MAX_TRIALS)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that can have steps in common, as the recipe was asked about them.
+
+    Attributes:
+        trials: Their numbers.
+        steps_per_epoch: Steps of one epoch.
+        reads: Settings of the schedule that the recipe reads; if there are any, the trials share no steps.
+    """
+
+    trials: list[Number]
+    steps_per_epoch: Annotated[int, Field(gt=0)]
+    reads: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """A search, as the user requested it.
+
+    Attributes:
+        space: Settings with their intervals or values, as on the command line.
+        num_trials: Number of trials.
+        lag: A trial is chosen from the results of the trials up to this many before it, so that the choice does not
+            depend on which of the trials side by side ends first.
+        seed: Seed of the search.
+        prunes: Whether trials with worse values than the median are stopped.
+    """
+
+    space: list[str]
+    num_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+    lag: Annotated[int, Field(ge=1)]
+    seed: int = 0
+    prunes: bool = True
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The end of a trial of a search.
+
+    Attributes:
+        state: done; pruned; or failed.
+        values: Step and value of the metric of each evaluation; None is a value that is not finite.
+        reason: Why it failed.
+    """
+
+    state: Literal["done", "pruned", "failed"]
+    values: list[tuple[int, float | None]] = field(default_factory=list)
+    reason: str = ""
+
+
+@dataclass
+class Sweep:
+    """A sweep.
+
+    Attributes:
+        arguments: Recipe and common settings, as arguments of `samebits train`.
+        keys: Names of the settings that differ between trials.
+        trials: The settings of each trial, as overrides.
+        is_shared: Whether trials share steps.
+        groups: Trials that can have steps in common.
+        metric: Name of the metric that the recipe monitors; empty if the recipe was not asked.
+        better: Whether its "max" or "min" is best.
+        search: The search; None for a grid.
+        outcomes: How trials of a search ended, by number.
+    """
+
+    arguments: Annotated[list[str], Field(min_length=1)]
+    keys: list[str]
+    trials: list[list[str]]
+    is_shared: bool = True
+    groups: list[Group] = field(default_factory=list)
+    metric: str = ""
+    better: Literal["max", "min"] = "max"
+    search: SearchSpec | None = None
+    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
+
+    @cached_property
+    def recipe(self) -> RecipeSpec:
+        """The recipe."""
+        return find(self.arguments[0])
+
+    def load(self, overrides: Sequence[str]) -> Loaded[RunConfig]:
+        """Return the settings of a trial.
+
+        Args:
+            overrides: The settings in which it differs.
+        """
+        return load(self.recipe.config_class, self.recipe.layers, [*self.arguments[1:], *overrides])
+
+    def parts(self) -> list[Part]:
+        """Return the runs of a grid, each one after its donor."""
+        if not self.is_shared or self.search is not None:
+            return [Part(trial_name(number), number) for number in range(len(self.trials))]
+        steps = {number: group.steps_per_epoch for group in self.groups if not group.reads for number in group.trials}
+        return plan([self.load(trial).config for trial in self.trials], steps)
+
+    def write(self, folder: Path) -> None:
+        """Write the file.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        plain = {"format": _FORMAT, **{each.name: getattr(self, each.name) for each in fields(self)}}
+        text = json.dumps(plain, indent=1, ensure_ascii=False, default=asdict)
+        write_atomically(folder / FILE_NAME, text.encode() + b"\n")
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a folder holds a sweep."""
+    return os.path.lexists(folder / FILE_NAME)
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read a sweep.
+
+    Raises:
+        CheckpointError: The file is damaged, or of another version.
+    """
+    path = folder / FILE_NAME
+    try:
+        plain = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
+        if not isinstance(plain, dict) or plain.pop("format", None) != _FORMAT:
+            raise ValueError("it is of another version")
+        return TypeAdapter(Sweep).validate_python(plain)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}", fix="Give the folder of a sweep.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not the file of a sweep", cause=str(error).replace("\n", " ")[:200], fix="Restore the file."
+        ) from None
+
+
+def check_recipe(sweep: Sweep, folder: Path) -> None:
+    """Check that the recipe file of a sweep is one that the user trusts: the folder may be a stranger's.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    source = sweep.arguments[0]
+    if source.endswith((".yaml", ".yml")):  # its layers would be read again, and it may name any recipe file
+        raise ConfigError(f"{folder / FILE_NAME} was altered: it names {source}", fix="Restore the file.")
+    if source.endswith(".py"):
+        path = expand_user(source).resolve()
+        check_trusted(path, read_recipe(path), str(folder / FILE_NAME))
+
+
+def settings_of(overrides: Sequence[str]) -> Mapping[str, Any]:
+    """Return overrides by name, with values as they were typed."""
+    return {key: value for key, _, value in (text.partition("=") for text in overrides)}

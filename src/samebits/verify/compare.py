@@ -1,0 +1,110 @@
+"""Comparison of a replay with the record: of a step's values, of metrics, and of tensors, each by its bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from samebits.provenance.bits import first_element
+from samebits.provenance.step_log import StepRecord
+
+# What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
+NAMES = {
+    "samples": "samples",
+    "samples' values": "content",
+    "learning rate": "lr",
+    "loss": "loss",
+    "gradient norm": "norm",
+    "outcome": "outcome",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference of a segment.
+
+    Attributes:
+        step: The step, from 0; for weights and metrics, the number of steps done.
+        name: What differs: loss, gradient norm, learning rate, samples, content, outcome, a metric, or a tensor.
+        recorded: The value in the run's record.
+        replayed: The value of the replay.
+    """
+
+    step: int
+    name: str
+    recorded: str
+    replayed: str
+
+
+def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
+    """Return the first value of a step that differs; None if all are equal, or nothing is recorded."""
+    if recorded is None or recorded.to_bytes() == replayed.to_bytes():
+        return None
+    for name, attribute in NAMES.items():
+        before, now = getattr(recorded, attribute), getattr(replayed, attribute)
+        if _text(before) != _text(now):
+            return Difference(replayed.step, name, _text(before), _text(now))
+    return None
+
+
+def compare_metrics(
+    step: int, recorded: Mapping[str, float | None], replayed: Mapping[str, float]
+) -> Difference | None:
+    """Return the first metric that differs.
+
+    Args:
+        step: Number of steps done.
+        recorded: Metrics by name; None for a value that is not finite, as in `metrics.jsonl`.
+        replayed: Metrics by name.
+    """
+    now = {name: value if math.isfinite(value) else None for name, value in replayed.items()}
+    for name in sorted(recorded.keys() | now.keys()):
+        if recorded.get(name) != now.get(name):
+            return Difference(step, f"metric {name}", repr(recorded.get(name)), repr(now.get(name)))
+    return None
+
+
+def _text(value: float | bytes) -> str:
+    return value.hex() if isinstance(value, bytes) else repr(value)
+
+
+def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> Difference | None:
+    """Return the first tensor, in the order of the replay's names, that differs in a bit.
+
+    Args:
+        step: Number of steps done.
+        recorded: Tensors of any shape by name, on the CPU.
+        replayed: Tensors of any shape by name.
+    """
+    for name in [*replayed, *(name for name in recorded if name not in replayed)]:
+        before, now = recorded.get(name), replayed.get(name)
+        if before is None or now is None:
+            return Difference(
+                step, f"tensor {name}", "none" if before is None else "present", "none" if now is None else "present"
+            )
+        if (element := first_element([before], [now])) is not None:
+            where = element.index if element.is_value else ""
+            return Difference(step, f"tensor {name}{where}", element.a, element.b)
+    return None
+
+
+def compare_plain(
+    step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any], names: tuple[str, ...]
+) -> Difference | None:
+    """Return the first of some named plain values that differs.
+
+    Args:
+        step: Number of steps done.
+        recorded: The values in the run's record.
+        replayed: The values of the replay.
+        names: Which ones to compare.
+    """
+    for name in names:
+        before, now = recorded.get(name), replayed.get(name)
+        if before != now:
+            return Difference(step, name.replace("_", " "), repr(before), repr(now))
+    return None

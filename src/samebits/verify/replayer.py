@@ -1,0 +1,134 @@
+"""Replay of one segment after another on a job, compared step by step with the run's record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from samebits.cluster import collectives
+from samebits.engine.checkpoints.saving import pack_job
+from samebits.engine.job import Job
+from samebits.engine.output.recorder import digest_content, record_of, sample_ids
+from samebits.engine.step import run_step
+from samebits.engine.validation import validate
+from samebits.errors import CheckpointError, SamebitsError
+from samebits.provenance.step_log import NO_DIGEST, StepLog
+from samebits.report.console import Console
+from samebits.storage import checkpoint
+from samebits.storage.manifest import WEIGHTS
+from samebits.storage.weights import file_limits, read
+from samebits.verify.compare import Difference, compare_metrics, compare_plain, compare_step, compare_tensors
+from samebits.verify.files import finding
+from samebits.verify.plan import Plan
+from samebits.verify.segments import Segment
+
+SCALE = ("loss_scale", "scale_age")
+
+
+class Replayer:
+    """Replays one segment after another.
+
+    Args:
+        plan: The plan.
+        job: The run, with the state before the first segment.
+        log: The run's record of steps, on rank 0.
+
+    Attributes:
+        damaged: Steps whose checkpoint cannot be used.
+        mismatches: Files of the run that cannot be read or used, one line each.
+        console: Shows the progress.
+    """
+
+    def __init__(self, plan: Plan, job: Job, log: StepLog) -> None:
+        self._plan, self._job, self._log = plan, job, log
+        self._done, self._total = 0, sum(stop - start for start, stop in plan.segments)
+        self.damaged: set[int] = set()
+        self.mismatches: list[str] = []
+        self.console = Console(sys.stderr)
+
+    def replay(self, segment: Segment) -> Difference | None:
+        """Replay a segment from the job's current state; return the first difference, on every rank."""
+        job = self._job
+        loader, steps = job.open_loader(segment.stop)
+        if self._plan.has_content:
+            loader.digests = []
+        ids = sample_ids(job.order, segment.start, segment.stop)
+        difference: Difference | None = None
+        try:
+            for step in steps:
+                result = run_step(job, step, loader, 1.0 if difference is not None else 0.0)
+                if int(result.flag):  # the step before differed, and this step's flag has informed all ranks
+                    break
+                if not result.is_finite and not result.is_overflow:
+                    job.progress.skipped.append(step.number)
+                job.progress.step = step.number + 1
+                content = digest_content(job) if self._plan.has_content else NO_DIGEST
+                if job.world.is_main:
+                    difference = compare_step(self._log.get(step.number), record_of(step, result, next(ids), content))
+                    self._done += 1
+                    self.console.share_done("replaying", self._done, self._total)
+                # Not only where the settings have one: eval_every is not part of the root.
+                if (recorded := self._plan.evaluations.get(job.progress.step)) is not None:
+                    metrics, _, _ = validate(job)
+                    difference = difference or compare_metrics(job.progress.step, recorded, metrics)
+        finally:
+            loader.close()
+        plain = collectives.broadcast_object(job.world, None if difference is None else asdict(difference))
+        return self._compare_state(segment.stop) if plain is None else Difference(**plain)
+
+    def _compare_state(self, step: int) -> Difference | None:
+        """Compare weights and optimizer state after a segment with the checkpoint and the final weights there."""
+        job = self._job
+        mine, replayed = pack_job(job)
+
+        def checkpoint_differs() -> Difference | None:
+            path = self._plan.run / "checkpoints" / checkpoint.name_of(step)
+            if not path.is_dir():
+                return None
+            found = checkpoint.load_checkpoint(path, file_limits(job.model))
+            difference = compare_tensors(step, checkpoint.pack(found)[0], mine)
+            # Nothing else in `state.json` has an influence on the following steps.
+            return difference or compare_plain(step, found.state, replayed["state"], SCALE)
+
+        try:
+            difference = self._on_rank0(checkpoint_differs)
+        except CheckpointError as error:
+            self.note_damage(step, error)
+            difference = None
+        if difference is not None or not self._plan.weights_sha256 or step != self._plan.num_steps:
+            return difference
+        final = job.final_weights()
+        try:
+            return self._on_rank0(lambda: compare_tensors(step, read(self._plan.run / WEIGHTS, job.model), final))
+        except CheckpointError as error:
+            self.note_mismatch(error)
+            return None
+
+    def _on_rank0(self, compare: Callable[[], Difference | None]) -> Difference | None:
+        """Compare on rank 0, and return or raise the result on every rank."""
+
+        def compared() -> dict[str, Any] | None:
+            difference = compare()
+            return None if difference is None else asdict(difference)
+
+        plain = collectives.run_on_rank0(self._job.world, compared)
+        return None if plain is None else Difference(**plain)
+
+    def note_damage(self, step: int, error: SamebitsError) -> None:
+        """Note that the checkpoint of a step cannot be used."""
+        self.damaged.add(step)
+        self.note_mismatch(error, f"checkpoints/{checkpoint.name_of(step)}")
+
+    def note_mismatch(self, error: SamebitsError, name: str = "") -> None:
+        """Note that a file of the run cannot be read or used.
+
+        Args:
+            error: The reason.
+            name: The file or folder, in case the reason does not begin with it.
+        """
+        text = finding(error, self._plan.run)
+        text = text if name in text else f"{name}: {text}"
+        if text not in self.mismatches:
+            self.mismatches.append(text)

@@ -1,0 +1,207 @@
+"""Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.cluster.env import ALONE
+from samebits.config.process_range import ProcessRange
+from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError, LaunchError
+from samebits.inference.trained_model import TrainedModel
+from samebits.launch import forkserver
+from samebits.launch.kernels import has_effect, pin_kernels
+from samebits.launch.start import launch_here
+from samebits.launch.stopped import raise_if_stopped
+from samebits.provenance.same_run import check_replay
+from samebits.recipes.catalog import RecipeSpec
+from samebits.report.console import Console
+from samebits.verify.files import RunFiles, open_run
+from samebits.verify.plan import Plan, Replay
+from samebits.verify.replay import replay
+from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
+from samebits.verify.verdict import Verdict
+
+ENTRY = "samebits.verify.replay"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify, as the user requested it.
+
+    Attributes:
+        run: The run folder.
+        overrides: Settings that do not change the result, such as data.root.
+        share: Fraction of the steps to replay, chosen by the root.
+        steps: (start, stop): replay these steps instead.
+        from_scratch: Replay the whole run from its settings, without its checkpoints.
+        challenge: The verifier's own number, mixed into the choice; empty: the root alone.
+        part: (part, number of parts): replay one verifier's part, counted from 1.
+        procs: Processes.
+    """
+
+    run: Path
+    overrides: tuple[str, ...] = ()
+    share: float = 1.0
+    steps: tuple[int, int] | None = None
+    from_scratch: bool = False
+    challenge: str = ""
+    part: tuple[int, int] = (1, 1)
+    procs: int = 1
+
+
+def verify(
+    request: Request,
+    console: Console | None = None,
+    run_replay: Callable[[Plan, RunConfig, int], Replay] | None = None,
+) -> Verdict:
+    """Verify a run. Nothing is written into its folder.
+
+    Args:
+        request: What to verify.
+        console: Receives a line before the replay starts; None: nothing is printed.
+        run_replay: Replays a plan, given settings and number of processes; None: in processes of its own, or in this
+            one if there is one.
+
+    Raises:
+        ConfigError: The run is not exact, has no steps, or a setting that changes the result was given.
+        SamebitsError: The run cannot be opened or replayed.
+    """
+    model = TrainedModel(request.run, request.overrides)
+    recipe, config = model.settings()
+    check_replay(request.run, config, "verify a run")
+    files = open_run(request.run, config)
+    if files.num_steps == 0:
+        raise ConfigError(
+            f"{request.run} has no record of steps, so there is nothing to verify",
+            cause="\n".join([*files.mismatches, *files.notes]),
+            fix="Train it with this version of Samebits and record.steps=true.",
+        )
+    starts = [] if request.from_scratch else files.checkpoints
+    segments = cut(starts, files.num_steps)
+    chosen = _choose(request, segments, files)
+    mine = share_of(chosen, *request.part)
+    if console is not None:
+        root = files.record.root[:8] + "…" if files.record is not None else "none"
+        count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
+        console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
+    if altered := _altered_settings(model, recipe):
+        if not any(text.startswith("config.yaml:") for text in files.mismatches):
+            files.mismatches += [f"config.yaml: {text}" for text in altered]
+        done = Replay(notes=["no step was replayed, since config.yaml does not have the run's settings"])
+        return _judge(request, files, segments, chosen, mine, done)
+    if console is not None:
+        console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
+    plan = Plan(
+        run=request.run.absolute(),
+        overrides=request.overrides,
+        segments=tuple((segment.start, segment.stop) for segment in mine),
+        num_steps=files.num_steps,
+        uses_log=bool(len(files.log)),
+        has_content=bool(len(files.log)) and _has_content(files),
+        evaluations=files.evaluations,
+        weights_sha256="" if files.record is None else files.record.weights_sha256,
+        dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
+    )
+    done = (run_replay or _replay)(plan, config, request.procs)
+    return _judge(request, files, segments, chosen, mine, done)
+
+
+def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
+    if request.steps is not None:
+        first, stop = request.steps
+        if not 0 <= first < stop <= files.num_steps:
+            raise ConfigError(
+                f"--steps is {first}:{stop}",
+                allowed=f"A:B with 0 <= A < B <= {files.num_steps}",
+                fix=f"Give steps of this run, such as --steps 0:{files.num_steps}.",
+            )
+        covered = covering(segments, first, stop)
+        # Without records, only the state at the end of a whole segment can be compared.
+        return (
+            covered if len(files.log) else [each for each in segments if each.start in {one.start for one in covered}]
+        )
+    root = "" if files.record is None else files.record.root
+    return choose(segments, request.share, f"{root} {request.challenge}".rstrip())
+
+
+def _has_content(files: RunFiles) -> bool:
+    first = files.log.get(files.log.first_step)
+    return first is not None and any(first.content)
+
+
+def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
+    with forkserver.temp_folder() as folder:
+        answer = folder / "replay.json"
+        if not plan.segments:  # more verifiers than segments
+            return Replay()
+        pin_kernels(config.kernels, only_children=True)
+        if procs == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
+            replay(plan, answer, ALONE)
+        else:
+            forkserver.prepare([*forkserver.PRELOAD, ENTRY], config.num_threads)
+            code = launch_here(ProcessRange(procs, procs), config, replay, (plan, answer))
+            raise_if_stopped(code)
+            if code:
+                raise LaunchError(
+                    f"the replay ended with exit code {code}", fix="Read the output above; repeat with --procs 1."
+                )
+        return Replay.from_json(answer.read_text(encoding="utf-8"))
+
+
+def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
+    """Return the settings in `config.yaml` that are not those in the run's checkpoint, one line each."""
+    try:
+        model.check_settings(recipe)
+    except ConfigError as error:
+        return error.slots.get("given", error.what).split("\n")
+    return []
+
+
+def _judge(
+    request: Request,
+    files: RunFiles,
+    segments: list[Segment],
+    chosen: list[Segment],
+    mine: list[Segment],
+    done: Replay,
+) -> Verdict:
+    changes = []
+    if files.record is not None:
+        before = files.record
+        changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
+        changes += _changes(before.code[-1] if before.code else {}, done.code)
+        changes += _changes(before.data, done.data)
+    notes = [*files.notes, *done.notes]
+    if files.log.first_step:
+        notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
+    return Verdict(
+        root="" if files.record is None else files.record.root,
+        num_steps=files.num_steps,
+        segments=segments,
+        chosen=chosen,
+        assigned=mine,
+        replayed=[Segment(start, stop) for start, stop in done.replayed],
+        differences=done.differences,
+        mismatches=list(dict.fromkeys([*files.mismatches, *done.mismatches])),
+        changes=changes,
+        notes=notes,
+        seconds=done.seconds,
+        is_sample=request.steps is None,
+    )
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {before[name]} in the run, {now[name]} now"
+        for name in before
+        if name in now and before[name] != now[name]
+    ]
+
+
+def console_for(as_json: bool) -> Console:
+    """Return the console for progress: standard error if standard output receives JSON."""
+    return Console(sys.stderr if as_json else sys.stdout)

@@ -1,0 +1,279 @@
+"""Hang detector: finds the rank that keeps all others waiting, dumps every rank's stacks, and ends the world.
+
+Each rank has two threads that wake about once a second. They are separate because the second one may block: rank 0's
+process serves the store, and does not answer while it hangs.
+
+    monitor thread    has Activity.num_beats grown? -> stalled_s;  stalled_s >= timeout -> verdict -> stacks -> abort
+    exchange thread   put watch/RANK (heartbeat); once stalled for timeout/2: read all heartbeats, share the verdict
+
+No clock is compared between machines: a rank measures by its own clock how long another heartbeat stays unchanged.
+The first verdict in the store wins (`put_first`), so all ranks report the same culprit. Between a verdict and the
+abort a rank waits `_ending_s`, for the other ranks to read the verdict and dump their stacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from samebits.cluster import abort, collectives, stacks
+from samebits.cluster.peer_errors import is_lost_peer
+from samebits.cluster.rendezvous import ranks_text
+from samebits.cluster.signed import SignedStore
+from samebits.cluster.world import World
+from samebits.watchdog.hang import TIMEOUT_SETTING, RankStatus, explain, find_stalled_ranks, is_silent
+
+LOGGER = logging.getLogger("samebits")
+VERDICT = "watch/verdict"
+# Timeout of the store's calls.
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class _StackInfo:
+    """Where a rank runs, and the descriptor of its file for stacks."""
+
+    host: str
+    pid: int
+    namespace: str
+    descriptor: int
+
+
+class HangDetector:
+    """Context in which a rank without progress is found, and the world ends with an error that names it.
+
+    Progress is every activity that the main thread enters (`World.activity`): reading, computing, waiting for others,
+    evaluating another batch. Time during which this process was stopped, or its machine asleep, does not count.
+
+    Args:
+        world: The ranks.
+        timeout_s: How long all ranks may make no progress, seconds; None: forever.
+        log_dir: Folder for the stacks.
+        setting: How the user sets the timeout, for the error's fix, without its value.
+    """
+
+    def __init__(self, world: World, timeout_s: float | None, log_dir: Path, setting: str = TIMEOUT_SETTING) -> None:
+        self._world, self._timeout_s, self._log_dir, self._setting = world, timeout_s, log_dir, setting
+        self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
+        self._stalled_s = 0.0
+        self._last_reported: list[dict[str, Any]] = []
+        self._silent_s = [0.0] * world.size
+        self._verdict: dict[str, Any] | None = None
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> HangDetector:
+        self._stacks = stacks.StackDumper()
+        info = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
+        self._infos = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(info))]
+        works = [self._monitor, *([self._exchange] if self._world.signed is not None else [])]
+        self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._verdict is not None and error is not None and is_lost_peer(error):
+            # Another rank ended first because of a hang that this rank has detected too: report the hang.
+            self._threads[0].join(2 * self._ending_s)
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(1.0)
+        self._stacks.close()
+
+    def work(self) -> list[tuple[float, int, int]]:
+        """Return seconds of own work, steps and micro-batches of each rank, as last received on rank 0.
+
+        Empty until every rank has sent a heartbeat.
+        """
+        return [(status["work_s"], status["num_steps"], status["num_micro_batches"]) for status in self._last_reported]
+
+    def _own_status(self) -> dict[str, Any]:
+        activity = self._world.activity
+        return {
+            "beat": time.monotonic(),
+            "stalled_s": self._stalled_s,
+            "doing": activity.doing,
+            "waits": activity.waits,
+            "step": activity.step,
+            "work_s": activity.work_s,
+            "num_steps": activity.num_steps,
+            "num_micro_batches": activity.num_micro_batches,
+        }
+
+    def _exchange(self) -> None:
+        world = self._world
+        assert world.signed is not None
+        keys = [f"watch/{rank}" for rank in range(world.size)]
+        try:
+            # A connection of its own: a call of the main thread may block the other for long.
+            store = world.signed.clone()
+            store.store.set_timeout(timedelta(seconds=ANSWER_S))
+            while not self._is_over.wait(self._period_s):
+                store.put(keys[world.rank], self._own_status())
+                # Other ranks read heartbeats only while they are stalled, so the store's load is linear in ranks.
+                if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
+                    continue
+                self._read_reports(store, keys)
+                verdict = self._verdict
+                found = store.get(VERDICT) if verdict is None else store.put_first(VERDICT, verdict)
+                self._verdict = found if _is_verdict(found, world.size) else verdict
+        except RuntimeError as error:
+            # The store ended with rank 0; ranks that wait for rank 0 see that too.
+            LOGGER.info("heartbeat: %s", str(error).splitlines()[:1])
+
+    def _read_reports(self, store: SignedStore, names: list[str]) -> None:
+        # One call for all keys, unless one is missing: a rank has not started, or another program deleted it.
+        found = store.get_all(names) if store.store.check(names) else [store.get(name) for name in names]
+        # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
+        before: list[Any] = [*self._last_reported] or [None] * self._world.size
+        reported: list[Any] = []
+        for rank, (old, new) in enumerate(zip(before, found, strict=True)):
+            if new is not None and not _is_status(new):
+                store.refuse(names[rank], "it is not a rank's heartbeat")
+                new = None
+            if new is not None and (old is None or old["beat"] != new["beat"]):
+                self._silent_s[rank] = 0.0
+            # An invalid heartbeat leaves the last valid one in place.
+            reported.append(new if new is not None else old)
+        if all(status is not None for status in reported):
+            self._last_reported = reported
+
+    def _monitor(self) -> None:
+        seen, looked_at = -1, time.monotonic()
+        while not self._is_over.wait(self._period_s):
+            now = time.monotonic()
+            # A longer pause is not counted: this process was stopped, or its machine asleep.
+            passed_s, looked_at = min(now - looked_at, 2 * self._period_s), now
+            beats = self._world.activity.num_beats
+            is_still = beats == seen and not self._world.activity.is_paused
+            self._stalled_s = self._stalled_s + passed_s if is_still else 0.0
+            seen = beats
+            self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
+            if self._timeout_s is None:
+                continue
+            if self._verdict is None and self._stalled_s >= self._timeout_s:
+                culprits = find_stalled_ranks(self._statuses(), self._timeout_s)
+                if culprits:
+                    self._verdict = {"by": self._world.rank, "culprits": [asdict(status) for status in culprits]}
+            if self._verdict is not None:
+                self._abort()
+
+    def _statuses(self) -> list[RankStatus]:
+        world = self._world
+        never: dict[str, Any] = {"doing": "", "waits": False, "step": None, "stalled_s": 0.0}
+        statuses = []
+        for rank, info in enumerate(self._infos):
+            is_me = rank == world.rank
+            last = self._own_status() if is_me else self._last_reported[rank] if self._last_reported else never
+            is_here = self._is_here(rank)
+            statuses.append(
+                RankStatus(
+                    rank,
+                    info.host,
+                    info.pid,
+                    **{name: last[name] for name in never},
+                    silent_s=0.0 if is_me else self._silent_s[rank],
+                    is_here=is_here,
+                    is_stopped=is_here and stacks.is_stopped(info.pid),
+                    serves=rank == 0 and not is_me and not world.assignment.agent_store,
+                )
+            )
+        return statuses
+
+    def _is_here(self, rank: int) -> bool:
+        theirs, mine = self._infos[rank], self._infos[self._world.rank]
+        return theirs.host == mine.host and theirs.namespace == mine.namespace != ""
+
+    def _abort(self) -> None:
+        assert self._timeout_s is not None
+        self._write_stacks()
+        # Time for the verdict to reach the others, for their stacks, and to read an earlier verdict.
+        time.sleep(self._ending_s)
+        assert self._verdict is not None
+        culprits = [RankStatus(**status) for status in self._verdict["culprits"]]
+        error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits), self._setting)
+        if LOGGER.hasHandlers():  # else logging would print what is printed below
+            LOGGER.error("%s", error)
+        for handler in LOGGER.handlers:
+            handler.flush()
+        abort.abort(error)
+
+    @property
+    def _ending_s(self) -> float:
+        return 3 * self._period_s + 2 * stacks.WRITING_S
+
+    def _write_stacks(self) -> None:
+        assert self._timeout_s is not None
+        for status in self._statuses():
+            head = f"rank {status.rank} (host {status.host}, pid {status.pid}): {status.where}"
+            if status.rank == self._world.rank:
+                self._stacks.write(self._path(status.rank), head)
+            elif status.is_here and is_silent(status, self._timeout_s):
+                # A silent rank cannot dump its stacks; ranks of its machine do it, and all of them write the same.
+                stacks.write_for(status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head)
+
+    def _path(self, rank: int) -> Path:
+        return self._log_dir / f"stacks-rank-{rank}.txt"
+
+    def _stacks_text(self, culprits: list[RankStatus]) -> str:
+        text = f"{self._log_dir}/stacks-rank-*.txt"
+        assert self._timeout_s is not None
+        mute = [
+            status.rank
+            for status in culprits
+            if is_silent(status, self._timeout_s) and not self._has_stacks(status.rank)
+        ]
+        return f"{text} (none of {ranks_text(mute)})" if mute else text
+
+    def _has_stacks(self, rank: int) -> bool:
+        # A restarted run may have older files.
+        with suppress(OSError):
+            return time.time() - self._path(rank).stat().st_mtime < 60
+        return False
+
+
+def _is_number(value: Any, *kinds: type) -> bool:
+    """Return whether a value is a finite number of reasonable size."""
+    return type(value) in (kinds or (int, float)) and abs(value) < 1e15
+
+
+def _is_status(value: Any) -> bool:
+    """Return whether a value from the store is a rank's heartbeat."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("doing"), str)
+        and isinstance(value.get("waits"), bool)
+        and (value.get("step") is None or _is_number(value["step"], int))
+        and all(_is_number(value.get(name)) for name in ("beat", "stalled_s", "work_s"))
+        and all(_is_number(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
+    )
+
+
+def _is_verdict(value: Any, size: int) -> bool:
+    """Return whether a value from the store is a verdict."""
+    if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
+        return False
+    try:
+        statuses = [RankStatus(**status) for status in value["culprits"]]
+    except TypeError:
+        return False
+    return all(
+        type(status.rank) is int
+        and 0 <= status.rank < size
+        and isinstance(status.host, str)
+        and isinstance(status.doing, str)
+        and (status.step is None or _is_number(status.step, int))
+        and all(_is_number(value) for value in (status.pid, status.stalled_s, status.silent_s))
+        for status in statuses
+    )
