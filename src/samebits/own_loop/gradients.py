@@ -23,11 +23,10 @@ from samebits.data.order import MicroBatch, Step
 from samebits.own_loop.joined import JOINED_BYTES, JoinedAllReduce
 from samebits.parallel.bucket import Bucket, Leaf, group
 from samebits.parallel.exchange.halving import make_all_reduce
+from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.reduce import BUCKET_BYTES
 from samebits.parallel.tree import Node, rank_nodes
-
-MAX_BUCKETS = 1 << 10  # of one sum: messages of different sums must not share a tag
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class GradientSum:
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
         self._world = world
-        self._tag = number * MAX_BUCKETS
+        self._number = number
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         groups = group(parameters[::-1], BUCKET_BYTES)
         self._num_parameters = len(parameters)
@@ -201,7 +200,7 @@ class GradientSum:
     def _start_next(self, joined: Bucket | None = None) -> None:
         assert self._nodes is not None
         number = len(self._exchanges)
-        bucket, tag = self._buckets[number], self._tag + number
+        bucket, tag = self._buckets[number], bucket_tag(number, self._number)
         exchange: TreeAllReduce | JoinedAllReduce
         if joined is None or number + 1 < len(self._buckets):
             exchange = make_all_reduce(bucket, self._world, self._nodes.nodes, tag)

@@ -26,7 +26,7 @@ class JoinedAllReduce:
         memory: A bucket that is at least as long as all of them, for copies. Its values behind them are zero.
         world: The ranks.
         nodes: For each rank, its nodes.
-        tag: Number of the sum: messages of different sums must not be matched with each other.
+        tag: Of the first of the joined buckets, from `bucket_tag`.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from samebits.own_loop.gradients import StepNodes
 from samebits.own_loop.joined import JOINED_BYTES
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.exchange.halving import make_all_reduce
+from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.running import RunningBuffers
 
@@ -116,7 +117,7 @@ class BufferSum:
             if number in self._joined:
                 self._exchanges.append(None)
                 continue
-            exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, number)
+            exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, bucket_tag(number))
             exchange.start()
             self._exchanges.append(exchange)
 

@@ -33,12 +33,12 @@ from samebits.data.order import MicroBatch
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.doubling import Round, plan_rounds
+from samebits.parallel.exchange.tags import LAYER
 from samebits.parallel.exchange.tree_all_reduce import Message, Work, post
 from samebits.parallel.tree import Node, push
 
 T = TypeVar("T")
 _Held = tuple[Node, Tensor]
-TAG = 1 << 30  # far from the tags of gradient buckets
 # Micro-batch index -> (0 for the forward pass or 2 for the backward pass, number of sums before).
 Suspects = dict[int, tuple[int, int]]
 # Locations that are no layer: the end of the pass, and a rank whose own micro-batches are at different layers.
@@ -221,8 +221,8 @@ class LayerSums:
         else:
             for peer, nodes in each.nodes_from.items():
                 self._buffers[peer] = message.new_empty(1 + num_values * len(nodes))
-                messages.append(Message(self._buffers[peer], peer, TAG, is_receive=True))
-        messages += [Message(message, peer, TAG, is_receive=False) for peer in each.sends_to]
+                messages.append(Message(self._buffers[peer], peer, LAYER, is_receive=True))
+        messages += [Message(message, peer, LAYER, is_receive=False) for peer in each.sends_to]
         with self._world.activity.waiting("adding up batch norm's sums"):
             works = [*(post(self._world, messages) if messages else []), *self._receives[number]]
             for work in works:
@@ -251,7 +251,7 @@ class LayerSums:
             return
         for number, each in enumerate(self._rounds):
             messages = [
-                Message(self._buffer(peer, nodes), peer, TAG, is_receive=True)
+                Message(self._buffer(peer, nodes), peer, LAYER, is_receive=True)
                 for peer, nodes in each.nodes_from.items()
             ]
             self._receives[number] = post(self._world, messages) if messages else []

@@ -28,6 +28,7 @@ from samebits.parallel.bucket import Bucket, Leaf, is_dense
 from samebits.parallel.compress import Compression, PowerSGD, make_buckets
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.halving import make_all_reduce
+from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.running import RunningBuffers
@@ -278,8 +279,8 @@ class Reducer:
 
     def _start_next(self) -> None:
         number = len(self._exchanges)
-        bucket, low = self._buckets[number], self.low_rank
-        exchange = low if low and low.bucket is bucket else make_all_reduce(bucket, self._world, self._nodes, number)
+        bucket, low, tag = self._buckets[number], self.low_rank, bucket_tag(number)
+        exchange = low if low and low.bucket is bucket else make_all_reduce(bucket, self._world, self._nodes, tag)
         exchange.start()
         self._exchanges.append(exchange)
 

@@ -17,6 +17,7 @@ from samebits.parallel.bucket import Bucket
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange import halving
 from samebits.parallel.exchange.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import partials, push
 from samebits.simulate.network import Network, SimulatedWorld
@@ -61,7 +62,7 @@ def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list
             view.add_(values[leaf]) if one.is_joining else view.copy_(values[leaf])
             one.missing.clear()
             bucket.end_leaf(one, len(values))
-        exchange = make_all_reduce(bucket, world_of(rank, size, network), nodes, 3)
+        exchange = make_all_reduce(bucket, world_of(rank, size, network), nodes, bucket_tag(3))
         kinds.add(type(exchange))
         exchange.start()
         exchange.middle()

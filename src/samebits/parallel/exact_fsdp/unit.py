@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import World
 from samebits.parallel.bucket import ALIGNMENT, round_up
+from samebits.parallel.exchange.tags import GATHER, REDUCE, bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import Message, Work, post
 from samebits.parallel.tree import Node, push
 
@@ -120,7 +121,7 @@ class ShardUnit:
     """Parameters that are gathered together.
 
     Args:
-        number: Number of the unit: messages of different units must not be matched with each other.
+        number: Number of the unit, which its messages have in their tag.
         parameters: Equal on all ranks.
         owners: The rank that owns each parameter.
         world: The ranks.
@@ -132,7 +133,7 @@ class ShardUnit:
     """
 
     def __init__(self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World) -> None:
-        self._world, self._tag = world, 2 * number
+        self._world, self._tag = world, bucket_tag(number)
         self.pieces = {
             rank: Piece([each for each, owner in zip(parameters, owners, strict=True) if owner == rank])
             for rank in sorted(set(owners))
@@ -157,10 +158,12 @@ class ShardUnit:
         messages = []
         for rank, piece in self.pieces.items():
             if rank == self._world.rank:
-                messages += [Message(piece.values, peer, self._tag, is_receive=False) for peer in self._peers()]
+                messages += [
+                    Message(piece.values, peer, self._tag + GATHER, is_receive=False) for peer in self._peers()
+                ]
             else:
                 piece.allocate()
-                messages.append(Message(piece.values, rank, self._tag, is_receive=True))
+                messages.append(Message(piece.values, rank, self._tag + GATHER, is_receive=True))
         self._gathering = self._post(messages)
 
     def gather(self) -> None:
@@ -229,14 +232,14 @@ class ShardUnit:
                 self._arriving.append((leaf, values))
             else:
                 self._sending.append(values)
-                messages.append(Message(values, rank, self._tag + 1, is_receive=False))
+                messages.append(Message(values, rank, self._tag + REDUCE, is_receive=False))
         if mine is not None and mine.trained:
             for peer in self._peers():
                 leaf = leaves[peer]
                 if leaf is not None:
                     values = mine.gradients.allocate()
                     self._arriving.append((leaf, values))
-                    messages.append(Message(values, peer, self._tag + 1, is_receive=True))
+                    messages.append(Message(values, peer, self._tag + REDUCE, is_receive=True))
         self._reducing = self._post(messages)
 
     def finish_reduce(self, num_leaves: int) -> None:

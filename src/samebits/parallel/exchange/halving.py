@@ -24,6 +24,7 @@ from torch import Tensor
 
 from samebits.cluster.world import World
 from samebits.parallel.bucket import Bucket
+from samebits.parallel.exchange.tags import RESULT
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import Node, partials, push
 
@@ -31,7 +32,6 @@ from samebits.parallel.tree import Node, partials, push
 # messages are large: it then takes fewer bytes if the number of ranks is no power of two.
 DIRECT_SIZE = 16
 SMALL_MESSAGE_BYTES = 64 * 1024
-_RESULT = 63  # tag of a message of the second half; the nodes of a group have the tags before it
 
 
 def make_all_reduce(bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> TreeAllReduce:
@@ -41,7 +41,7 @@ def make_all_reduce(bucket: Bucket, world: World, nodes: list[list[Node]], tag: 
         bucket: Its `nodes` are this rank's partial sums.
         world: The ranks.
         nodes: For each rank, its nodes.
-        tag: Number of the bucket.
+        tag: Of the bucket, from `bucket_tag`.
     """
     is_halved = is_in_rounds(world.size, bucket.length * bucket.dtype.itemsize) and follow_each_other(nodes)
     return (HalvingAllReduce if is_halved else TreeAllReduce)(bucket, world, nodes, tag)
@@ -65,7 +65,7 @@ class HalvingAllReduce(TreeAllReduce):
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
         world: The ranks.
         nodes: For each rank, its nodes. Those of neighbouring ranks follow each other.
-        tag: Number of the bucket.
+        tag: Of the bucket, from `bucket_tag`.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:
@@ -100,7 +100,7 @@ class HalvingAllReduce(TreeAllReduce):
         self._wait()
         self.has_added = True
         if self._host is not None:
-            self._receive(self._total, self._host, _RESULT)
+            self._receive(self._total, self._host, RESULT)
             self._post()
             return
         self._merge()
@@ -120,7 +120,7 @@ class HalvingAllReduce(TreeAllReduce):
             for number in reversed(range(self._num_rounds)):
                 self._double(number)
             if self._guest is not None:
-                self._send(self._total, self._guest, _RESULT)
+                self._send(self._total, self._guest, RESULT)
                 self._post()
         super().finish()
 
@@ -144,8 +144,8 @@ class HalvingAllReduce(TreeAllReduce):
         (first, last), is_right = self._chunks, self._place >> number & 1
         length, partner = last - first, self._rank(self._place ^ (1 << number))
         other = (first - length, first) if is_right else (last, last + length)
-        self._send(self._part(first, last), partner, _RESULT)
-        self._receive(self._part(*other), partner, _RESULT)
+        self._send(self._part(first, last), partner, RESULT)
+        self._receive(self._part(*other), partner, RESULT)
         self._chunks = min(first, other[0]), max(last, other[1])
         self._post()
         self._wait()

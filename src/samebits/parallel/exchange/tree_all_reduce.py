@@ -27,6 +27,7 @@ from torch import Tensor
 from samebits.cluster.backends import group_for
 from samebits.cluster.world import World
 from samebits.parallel.bucket import ALIGNMENT, Bucket, round_up
+from samebits.parallel.exchange.tags import RESULT
 from samebits.parallel.tree import Node, push
 
 SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round costs more than the bytes it saves
@@ -38,7 +39,7 @@ class Message(NamedTuple):
     Attributes:
         values: (N,) what is sent, or the memory for it.
         peer: The other rank.
-        tag: Number of the message between the two.
+        tag: Distinguishes it from the other messages between the two (`tags.py`).
         is_receive: Whether this rank receives it.
     """
 
@@ -82,7 +83,7 @@ class TreeAllReduce:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
         world: The ranks.
         nodes: For each rank, its nodes.
-        tag: Number of the bucket: messages of different buckets must not be matched with each other.
+        tag: Of the bucket, from `bucket_tag`.
 
     Attributes:
         has_added: Whether this rank's partial sums have been overwritten by sums over ranks.
@@ -90,7 +91,7 @@ class TreeAllReduce:
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:
         self._bucket, self._world, self._nodes = bucket, world, nodes
-        self._tag = tag * 64  # one tag for each node of a rank, and 63 for the second round
+        self._tag = tag
         self._num_leaves = max(last for own in nodes for _, last in own)
         self._in_chunks = bucket.length * bucket.dtype.itemsize * (world.size - 1) > SMALL_BYTES
         # gloo has no point-to-point messages of CUDA tensors, so they go through the host.
@@ -140,8 +141,8 @@ class TreeAllReduce:
             destination.copy_(total)
         if self._in_chunks:
             for peer in self._peers():
-                self._send(destination, peer, 63)
-                self._receive(self._chunk(self._total, peer), peer, 63)
+                self._send(destination, peer, RESULT)
+                self._receive(self._chunk(self._total, peer), peer, RESULT)
             self._post()
 
     def finish(self) -> None:
