@@ -16,7 +16,7 @@ COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src 
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-step-model bench-sweep bench-trackers bench-augmentation bench-local-steps bench-connect test-gpu bench-gpu
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-step-model bench-sweep bench-trackers bench-augmentation bench-connect test-gpu bench-gpu
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,9 +119,6 @@ bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp
 
 bench-mnist-accuracy: .venv/.installed  ## compare the accuracy after each epoch with hand-written DDP; DATA=folder with MNIST's .gz files
 	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
-
-bench-local-steps: .venv/.installed  ## compare bytes between two sites and accuracy of local steps with plain training: 5 minutes; DATA=folder with MNIST's .gz files
-	@$(PY) -m benchmarks.local_steps --data "$(DATA)" $(BENCH_ARGS)
 
 bench-connect: .venv/.installed  ## measure how long the ranks of a large world take to connect: 2 minutes; BENCH_ARGS="--ranks 64 128"
 	@$(PY) -m benchmarks.connect $(BENCH_ARGS)

@@ -47,7 +47,6 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "trust",
             "diff",
             "two-machines",
-            "long-links",
             "slurm",
             "launchers",
             "containers",

@@ -23,7 +23,6 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     minute for a small model, and writes nothing. The exit code is 1 if the recipe or script is not exact. What follows
     a script are its arguments: samebits check train.py -- --epochs 1
     """
-    from samebits.config.combinations import refuse_local_steps
     from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
@@ -38,7 +37,6 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = load(found.config_class, found.layers, given).config
-    refuse_local_steps(config, "samebits check")
     config.check_inputs()
     pin_kernels(config.kernels, only_children=True)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)

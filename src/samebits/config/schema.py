@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samebits.config.combinations import check_load_balancing, check_local_steps
+from samebits.config.combinations import check_load_balancing
 from samebits.config.interval import Interval, parse_interval
 from samebits.config.sections import (
     CheckpointConfig,
@@ -26,7 +26,6 @@ from samebits.config.sections import (
     StopEarlyConfig,
     WatchConfig,
 )
-from samebits.config.sync import SyncConfig
 
 # Former name of a shared setting -> its present name. A recipe lists its own in the `RENAMED` of its `Config`.
 RENAMED: Mapping[str, str] = {"watch.drift_every": "watch.replica_check_every"}
@@ -126,9 +125,6 @@ class RunConfig(Settings):
         "bits from an uncompiled run.",
     )
     optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer and learning rate schedule.")
-    sync: SyncConfig = Field(
-        default=SyncConfig(), description="Sites that train on their own for some steps, for slow links between them."
-    )
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="When checkpoints are written, and how many are kept."
     )
@@ -167,11 +163,6 @@ class RunConfig(Settings):
     def eval_interval(self) -> Interval:
         """The interval between evaluations."""
         return Interval(epochs=self.eval_every) if isinstance(self.eval_every, int) else parse_interval(self.eval_every)
-
-    @property
-    def has_local_steps(self) -> bool:
-        """Whether sites train on their own between two averages."""
-        return self.sync.every > 1 and self.sync.sites > 1
 
     @property
     def peak_lr(self) -> float:
@@ -284,5 +275,4 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _modes_fit(self) -> RunConfig:
         check_load_balancing(self)
-        check_local_steps(self)
         return self

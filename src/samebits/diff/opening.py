@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits.cluster.env import ALONE
-from samebits.config.combinations import refuse_local_steps
 from samebits.config.load import load, mapping_layer
 from samebits.config.schema import RunConfig
 from samebits.diff.folders import Recorded
@@ -50,7 +49,6 @@ def open_job(
     folder = recorded.path.absolute()
     model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
-    refuse_local_steps(config, "locating a difference within a step")
     check_replay(recorded.path, config, "locate differences within a step", is_other_recipe=True)
     pin_kernels(config.kernels)  # raises an error if the other run has others: they are those of the process
     world = stack.enter_context(join_world(ALONE, config))

@@ -14,7 +14,6 @@ from samebits.engine.build import (
     build_parts,
     check_not_empty,
     make_order,
-    make_outer_average,
     open_data,
     open_eval_sets,
     prepare_model,
@@ -76,7 +75,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     replica = _hold(model, config, world, is_sharded=is_sharded)
     average = config.optim.ema
     order = make_order(config, train_data, world.size, is_sharded=is_sharded)
-    job = Job(
+    return Job(
         config=config,
         world=world,
         parts=parts,
@@ -100,8 +99,6 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         fingerprint=fingerprint,
         warnings=warnings,
     )
-    job.outer = make_outer_average(config, model, job.optimizer, job.reducer, world, MAX_TERMS)
-    return job
 
 
 def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:

@@ -9,9 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from samebits.cluster.world import World
 from samebits.config.interval import parse_fraction
 from samebits.config.schema import RunConfig
 from samebits.data.groups import groups_of
@@ -26,11 +24,7 @@ from samebits.errors import ConfigError, DataError, is_out_of_memory
 from samebits.metrics.make import make_metric
 from samebits.module.check_model import check_model
 from samebits.module.precision import use_precision
-from samebits.optim.build import state_names
 from samebits.parallel.bucket import is_dense
-from samebits.parallel.local_steps.average import OuterAverage
-from samebits.parallel.local_steps.order import LocalStepOrder
-from samebits.parallel.recoverable import RecoverableReducer
 
 
 def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
@@ -186,34 +180,9 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
         world_size: Number of ranks: one alone cannot recheck.
         is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
     """
-    step_batch = config.global_batch * (config.sync.every if config.has_local_steps else 1)
-    settings = (len(train_data), step_batch, config.micro_batch, config.seed, groups_of(train_data))
+    settings = (len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
     if is_sharded:
         return (DealtOrder if config.mode == "exact" else PaddedOrder)(*settings)
-    if config.has_local_steps:
-        sync = config.sync
-        return LocalStepOrder(*settings, every=sync.every, num_sites=sync.sites)
     if config.watch.recheck is not None and world_size > 1:
         return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
     return Order(*settings)
-
-
-def make_outer_average(
-    config: RunConfig, model: nn.Module, optimizer: Optimizer, reducer: object, world: World, num_extras: int
-) -> OuterAverage | None:
-    """Return what runs local steps and averages the sites; None if the settings have no local steps.
-
-    Args:
-        config: The settings.
-        model: The model, on its device.
-        optimizer: The optimizer of the local steps.
-        reducer: Sums the gradients; from then on over the ranks of this rank's sites only.
-        world: All ranks.
-        num_extras: Number of loss terms.
-    """
-    if not config.has_local_steps:
-        return None
-    assert isinstance(reducer, RecoverableReducer)
-    has_state = config.optim.name != "sgd" or config.optim.momentum > 0
-    names = state_names(optimizer) if has_state else []
-    return OuterAverage(model, optimizer, names, reducer, world, config.sync, num_extras)

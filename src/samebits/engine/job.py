@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from samebits.engine.step import StepResult
     from samebits.module.compiled import Compiled
     from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
-    from samebits.parallel.local_steps.average import OuterAverage
     from samebits.parallel.sharded import ShardedReducer
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -159,7 +158,6 @@ class Job:
         eval_sets: The samples of further validation sets, by name.
         progress: The position of the run.
         average: The moving average of the weights, if configured.
-        outer: Runs the local steps of sites and averages them, if configured (`sync.every`).
         loader: Reads this process's training batches, once it is open.
         compiled: `model` as training calls it, if it is compiled.
         identity: The run's identity, for checkpoints; see `run_identity`.
@@ -184,7 +182,6 @@ class Job:
     progress: Progress
     eval_sets: Mapping[str, Samples] = field(default_factory=dict)
     average: ModelEma | None = None
-    outer: OuterAverage | None = None
     loader: Loader | None = None
     compiled: Compiled | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -74,11 +73,8 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
         The error, equal on all ranks.
     """
     suspects: dict[int, tuple[int, int]] = {}
-    with nullcontext(True) if job.outer is None else job.outer.at_failure() as is_here:
-        mine = []
-        if is_here:  # otherwise it was a local step of another site
-            mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
-            job.reducer.undo_buffers()
+    mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
+    job.reducer.undo_buffers()
     findings = [pair for rank in collectives.all_gather_object(job.world, (mine, suspects)) for pair in _dated(*rank)]
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:

@@ -22,7 +22,6 @@ from samebits.engine.forward import forward
 from samebits.engine.job import Job
 from samebits.engine.loss_scale import update_scale
 from samebits.optim.schedule import factor
-from samebits.parallel.local_steps.order import LocalStepOrder, OuterStep
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class StepResult:
 
 
 def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
-    """Run a step, or with local steps an outer step.
+    """Run one optimizer step.
 
     Args:
         job: The run; its model and optimizer change.
@@ -58,44 +57,32 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], fl
         flag: Rank 0's value is sent to all ranks, with the gradients. A function is called as late as possible, after
             the passes.
     """
-    if isinstance(step, OuterStep):
-        result = _outer_step(job, step, loader, flag)
-    else:
-        # From the step number, not from a scheduler's state: a resumed run has the same rate.
-        rate = factor(step.number, job.num_steps, job.order.steps_per_epoch, job.config.optim)
-        result = _update(job, step, loader, flag, job.config.peak_lr * rate)
-    if result.is_finite and job.average is not None:
-        job.average.update(step.number + 1)
-    job.last_result = step.number, result  # from here on the step counts as applied
-    return result
-
-
-def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float], lr: float) -> StepResult:
-    """Run forward and backward for this process's micro-batches, the sum over the ranks, and the update."""
     optim = job.config.optim
+    # From the step number, not from a scheduler's state: a resumed run has the same rate.
+    lr = job.config.peak_lr * factor(step.number, job.num_steps, job.order.steps_per_epoch, optim)
     names: list[str] = []
-    pulse = job.world.activity
+    activity = job.world.activity
 
     def run_micro_batch(micro_batch: MicroBatch) -> None:
         nonlocal names
-        pulse.enter(READING)
+        activity.enter(READING)
         batch = loader.batch(
             micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread, is_repeat=micro_batch.is_repeat
         )
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
-        pulse.enter(COMPUTING, waits=job.replica.is_sharded)
+        activity.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):
             names, loss, terms = forward(job, batch)
             job.reducer.backward(loss, terms)
 
-    pulse.begin_step(step.number, job.world.device)
+    activity.begin_step(step.number, job.world.device)
     job.reducer.begin(step, job.progress.loss_scale)
     job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
     for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
         run_micro_batch(micro_batch)
-    pulse.end_work(len(step.micro_batches) + len(step.repeats))
+    activity.end_work(len(step.micro_batches) + len(step.repeats))
     job.reducer.reduce(flag() if callable(flag) else flag)
-    pulse.end_wait()
+    activity.end_wait()
 
     extras, norm, sent = job.reducer.extras, job.reducer.norm, job.reducer.flag
     # Sums over all ranks: the decision to skip is the same everywhere.
@@ -107,26 +94,11 @@ def _update(job: Job, step: Step, loader: Loader, flag: float | Callable[[], flo
         for group in job.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         job.optimizer.step()
+        if job.average is not None:
+            job.average.update(step.number + 1)
     else:
         job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
-    return StepResult(sum(extras), dict(zip(names, extras, strict=False)), norm, lr, is_finite, is_overflow, sent)
-
-
-def _outer_step(job: Job, step: OuterStep, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
-    """Run the local steps of this process's sites, and average all sites; see `parallel/local_steps/average.py`."""
-    assert job.outer is not None
-    assert isinstance(job.order, LocalStepOrder)
-    num_steps, of_epoch = job.order.num_local_steps(job.num_steps), job.order.local.steps_per_epoch
-    peak, optim = job.config.peak_lr, job.config.optim
-    names: list[str] = []
-
-    def run_local(local: Step) -> tuple[list[float], bool]:
-        nonlocal names
-        result = _update(job, local, loader, 0.0, peak * factor(local.number, num_steps, of_epoch, optim))
-        names = list(result.terms) or names
-        return job.reducer.extras, result.is_finite
-
-    outer = job.outer.run(step, flag if callable(flag) else lambda: flag, run_local)
-    lr = peak * factor(job.order.num_local_steps(step.number), num_steps, of_epoch, optim)  # of its first local step
-    terms_by_name = dict(zip(names, outer.extras, strict=False))
-    return StepResult(sum(outer.extras), terms_by_name, outer.norm, lr, outer.is_finite, False, outer.flag)
+    terms = dict(zip(names, extras, strict=False))
+    result = StepResult(sum(extras), terms, norm, lr, is_finite, is_overflow, sent)
+    job.last_result = step.number, result  # from here on the step counts as applied
+    return result

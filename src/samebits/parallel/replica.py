@@ -18,7 +18,6 @@ from samebits.data.order import Order
 from samebits.data.rechecked_order import RecheckedOrder
 from samebits.malloc import keep_freed_memory
 from samebits.parallel.compress import Compression
-from samebits.parallel.local_steps.order import LocalStepOrder
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
@@ -110,9 +109,7 @@ class WholeReplica:
         """See `Replica.make_reducer`."""
         if isinstance(order, RecheckedOrder):
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
-        # Local steps let it continue in the world of a site.
-        can_move = self._world.membership is not None or isinstance(order, LocalStepOrder)
-        kind = RecoverableReducer if can_move else Reducer
+        kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(
             self.trained,
             self._world,

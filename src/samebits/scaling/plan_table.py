@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from samebits.config.combinations import refuse_local_steps
 from samebits.config.schema import RunConfig
 from samebits.data.micro_batches import num_micro_batches
 from samebits.engine.build import build_parts
@@ -36,9 +35,7 @@ def plan_values(
 
     Raises:
         DataError: The recipe has no `input_shape`, and there is no data.
-        ConfigError: The settings have local steps.
     """
-    refuse_local_steps(config, "samebits plan")
     inputs = example(config, build_parts(config, build))
     cost, sizes = pass_through(config, build, inputs, config.micro_batch)
     no_fsdp_with = _incompatible_with_fsdp(config)

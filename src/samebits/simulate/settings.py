@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from samebits.config.combinations import refuse_local_steps
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 
@@ -13,7 +12,6 @@ def check_simulated(config: RunConfig) -> None:
     Raises:
         ConfigError: They need a part of Samebits that the simulation does not run.
     """
-    refuse_local_steps(config, "samebits simulate")
     obstacles = {
         f"mode={config.mode}": config.mode != "exact",
         f"parallel={config.parallel}": config.parallel != "ddp",

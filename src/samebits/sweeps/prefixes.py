@@ -75,7 +75,7 @@ def groups_of(configs: Sequence[RunConfig]) -> list[list[int]]:
     for number, config in enumerate(configs):
         # In fast mode, equal steps need not have equal results; without a record, nothing shows that they are equal. An
         # outer step has several learning rates, and `learning_rates` has one of each step.
-        if config.mode == "exact" and config.record.steps and not config.has_local_steps:
+        if config.mode == "exact" and config.record.steps:
             found.setdefault(group_key(config), []).append(number)
     return [numbers for numbers in found.values() if len(numbers) > 1]
 

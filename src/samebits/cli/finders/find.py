@@ -153,7 +153,6 @@ def find_micro_batch(
 
 def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
     """Resolve the settings, and start the fork server."""
-    from samebits.config.combinations import refuse_local_steps
     from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
@@ -161,7 +160,6 @@ def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[Rec
 
     found = find(source)
     config = load(found.config_class, found.layers, list(overrides or [])).config
-    refuse_local_steps(config, "samebits find")
     config.check_inputs()
     pin_kernels(config.kernels)
     forkserver.prepare([*forkserver.PRELOAD, module], config.num_threads)

@@ -63,7 +63,6 @@ def scale(
 
     Prints a table, and writes a chart and a JSON file. Takes minutes: each measurement starts new processes.
     """
-    from samebits.config.combinations import refuse_local_steps
     from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
@@ -74,7 +73,6 @@ def scale(
     found = find(source)
     given = list(overrides or [])
     config = load(found.config_class, found.layers, given).config
-    refuse_local_steps(config, "samebits scale")
     for name in names:
         load(found.config_class, found.layers, [*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts

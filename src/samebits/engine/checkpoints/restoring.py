@@ -60,7 +60,7 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     progress = Progress.from_json(restored.state, path)
     progress.check_position(restored.step, job.num_steps, job.parts.monitor[0], path)
     _check_size(progress.train_size, len(job.train_data))
-    load_state(job.optimizer, restored.optimizer if job.outer is None else job.outer.unpack(restored.optimizer))
+    load_state(job.optimizer, restored.optimizer)
     if job.average is not None:
         job.average.reset(restored.average or restored.weights)
     job.progress = replace(progress, train_size=len(job.train_data))

@@ -44,8 +44,6 @@ def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a job's current state into tensors of any shape, which training will change in place, and plain JSON."""
     progress, average = job.progress, job.average.state if job.average is not None else {}
     optimizer = job.optimizer.state_dict()
-    if job.outer is not None:
-        optimizer = job.outer.pack(optimizer)
     state, run = progress.to_json(), dict(job.identity)
     return checkpoint.pack(Checkpoint(progress.step, dict(job.state()), optimizer, state, average, run))
 

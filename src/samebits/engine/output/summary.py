@@ -65,8 +65,6 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
     rows["gradients"] = _gradients(job)
-    if config.has_local_steps:
-        rows["sites"] = f"{config.sync.sites}; a step is {config.sync.every} local steps of each, then their average"
     if job.replica.is_sharded:
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
     if optim.ema is not None:
