@@ -108,16 +108,9 @@ class RunConfig(Settings):
     channels_last: bool = Field(
         default=True, description="Store images in channels-last memory format, which is faster."
     )
-    compress: Literal["none", "bf16", "fp16", "powersgd"] = Field(
+    compress: Literal["none", "bf16", "fp16"] = Field(
         default="none",
-        description="Compression of gradients between processes. bf16, fp16: half the bytes, also in exact mode; "
-        "powersgd: low-rank, for slow networks, in mode=fast only.",
-    )
-    powersgd_rank: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="Rank of the PowerSGD approximation. Higher is more accurate and sends more.",
+        description="Compression of gradients between processes. bf16, fp16: half the bytes, also in exact mode.",
     )
     compile: bool = Field(
         default=False,
@@ -237,11 +230,6 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _speed_fits_together(self) -> RunConfig:
-        if self.compress == "powersgd" and self.mode == "exact":
-            raise ValueError(
-                "compress=powersgd cannot be combined with mode=exact, because each process keeps its own compression "
-                "error; fix: Set mode=fast, or compress=bf16."
-            )
         if self.compile and self.batch_norm == "sync":
             raise ValueError(
                 "compile=true cannot be combined with batch_norm=sync, whose micro-batches wait for each other inside "

@@ -17,7 +17,6 @@ from samebits.cluster import collectives
 from samebits.cluster.address import interface_towards, link_speed
 from samebits.cluster.world import World
 from samebits.doctor.check_result import CheckResult
-from samebits.parallel.exchange.link import measure_link
 
 SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
 # Larger sizes are skipped after an all-reduce that takes longer than this, seconds.
@@ -50,10 +49,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     pairs = [_interface(world), *_pairs(world, timeout_s)]
     if any(result.verdict == "problem" for result in pairs):
         return pairs
-    results = [*pairs, *_all_reduce(world)]
-    if all(result.verdict != "problem" for result in results):
-        results.append(CheckResult("link", f"{measure_link(world)} for samebits plan --link"))
-    return results
+    return [*pairs, *_all_reduce(world)]
 
 
 def _interface(world: World) -> CheckResult:

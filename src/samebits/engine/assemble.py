@@ -26,7 +26,6 @@ from samebits.module.check_model import check_batches, check_trainable
 from samebits.module.determinism import check_kernels, use_deterministic_algorithms
 from samebits.module.ema import ModelEma
 from samebits.optim.build import optimizer
-from samebits.parallel.compress import Compression
 from samebits.parallel.data_parallel import wrap_data_parallel
 from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.replica import Replica, WholeReplica
@@ -86,7 +85,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
             exact=is_exact,
             num_extras=MAX_TERMS,
             synchronised=config.batch_norm == "sync",
-            compress=Compression(config.compress, config.powersgd_rank),
+            compress=config.compress,
         ),
         order=order,
         train_data=train_data,

@@ -35,7 +35,6 @@ from samebits.data.rechecked_order import RecheckedOrder
 from samebits.errors import TrainError
 from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.checksum import checksum
-from samebits.parallel.compress import Compression
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.reduce import Reducer
 
@@ -75,7 +74,7 @@ class RecheckedReducer(Reducer):
     """
 
     def __init__(
-        self, model: nn.Module, world: World, order: RecheckedOrder, *, num_extras: int, compress: Compression
+        self, model: nn.Module, world: World, order: RecheckedOrder, *, num_extras: int, compress: str
     ) -> None:
         super().__init__(model, world, num_extras=num_extras, compress=compress)
         self._order = order

@@ -25,7 +25,7 @@ from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Step
 from samebits.parallel.batch_norm import synchronise
 from samebits.parallel.bucket import Bucket, Leaf, is_dense
-from samebits.parallel.compress import Compression, PowerSGD, make_buckets
+from samebits.parallel.compress import LOW_PRECISION, make_buckets
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.halving import make_all_reduce
 from samebits.parallel.exchange.tags import bucket_tag
@@ -92,7 +92,7 @@ class Reducer:
         exact: bool = True,
         num_extras: int = 0,
         synchronised: bool = False,
-        compress: Compression | None = None,
+        compress: str = "none",
     ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
@@ -110,10 +110,9 @@ class Reducer:
         self._parameters = [parameter for _, parameter in reversed(named)]
         self._device = self._parameters[0].device
         self._sizes = [1, num_extras, len(named), len(self._buffers)]
-        how = compress or Compression()
-        self._exact = exact or how.is_16bit  # in 16 bits a tree loses less than a running sum
-        self._buckets, self.low_rank = make_buckets(
-            self._parameters, sum(self._sizes), world, how, exact=self._exact, max_bytes=BUCKET_BYTES
+        self._exact = exact or compress in LOW_PRECISION  # in 16 bits a tree loses less than a running sum
+        self._buckets = make_buckets(
+            self._parameters, sum(self._sizes), world, compress, exact=self._exact, max_bytes=BUCKET_BYTES
         )
         for number, bucket in enumerate(self._buckets):
             for index, parameter in enumerate(bucket.parameters):
@@ -124,7 +123,7 @@ class Reducer:
         self._loss_scale = 1.0
         self._open: _Open | None = None
         self._nodes: list[list[Node]] = []
-        self._exchanges: list[TreeAllReduce | PowerSGD] = []
+        self._exchanges: list[TreeAllReduce] = []
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
 
@@ -242,10 +241,8 @@ class Reducer:
                 bucket.result.values[: bucket.tail_start].mul_(factor)
 
     def undo_buffers(self) -> None:
-        """Reset the model's buffers, and PowerSGD's state, to drop the step."""
+        """Reset the model's buffers, to drop the step."""
         self._buffers.reset()
-        if self.low_rank is not None:
-            self.low_rank.reset()
 
     def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
         bucket, is_last = self._buckets[number], number + 1 == len(self._buckets)
@@ -279,8 +276,7 @@ class Reducer:
 
     def _start_next(self) -> None:
         number = len(self._exchanges)
-        bucket, low, tag = self._buckets[number], self.low_rank, bucket_tag(number)
-        exchange = low if low and low.bucket is bucket else make_all_reduce(bucket, self._world, self._nodes, tag)
+        exchange = make_all_reduce(self._buckets[number], self._world, self._nodes, bucket_tag(number))
         exchange.start()
         self._exchanges.append(exchange)
 

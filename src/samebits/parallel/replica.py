@@ -17,7 +17,6 @@ from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.data.rechecked_order import RecheckedOrder
 from samebits.malloc import keep_freed_memory
-from samebits.parallel.compress import Compression
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
@@ -43,7 +42,7 @@ class Replica(Protocol):
         """The module whose parameters the optimizer updates."""
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
     ) -> Reducer | ShardedReducer | ExactShardedReducer:
         """Create the object that sums a step over the world; called by all ranks together.
 
@@ -52,7 +51,7 @@ class Replica(Protocol):
             exact: Sum in the fixed binary tree.
             num_extras: Number of loss terms that are summed with the gradient.
             synchronised: Compute batch norm's statistics over the whole step.
-            compress: Compression of gradients.
+            compress: Rounding of gradients: "none", "bf16" or "fp16".
         """
 
     def state(self) -> Mapping[str, Tensor]:
@@ -103,9 +102,7 @@ class WholeReplica:
         if world.device.type == "cpu":
             keep_freed_memory()
 
-    def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
-    ) -> Reducer:
+    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str) -> Reducer:
         """See `Replica.make_reducer`."""
         if isinstance(order, RecheckedOrder):
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)

@@ -25,7 +25,6 @@ from samebits.cluster.world import World
 from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Order, Step
 from samebits.parallel.blocks import shard_blocks
-from samebits.parallel.compress import Compression
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.running import RunningBuffers
 from samebits.parallel.sharded_replica import ShardedReplica, prepare_sharding
@@ -79,7 +78,7 @@ class Shards(ShardedReplica):
         super().__init__(model, world, parameters)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
     ) -> ShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         return ShardedReducer(self.module, self, self._world, num_extras=num_extras)
@@ -131,7 +130,6 @@ class ShardedReducer:
         self._tail = torch.zeros(sum(self._sizes), dtype=torch.float64, device=world.device)
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
-        self.low_rank: None = None  # gradients are not compressed
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start a step; see `Reducer.begin`."""

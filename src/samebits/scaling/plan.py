@@ -173,8 +173,7 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
     copies, num_receives = (owner_copies(config, num_procs), 0) if is_sharded else bucket_copies(config, num_procs)
     sent_bytes = 2 if _is_16bit(config) else 4
-    # The sum in fp32; the error feedback of PowerSGD.
-    extra_bytes = 4 * _is_16bit(config) + 4 * (config.compress == "powersgd")
+    extra_bytes = 4 * _is_16bit(config)  # the sum in fp32
     return {
         "weights": 4 * sizes.total // share,
         "gradients": (sent_bytes * copies + extra_bytes) * sizes.trained // share,
@@ -225,7 +224,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     """Return the bytes that the busiest process sends per step, by Samebits's all-reduce or by fsdp's collectives.
 
     Args:
-        config: The settings; `compress=powersgd` counts as none.
+        config: The settings.
         sizes: The model.
         num_procs: Processes.
         parallel: "ddp" or "fsdp".

@@ -33,7 +33,6 @@ from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
 from samebits.engine.step import StepResult, run_step
 from samebits.errors import TrainError
-from samebits.parallel.compress import Compression
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
@@ -153,9 +152,10 @@ class _Ranks:
         self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
         world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
-        compression = Compression(job.config.compress, job.config.powersgd_rank)
         self.reducers = [
-            RecoverableReducer(model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=compression)
+            RecoverableReducer(
+                model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=job.config.compress
+            )
             for model in models
         ]
         self._parameters = [list(model.parameters()) for model in models]

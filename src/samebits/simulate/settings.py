@@ -15,7 +15,6 @@ def check_simulated(config: RunConfig) -> None:
     obstacles = {
         f"mode={config.mode}": config.mode != "exact",
         f"parallel={config.parallel}": config.parallel != "ddp",
-        f"compress={config.compress}": config.compress == "powersgd",
         "watch.recheck": config.watch.recheck is not None,
         "compile=true": config.compile,
     }

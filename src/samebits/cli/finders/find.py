@@ -24,7 +24,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Find a learning rate or micro-batch by short trainings.",
+    help="Find a learning rate by short trainings.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 
@@ -34,19 +34,11 @@ Steps = Annotated[int, typer.Option(min=10, max=10_000, metavar="N", help="Steps
 First = Annotated[float, typer.Option("--from", min=1e-12, metavar="LR", help="First learning rate.")]
 Last = Annotated[float, typer.Option("--to", max=1e6, metavar="LR", help="Last learning rate.")]
 Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for lr.json and lr.png.")]
-MemoryGb = Annotated[
-    float | None,
-    typer.Option(min=0.01, metavar="G", help="Memory of each process, GB; default: what is free.", show_default=False),
-]
-File = Annotated[
-    Path | None,
-    typer.Option(parser=path_of("--out"), metavar="FILE", help="Write all settings, with the one found, to this YAML."),
-]
 
 
 @app.callback()
 def _root() -> None:
-    """Find a learning rate or micro-batch by short trainings."""
+    """Find a learning rate by short trainings."""
 
 
 @app.command("lr")
@@ -95,62 +87,6 @@ def find_lr(
         console.say(f"{out / 'lr.json'}  {out / 'lr.png'}")
 
 
-@app.command("micro-batch")
-def find_micro_batch(
-    source: SourceName,
-    overrides: Overrides = None,
-    procs: Procs = None,
-    memory_gb: MemoryGb = None,
-    out: File = None,
-    debug: Debug = False,
-) -> None:
-    """Find the largest micro-batch that fits.
-
-    Trains a few steps with several sizes and measures the memory. The micro-batch is part of the
-    result, so it is a setting: give the one found to each run that you compare.
-    """
-    from samebits.config.document import to_yaml
-    from samebits.config.load import load
-    from samebits.finders.memory import NUM_STEPS, largest_that_fits, measure
-    from samebits.provenance.same_run import plain_settings
-    from samebits.report.console import Console
-    from samebits.storage.run_folder import check_target, write_atomically
-
-    if out is not None:
-        check_target(out)
-    found, config = _prepare(source, overrides, "samebits.finders.memory")
-    limits = [] if memory_gb is None else [int(memory_gb * 1e9)]
-    with closing(Console(sys.stdout, strict=True)) as console:
-
-        def trial(size: int) -> int | None:
-            given = [*(overrides or []), f"micro_batch={size}", "epochs=1000000000"]
-            measured = _run(config, procs, measure, (source, given), source)
-            limits.append(measured["limit"])
-            peak: int | None = measured["peak"]
-            used = "out of memory" if peak is None else f"{peak / 1e9:.2f} GB"
-            console.say(f"micro_batch={size:<6} {used}, of {limits[0] / 1e9:.2f} GB per process, {NUM_STEPS} steps")
-            return peak
-
-        first = config.micro_batch
-        peaks = {first: trial(first)}  # measured before the search, since it returns the default limit
-
-        def known_or_trial(size: int) -> int | None:
-            return peaks[size] if size in peaks else trial(size)
-
-        best = largest_that_fits(known_or_trial, first, config.global_batch, limits[0])
-        if not best:
-            raise ConfigError(
-                f"no micro-batch fits into {limits[0] / 1e9:.2f} GB per process",
-                fix="Use a smaller model or fewer processes; docs/memory.md lists what takes memory.",
-            )
-        whole = ", the whole global_batch" if best == config.global_batch else ""
-        console.say(f"largest that fits: micro_batch={best}{whole}")
-        if out is not None:
-            chosen = load(found.config_class, found.layers, [*(overrides or []), f"micro_batch={best}"]).config
-            write_atomically(out, to_yaml(plain_settings(chosen)).encode())
-            console.say(f"{out}  (samebits train {shlex.quote(str(out))})")
-
-
 def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
     """Resolve the settings, and start the fork server."""
     from samebits.config.load import load
@@ -185,8 +121,7 @@ def _run(
             code, failure = 1, error
         raise_if_stopped(code)
         measured: dict[str, Any] = json.loads(out.read_bytes()) if out.is_file() else {}
-    # Memory that ran out is a result: the process that failed wrote it.
-    if code and "peak" not in measured:
+    if code:
         raise failure or LaunchError(
             f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
             fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",

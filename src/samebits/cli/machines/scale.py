@@ -30,9 +30,7 @@ SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
 Compare = Annotated[
     str,
-    typer.Option(
-        metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, powersgd, ddp (torch's own)."
-    ),
+    typer.Option(metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, ddp (torch's own)."),
 ]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
 Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for scale.json and scale.png.")]
@@ -45,7 +43,6 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "bf16": ("precision=bf16",),
     "compile": ("compile=true",),
     "bf16-sums": ("compress=bf16",),
-    "powersgd": ("mode=fast", "compress=powersgd"),
     "ddp": ("mode=fast",),
 }
 

@@ -19,7 +19,6 @@ from samebits.engine.run_spec import RunSpec
 from samebits.extras import is_installed, pip_line
 from samebits.module.precision import describe_precision
 from samebits.optim.schedule import num_warmup_steps
-from samebits.parallel.reduce import Reducer
 from samebits.provenance.statement import FILE_NAME as PROVENANCE
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.idle import idle_row
@@ -64,7 +63,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
     rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
-    rows["gradients"] = _gradients(job)
+    rows["gradients"] = f"all-reduced in {config.compress}" if config.compress != "none" else ""
     if job.replica.is_sharded:
         rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
     if optim.ema is not None:
@@ -212,18 +211,6 @@ def _compute(job: Job) -> str:
         "activation checkpointing" if config.activation_checkpointing else "",
     ]
     return ", ".join(filter(None, texts))
-
-
-def _gradients(job: Job) -> str:
-    """Describe the compression of gradients, if configured."""
-    name = job.config.compress
-    if name != "powersgd":
-        return f"all-reduced in {name}" if name != "none" else ""
-    low_rank = job.reducer.low_rank if isinstance(job.reducer, Reducer) else None
-    if low_rank is None:
-        return "sent uncompressed: PowerSGD would shorten none of them"
-    again = "; its error feedback restarts at 0, since checkpoints do not contain it" if job.progress.step else ""
-    return f"PowerSGD of rank {job.config.powersgd_rank}: {low_rank.share:.1%} of the matrices' values{again}"
 
 
 def _first_step(job: Job, seconds: float | None) -> str:

@@ -66,7 +66,6 @@ class ExactShardedReducer:
         self._tails: list[Tensor] = []
         self.extras: list[float] = []
         self.flag = self.norm = 0.0
-        self.low_rank: None = None  # gradients are not compressed
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start a step; see `Reducer.begin`."""

@@ -17,7 +17,6 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.parallel.blocks import shard_blocks
-from samebits.parallel.compress import Compression
 from samebits.parallel.exact_fsdp.owners import assign_owners
 from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
 from samebits.parallel.exact_fsdp.unit import ShardUnit
@@ -76,7 +75,7 @@ class ExactShards(ShardedReplica):
         model.register_forward_hook(self._end_forward)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: Compression
+        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
     ) -> ExactShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         trained = [(each, self.parameters[name]) for name, each in self.module.named_parameters() if each.requires_grad]
