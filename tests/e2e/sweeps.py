@@ -24,8 +24,6 @@ def sweep(*arguments: object, cwd: Path) -> str:
 
 
 def table(folder: Path) -> dict[str, Any]:
-    """The trials of a sweep without times, and without where their steps were trained."""
+    """The trials of a sweep without times."""
     trials = json.loads(samebits("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
-    return {
-        trial["trial"]: {name: trial[name] for name in trial if name not in ("took_s", "shared")} for trial in trials
-    }
+    return {trial["trial"]: {name: trial[name] for name in trial if name != "took_s"} for trial in trials}

@@ -61,7 +61,7 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
     # NaN is never the best: every comparison with it is false, so no later value could replace it.
     is_best = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best["value"])
     if is_best:
-        progress.best = {"step": progress.step, "metric": name, "value": value}
+        progress.best = {"step": progress.step, "metric": name, "value": value, "better": better}
     if config.stop_early.patience is not None:
         _note_for_early_stop(job, metrics)
     return metrics, metric, is_best

@@ -32,7 +32,6 @@ class BatchJob:
         options: Additional sbatch options, such as "--partition=gpu".
         variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
         folders: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
-        before: Command that each array job runs first, with the name of its run folder appended.
     """
 
     command: Sequence[str]
@@ -46,7 +45,6 @@ class BatchJob:
     options: Sequence[str] = ()
     variants: Sequence[Sequence[str]] = ()
     folders: Sequence[str] = ()
-    before: Sequence[str] = ()
 
 
 def batch_script(job: BatchJob) -> str:
@@ -93,7 +91,6 @@ def batch_script(job: BatchJob) -> str:
         *(f"#SBATCH {option}" for option in options),
         "",
         *_choice(job.variants, job.folders),
-        *([f'{shlex.join(job.before)} "$run" || exit'] if job.before else []),
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export SAMEBITS_KEY="${SAMEBITS_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",

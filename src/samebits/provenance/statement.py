@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,7 +102,6 @@ def make_statement(
     run: str,
     started_at: float,
     finished_at: float,
-    shared: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the statement.
 
@@ -112,7 +111,6 @@ def make_statement(
         run: Name of the run.
         started_at: Unix time, seconds.
         finished_at: Unix time, seconds.
-        shared: Checkpoints of other runs that this run's first steps were copied from.
     """
     packages = record.environment[-1] if record.environment else {}
     internal = asdict(record)
@@ -134,7 +132,7 @@ def make_statement(
             "runDetails": {
                 "builder": {"id": "urn:samebits", "version": {"samebits": __version__}},
                 "metadata": {"invocationId": run, "startedOn": _time(started_at), "finishedOn": _time(finished_at)},
-                "byproducts": [{"name": "root", "digest": {"sha256": record.root}}, *shared],
+                "byproducts": [{"name": "root", "digest": {"sha256": record.root}}],
             },
         },
     }

@@ -228,7 +228,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def mark_best(folder: Path, best: dict[str, Any]) -> None:
-    """Record the best checkpoint: `{"step": …, "metric": …, "value": …}`."""
+    """Record the best checkpoint: `{"step": …, "metric": …, "value": …, "better": "max" or "min"}`."""
     write_atomically(folder / BEST, json.dumps(best).encode())
 
 

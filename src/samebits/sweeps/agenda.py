@@ -1,116 +1,89 @@
-"""Which parts of a grid can start now, and what became of the others."""
+"""Which trials of a grid can start now, and the outcome of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from samebits.sweeps.prefixes import Part
-from samebits.sweeps.state_file import Sweep
+from samebits.sweeps.state_file import Sweep, trial_name
 
 
 class Agenda(Protocol):
-    """The parts of a sweep that are to be trained."""
+    """The trials of a sweep that are to be trained, by number.
+
+    Attributes:
+        reasons: Why trials failed, by name of the run folder.
+    """
+
+    reasons: dict[str, str]
 
     @property
     def num_done(self) -> int:
         """Number of trials that have ended."""
 
-    def candidates(self) -> Iterator[Part]:
-        """Yield the parts that can start now, the most urgent one first."""
+    def candidates(self) -> Iterator[int]:
+        """Yield the trials that can start now, in order."""
 
-    def started(self, part: Part) -> None:
-        """Note that a part is being trained."""
+    def started(self, trial: int) -> None:
+        """Note that a trial is being trained."""
 
-    def is_pruned(self, part: Part) -> bool:
-        """Return whether a part that is being trained is to be stopped for good."""
+    def is_pruned(self, trial: int) -> bool:
+        """Return whether a trial that is being trained is to be stopped for good."""
 
-    def ended(self, part: Part) -> None:
-        """Note that a part is complete, or was pruned."""
+    def ended(self, trial: int) -> None:
+        """Note that a trial is complete, or was pruned."""
 
-    def failed(self, part: Part, reason: str) -> None:
-        """Note that a part failed."""
+    def failed(self, trial: int, reason: str) -> None:
+        """Note that a trial failed."""
 
-    def interrupted(self, part: Part) -> None:
-        """Note that a part stopped and can be resumed."""
+    def interrupted(self, trial: int) -> None:
+        """Note that a trial stopped and can be resumed."""
 
 
 class Grid:
-    """The parts of a grid.
+    """The trials of a grid.
 
     Args:
         sweep: The sweep.
         folder: Its folder.
-        has_reached: Whether a prefix has all of its steps.
 
     Attributes:
-        parts: All parts.
-        reasons: Why parts failed, by name.
+        reasons: Why trials failed, by name of the run folder.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path, has_reached: Callable[[Part], bool]) -> None:
-        self.parts = sweep.parts()
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
         self.reasons: dict[str, str] = {}
-        complete = {part.name for part in self.parts if (folder / part.name / "result.json").exists()}
-        # A prefix is needed only by parts that have not started.
-        needed = {
-            part.donor
-            for part in reversed(self.parts)
-            if part.name not in complete and not (folder / part.name / "config.yaml").exists()
-        }
-        self._done = complete | {
-            part.name
-            for part in self.parts
-            if part.is_prefix and (part.name not in self._closure(needed) or has_reached(part))
-        }
-        self._running: set[str] = set()
-
-    def _closure(self, needed: set[str | None]) -> set[str]:
-        """Return the parts that are needed, with their own donors."""
-        donors = {part.name: part.donor for part in self.parts}
-        found: set[str] = set()
-        left = [name for name in needed if name is not None]
-        while left:
-            name = left.pop()
-            if name not in found:
-                found.add(name)
-                left += [each for each in [donors[name]] if each is not None]
-        return found
+        self._numbers = range(len(sweep.trials))
+        self._done = {number for number in self._numbers if (folder / trial_name(number) / "result.json").exists()}
+        self._taken = set(self._done)  # done, failed, or being trained
 
     @property
     def num_done(self) -> int:
         """Number of trials that have ended."""
-        return sum(not part.is_prefix and part.name in self._done for part in self.parts) + len(self.reasons)
+        return len(self._done) + len(self.reasons)
 
-    def candidates(self) -> Iterator[Part]:
-        """Yield the parts that can start now, prefixes first."""
-        for part in self.parts:
-            if part.name in self._done or part.name in self._running or part.name in self.reasons:
-                continue
-            if part.donor is not None and part.donor in self.reasons:
-                self.reasons[part.name] = f"{part.donor} failed: {self.reasons[part.donor]}"
-            elif part.donor is None or part.donor in self._done:
-                yield part
+    def candidates(self) -> Iterator[int]:
+        """Yield the trials that can start now, in order."""
+        return (number for number in self._numbers if number not in self._taken)
 
-    def started(self, part: Part) -> None:
-        """Note that a part is being trained."""
-        self._running.add(part.name)
+    def started(self, trial: int) -> None:
+        """Note that a trial is being trained."""
+        self._taken.add(trial)
 
-    def is_pruned(self, part: Part) -> bool:
-        """Return False: a grid trains all of its trials."""
+    def is_pruned(self, trial: int) -> bool:
+        """Return False: a grid trains all of its trials to their end."""
         return False
 
-    def ended(self, part: Part) -> None:
-        """Note that a part is complete."""
-        self._running.discard(part.name)
-        self._done.add(part.name)
+    def ended(self, trial: int) -> None:
+        """Note that a trial is complete."""
+        self._done.add(trial)
 
-    def failed(self, part: Part, reason: str) -> None:
-        """Note that a part failed, and with it those that start from it."""
-        self._running.discard(part.name)
-        self.reasons[part.name] = reason
+    def failed(self, trial: int, reason: str) -> None:
+        """Note that a trial failed."""
+        self._taken.add(trial)
+        self.reasons[trial_name(trial)] = reason
 
-    def interrupted(self, part: Part) -> None:
-        """Note that a part stopped and can be resumed."""
-        self._running.discard(part.name)
+    def interrupted(self, trial: int) -> None:
+        """Note that a trial stopped and can be resumed."""
+        self._taken.discard(trial)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.errors import ConfigError
 from samebits.report.records import read_records
+from samebits.run_views.files import read_object, text
 from samebits.sweeps.grid import Axis, SearchInterval, parse_space
-from samebits.sweeps.prefixes import Part, trial_name
-from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome
+from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, trial_name
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -42,7 +42,7 @@ class Search:
         assert sweep.search is not None
         self._sweep, self._folder, self._spec = sweep, folder, sweep.search
         self._space = parse_space(self._spec.space)
-        self._running: set[str] = set()
+        self._running: set[int] = set()
         self._judged: dict[int, int] = {}
         self.reasons: dict[str, str] = {
             trial_name(number): outcome.reason
@@ -57,11 +57,10 @@ class Search:
         """Number of trials that have ended."""
         return len(self._sweep.outcomes)
 
-    def candidates(self) -> Iterator[Part]:
+    def candidates(self) -> Iterator[int]:
         """Yield the trials that can start now, and choose the settings of new ones."""
         for number in range(self._spec.num_trials):
-            name = trial_name(number)
-            if number in self._sweep.outcomes or name in self._running:
+            if number in self._sweep.outcomes or number in self._running:
                 continue
             if not all(earlier in self._sweep.outcomes for earlier in range(number - self._spec.lag + 1)):
                 return
@@ -70,7 +69,7 @@ class Search:
                     choose(self._spec, self._space, number, self._history(number), self._sweep.better)
                 )
                 self._sweep.write(self._folder)
-            yield Part(name, number)
+            yield number
 
     def _history(self, number: int) -> list[tuple[list[str], TrialOutcome]]:
         """Return settings and outcomes of the trials that a trial follows from."""
@@ -79,49 +78,52 @@ class Search:
             for earlier in range(number - self._spec.lag + 1)
         ]
 
-    def started(self, part: Part) -> None:
+    def started(self, trial: int) -> None:
         """Note that a trial is being trained."""
-        self._running.add(part.name)
+        self._running.add(trial)
 
-    def is_pruned(self, part: Part) -> bool:
+    def is_pruned(self, trial: int) -> bool:
         """Return whether a trial that is being trained is to be stopped, by its evaluations so far."""
-        number = part.trial
-        if number in self._sweep.outcomes:
-            return self._sweep.outcomes[number].state == "pruned"
-        if not self._spec.prunes:
+        if trial in self._sweep.outcomes:
+            return self._sweep.outcomes[trial].state == "pruned"
+        if not self._spec.prunes or not self._sweep.metric:  # without a metric, no earlier trial is complete
             return False
-        values = self._values(number)
-        if len(values) == self._judged.get(number, 0):
+        values = self._values(trial)
+        if len(values) == self._judged.get(trial, 0):
             return False
-        self._judged[number] = len(values)
-        kept = until_pruned(self._spec, self._space, self._history(number), self._sweep.trials[number], values,
-                            self._sweep.better)  # fmt: skip
+        self._judged[trial] = len(values)
+        history, overrides = self._history(trial), self._sweep.trials[trial]
+        kept = until_pruned(self._spec, self._space, history, overrides, values, self._sweep.better)
         # The last evaluation of a run that is complete decides nothing.
-        if kept is None or (kept == len(values) and self._is_complete(number)):
+        if kept is None or (kept == len(values) and self._is_complete(trial)):
             return False
-        self._settle(number, TrialOutcome("pruned", values[:kept]))
+        self._settle(trial, TrialOutcome("pruned", values[:kept]))
         return True
 
-    def ended(self, part: Part) -> None:
+    def ended(self, trial: int) -> None:
         """Note that a trial is complete, or was pruned."""
-        self._running.discard(part.name)
-        self._conclude(part.trial)
+        self._running.discard(trial)
+        self._conclude(trial)
 
-    def failed(self, part: Part, reason: str) -> None:
+    def failed(self, trial: int, reason: str) -> None:
         """Note that a trial failed. Optuna ignores it from then on."""
-        self._running.discard(part.name)
-        self.reasons[part.name] = reason
-        self._settle(part.trial, TrialOutcome("failed", [], reason[:300]))
+        self._running.discard(trial)
+        self.reasons[trial_name(trial)] = reason
+        self._settle(trial, TrialOutcome("failed", [], reason[:300]))
 
-    def interrupted(self, part: Part) -> None:
+    def interrupted(self, trial: int) -> None:
         """Note that a trial stopped and can be resumed."""
-        self._running.discard(part.name)
+        self._running.discard(trial)
 
     def _conclude(self, number: int) -> None:
         """Record the outcome of a trial that is complete."""
         if number in self._sweep.outcomes or not self._is_complete(number):
             return
-        if not self.is_pruned(Part(trial_name(number), number)):
+        if not self._sweep.metric:
+            best = read_object(self._folder / trial_name(number) / "checkpoints" / "best.json")
+            self._sweep.metric = text(best.get("metric"))
+            self._sweep.better = "min" if best.get("better") == "min" else "max"
+        if not self.is_pruned(number):
             self._settle(number, TrialOutcome("done", self._values(number)))
 
     def _settle(self, number: int, outcome: TrialOutcome) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samebits.config.schema import RunConfig
@@ -60,16 +59,6 @@ def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
         )
         for index in range(num_slots)
     ]
-
-
-def combined(slots: Sequence[Slot]) -> Slot:
-    """Return the cores and GPUs of several places.
-
-    Args:
-        slots: One place or more of `make_slots`.
-    """
-    gpus = [slot.gpus for slot in slots if slot.gpus is not None]
-    return Slot(frozenset().union(*(slot.cores for slot in slots)), ",".join(gpus) if gpus else None)
 
 
 def visible_gpus() -> list[str]:

@@ -1,4 +1,4 @@
-"""From the command line to a sweep: its definition, its folder, and the training of its parts."""
+"""From the command line to a sweep: its definition, its folder, and the training of its trials."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from samebits.storage.run_folder import new_folder
 from samebits.storage.run_lock import RunLock
 from samebits.sweeps.agenda import Agenda, Grid
 from samebits.sweeps.grid import combinations, parse_grid, parse_space
-from samebits.sweeps.prefixes import Part
 from samebits.sweeps.runner import Runner
 from samebits.sweeps.slots import Slot
-from samebits.sweeps.state_file import Group, SearchSpec, Sweep, is_sweep
+from samebits.sweeps.state_file import SearchSpec, Sweep, is_sweep
 
 
-def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str], *, is_shared: bool) -> Sweep:
+def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> Sweep:
     """Return the sweep over a grid, with the settings of each trial checked.
 
     Args:
         source: The recipe.
         overrides: Settings of all trials.
         grid: Settings with their values.
-        is_shared: Whether trials share steps.
 
     Raises:
         ConfigError: A setting or a value is not allowed.
     """
     axes = parse_grid(grid)
     sweep = _define(source, overrides, [axis.key for axis in axes])
-    sweep.trials, sweep.is_shared = combinations(axes), is_shared
+    sweep.trials = combinations(axes)
     for trial in sweep.trials:
         sweep.load(trial)
     return sweep
@@ -55,7 +53,7 @@ def define_search(source: str, overrides: Sequence[str], spec: SearchSpec) -> Sw
     """
     space = parse_space(spec.space)
     sweep = _define(source, overrides, [each.key for each in space])
-    sweep.search, sweep.is_shared = spec, False
+    sweep.search = spec
     for text in spec.space:
         key, _, rest = text.partition("=")
         for value in rest.removesuffix(":log").split(":") if ":" in rest else ():
@@ -125,48 +123,6 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def fill_part(sweep: Sweep, folder: Path, part: Part) -> str:
-    """Fill the folder of a part with the state of its donor.
-
-    Args:
-        sweep: The sweep.
-        folder: Its folder.
-        part: The part.
-
-    Returns:
-        A line for the user if it has to train all of its steps; otherwise an empty text.
-    """
-    from samebits.sweeps.handover import hand_over  # late: it imports torch
-
-    assert part.donor is not None
-    group = _group_of(sweep, part)
-    monitor = (sweep.metric, sweep.better)
-    loaded = sweep.load(sweep.trials[part.trial])
-    step = hand_over(folder / part.donor, folder / part.name, loaded, group.steps_per_epoch, monitor)
-    return "" if step is not None else f"{part.name}  no checkpoint of {part.donor} can be used: it trains all steps"
-
-
-def has_reached(sweep: Sweep, folder: Path, part: Part) -> bool:
-    """Return whether a prefix has all of its steps.
-
-    Args:
-        sweep: The sweep.
-        folder: Its folder.
-        part: The prefix.
-    """
-    if not (folder / part.name / "checkpoints").exists():
-        return False
-    from samebits.sweeps.handover import is_at  # late: it imports torch
-
-    assert part.stop_after is not None
-    config = sweep.load(sweep.trials[part.trial]).config
-    return is_at(folder / part.name, part.stop_after, config, _group_of(sweep, part).steps_per_epoch)
-
-
-def _group_of(sweep: Sweep, part: Part) -> Group:
-    return next(group for group in sweep.groups if part.trial in group.trials)
-
-
 def train_all(
     sweep: Sweep,
     folder: Path,
@@ -185,20 +141,15 @@ def train_all(
         procs: Processes of each trial.
         stop: Set by a signal.
         notify: Reports a line.
-        show: Shows how many parts are being trained, and how many trials have ended.
+        show: Shows how many trials are being trained, and how many trials have ended.
 
     Returns:
-        Why parts failed, by name.
+        Why trials failed, by name.
     """
-    agenda: Agenda
-    if sweep.search is None:
-        agenda = grid = Grid(sweep, folder, lambda part: has_reached(sweep, folder, part))
-        reasons = grid.reasons
-    else:
-        from samebits.sweeps.search import Search
+    agenda: Agenda = Grid(sweep, folder)
+    if sweep.search is not None:
+        from samebits.sweeps.search import Search  # late: Optuna is an extra
 
-        agenda = search = Search(sweep, folder)
-        reasons = search.reasons
-    runner = Runner(folder, sweep, slots, procs, lambda part: fill_part(sweep, folder, part), notify, show)
-    runner.run(agenda, stop)
-    return reasons
+        agenda = Search(sweep, folder)
+    Runner(folder, sweep, slots, procs, notify, show).run(agenda, stop)
+    return agenda.reasons

@@ -24,7 +24,6 @@ from samebits.recipes.recipe_file import expand_user
 from samebits.recipes.trust import check_trusted, read_recipe
 from samebits.storage.run_folder import write_atomically
 from samebits.sweeps.grid import MAX_TRIALS
-from samebits.sweeps.prefixes import Part, plan, trial_name
 
 FILE_NAME = "sweep.json"
 _FORMAT = 1
@@ -32,19 +31,9 @@ _MAX_BYTES = 64 * 1024 * 1024
 Number = Annotated[int, Field(ge=0, lt=MAX_TRIALS)]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Trials that can have steps in common, as the recipe was asked about them.
-
-    Attributes:
-        trials: Their numbers.
-        steps_per_epoch: Steps of one epoch.
-        reads: Settings of the schedule that the recipe reads; if there are any, the trials share no steps.
-    """
-
-    trials: list[Number]
-    steps_per_epoch: Annotated[int, Field(gt=0)]
-    reads: list[str] = field(default_factory=list)
+def trial_name(number: int) -> str:
+    """Return the name of a trial's run folder."""
+    return f"trial-{number + 1:04}"
 
 
 @dataclass(frozen=True)
@@ -90,9 +79,7 @@ class Sweep:
         arguments: Recipe and common settings, as arguments of `samebits train`.
         keys: Names of the settings that differ between trials.
         trials: The settings of each trial, as overrides.
-        is_shared: Whether trials share steps.
-        groups: Trials that can have steps in common.
-        metric: Name of the metric that the recipe monitors; empty if the recipe was not asked.
+        metric: Name of the metric that the recipe monitors; empty until a trial has an evaluation.
         better: Whether its "max" or "min" is best.
         search: The search; None for a grid.
         outcomes: How trials of a search ended, by number.
@@ -101,8 +88,6 @@ class Sweep:
     arguments: Annotated[list[str], Field(min_length=1)]
     keys: list[str]
     trials: list[list[str]]
-    is_shared: bool = True
-    groups: list[Group] = field(default_factory=list)
     metric: str = ""
     better: Literal["max", "min"] = "max"
     search: SearchSpec | None = None
@@ -120,13 +105,6 @@ class Sweep:
             overrides: The settings in which it differs.
         """
         return load(self.recipe.config_class, self.recipe.layers, [*self.arguments[1:], *overrides])
-
-    def parts(self) -> list[Part]:
-        """Return the runs of a grid, each one after its donor."""
-        if not self.is_shared or self.search is not None:
-            return [Part(trial_name(number), number) for number in range(len(self.trials))]
-        steps = {number: group.steps_per_epoch for group in self.groups if not group.reads for number in group.trials}
-        return plan([self.load(trial).config for trial in self.trials], steps)
 
     def write(self, folder: Path) -> None:
         """Write the file.

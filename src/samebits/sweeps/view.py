@@ -9,12 +9,10 @@ from typing import Any
 
 from samebits.config import document
 from samebits.errors import ConfigError
-from samebits.provenance.shared_steps import read_shared
 from samebits.run_views.files import read_object, text
 from samebits.run_views.select import select
 from samebits.run_views.summary import RunSummary, read_summary
-from samebits.sweeps.prefixes import trial_name
-from samebits.sweeps.state_file import Sweep, settings_of
+from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 
 
 @dataclass
@@ -25,14 +23,12 @@ class TrialRow:
         number: Its number, from 0.
         summary: Its run.
         values: The settings in which it differs from others, as they were typed.
-        shared: Number of steps that it has not trained itself, and the checkpoint they are from.
         chain: The last link of its record of steps; empty if it is not complete.
     """
 
     number: int
     summary: RunSummary
     values: dict[str, Any] = field(default_factory=dict)
-    shared: tuple[int, str] = (0, "")
     chain: str = ""
 
     def to_plain(self) -> dict[str, Any]:
@@ -49,7 +45,6 @@ class TrialRow:
             "weights_sha256": run.weights_sha256,
             "chain": self.chain,
             "took_s": run.took_s,
-            "shared": {"steps": self.shared[0], "from": self.shared[1]} if self.shared[0] else None,
         }
 
 
@@ -79,7 +74,7 @@ def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = 
             value = outcome.values[-1][1] if outcome.values else None
             summary.metrics = {} if value is None else {sweep.metric: value}
         chain = text(read_object(run / "result.json").get("chain"))[:64]
-        trials.append(TrialRow(number, summary, typed, read_shared(run)[:2], chain))
+        trials.append(TrialRow(number, summary, typed, chain))
     return trials
 
 

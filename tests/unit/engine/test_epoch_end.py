@@ -150,7 +150,7 @@ def test_best_is_max_or_min() -> None:
 def test_the_best_epoch_stays(folder: RunFolder, better: str, values: list[float], expected: int) -> None:
     go(job_of(parts(values, monitor=("score", better))), folder)
     step = STEPS_PER_EPOCH * (expected + 1)
-    assert best(folder) == {"step": step, "metric": "score", "value": values[expected]}
+    assert best(folder) == {"step": step, "metric": "score", "value": values[expected], "better": better}
     assert steps(folder.checkpoints) == sorted({step, 3 * STEPS_PER_EPOCH})
 
 
@@ -197,7 +197,7 @@ def test_evaluates_every_few_epochs_and_at_the_end(
     job = job_of(parts([0.3, 0.2, 0.1]), epochs=epochs, eval_every=eval_every)
     go(job, folder)
     assert [record["step"] for record in read_records(folder.path, "eval")] == expected
-    assert job.progress.best == {"step": expected[0], "metric": "score", "value": 0.3}
+    assert job.progress.best == {"step": expected[0], "metric": "score", "value": 0.3, "better": "max"}
     assert steps(folder.checkpoints) == sorted({expected[0], 2 * epochs})
 
 

@@ -31,6 +31,8 @@ def _evaluate(folder: Path, number: int, overrides: list[str], evaluation: int) 
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     if evaluation == NUM_EVALUATIONS:
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / "best.json").write_text('{"metric": "top1", "better": "max"}', encoding="utf-8")
         (run / "result.json").write_text("{}", encoding="utf-8")
 
 
@@ -38,17 +40,15 @@ def _search(folder: Path, seed: int) -> Sweep:
     """Run a search in which trials side by side advance in a random order, and which is killed now and then."""
     folder.mkdir()
     draw = random.Random(seed)
-    sweep = Sweep(["mnist/digits"], ["optim.lr"], [], metric="top1", search=SearchSpec(SPACE, NUM_TRIALS, LAG))
+    sweep = Sweep(["mnist/digits"], ["optim.lr"], [], search=SearchSpec(SPACE, NUM_TRIALS, LAG))
     sweep.write(folder)
     agenda, running = Search(sweep, folder), dict[int, int]()
-    parts = {}
     while len(sweep.outcomes) < NUM_TRIALS:
-        for part in agenda.candidates():
+        for trial in agenda.candidates():
             if len(running) < LAG:
-                parts[part.trial] = part
-                running.setdefault(part.trial, len((folder / part.name / "metrics.jsonl").read_text().splitlines())
-                                   if (folder / part.name).exists() else 0)  # fmt: skip
-                agenda.started(part)
+                records = folder / f"trial-{trial + 1:04}" / "metrics.jsonl"
+                running.setdefault(trial, len(records.read_text().splitlines()) if records.exists() else 0)
+                agenda.started(trial)
         number = draw.choice(sorted(running))
         running[number] += 1
         _evaluate(folder, number, sweep.trials[number], running[number])
@@ -57,8 +57,8 @@ def _search(folder: Path, seed: int) -> Sweep:
             agenda = Search(sweep, folder)
             running.clear()
             continue
-        if agenda.is_pruned(parts[number]) or running[number] == NUM_EVALUATIONS:
-            agenda.ended(parts[number])
+        if agenda.is_pruned(number) or running[number] == NUM_EVALUATIONS:
+            agenda.ended(number)
             del running[number]
     return sweep
 

@@ -77,9 +77,6 @@ SweepDir = Annotated[
         parser=path_of("--sweep-dir"), metavar="DIR", help="Folder of the sweep; default: a new one below runs/."
     ),
 ]
-NoShare = Annotated[
-    bool, typer.Option("--no-share", help="Train each trial from its first step. Does not change results.")
-]
 Show = Annotated[bool, typer.Option("--show", help="Print the table of the sweep in SOURCE, and train nothing.")]
 
 
@@ -94,15 +91,13 @@ def sweep(
     jobs: Jobs = None,
     procs: Procs = 1,
     sweep_dir: SweepDir = None,
-    no_share: NoShare = False,
     show: Show = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Train with several settings, side by side, and compare.
 
-    Trials that have their first steps in common train them once. A sweep that was stopped or killed is resumed by
-    samebits sweep FOLDER, with the same results.
+    A sweep that was stopped or killed is resumed by samebits sweep FOLDER, with the same results.
     """
     from samebits.report.console import Console
     from samebits.sweeps.state_file import check_recipe, is_sweep, read_sweep
@@ -120,7 +115,7 @@ def sweep(
             raise ConfigError(f"--show was given, and {source} is not the folder of a sweep", fix="Name its folder.")
         found, folder = _define(
             source, overrides or [], grid or [], space or [], search, trials, jobs, sweep_dir,
-            prunes=not no_prune, is_shared=not no_share,
+            prunes=not no_prune,
         )  # fmt: skip
     return _run(found, folder, console, jobs, procs, as_json=as_json)
 
@@ -144,7 +139,6 @@ def _define(
     sweep_dir: Path | None,
     *,
     prunes: bool,
-    is_shared: bool,
 ) -> tuple[Sweep, Path]:
     """Define a new sweep, check it, and create its folder."""
     from samebits.cli.start_run import check_before_start
@@ -158,7 +152,7 @@ def _define(
             fix="Name settings with their values: --grid optim.lr=0.1,0.03 seed=0:3",
         )
     if search is None:
-        found = define_grid(source, overrides, grid, is_shared=is_shared)
+        found = define_grid(source, overrides, grid)
     else:
         from samebits.sweeps.search import check_optuna
 
@@ -182,7 +176,6 @@ def _num_slots(jobs: int | None, config: Any) -> int:
 def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: int, *, as_json: bool) -> int:
     """Train what is left of a sweep, and print the table."""
     from samebits.cluster.signals import StopSignal
-    from samebits.sweeps.ask_recipe import ask_recipe
     from samebits.sweeps.slots import make_slots
     from samebits.sweeps.start import locked, train_all
 
@@ -193,40 +186,17 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
             f"sweep {folder}: {num_trials} trial{'s' if num_trials > 1 else ''}, {len(slots)} side by side, "
             f"{procs} process{'es' if procs > 1 else ''} each"
         )
-        ask_recipe(found, folder, stop)
 
         def show(num_active: int, num_done: int) -> None:
             console.share_done(f"{num_active} training, trials done", num_done, num_trials)
 
-        reasons: dict[str, str] = {}
-        if not stop.requested:
-            _say_shared(found, console)
-            reasons = train_all(found, folder, slots, procs, stop, console.say, show)
+        reasons = train_all(found, folder, slots, procs, stop, console.say, show)
         console.close()
         code = _print(found, folder, console, reasons, as_json=as_json)
         if stop.requested:
             console.say(f"stopped; resume with\n  samebits sweep {shlex.quote(str(folder))}")
             return stop.exit_code
     return code or int(bool(reasons))
-
-
-def _say_shared(found: Sweep, console: Console) -> None:
-    """Report which steps are trained once."""
-    from samebits.sweeps.prefixes import learning_rates, num_steps_of
-
-    if found.search is not None or not found.is_shared:
-        return
-    for group in found.groups:
-        if group.reads:
-            console.say(f"no shared steps: the recipe reads {', '.join(group.reads)}, which differ")
-    lengths = {
-        number: len(learning_rates(found.load(found.trials[number]).config, group.steps_per_epoch))
-        for group in found.groups
-        for number in group.trials
-    }
-    trained, alone = num_steps_of(found.parts(), lengths)
-    if trained < alone:
-        console.say(f"trials with equal first steps train them once: {trained:,} steps instead of {alone:,}")
 
 
 def _print(
@@ -254,26 +224,3 @@ def _print(
     for run in failed[-3:]:
         console.say(f"{one_line(run.name)} failed: {one_line(run.reason)}")
     return 0
-
-
-def part(folder: Annotated[Path, typer.Argument()], name: Annotated[str, typer.Argument()]) -> None:
-    """Do one part of a sweep that needs a process of its own. Not for users."""
-    from samebits.launch.subcommand import end_with_caller
-    from samebits.sweeps.ask_recipe import PROBE, answer_for
-    from samebits.sweeps.start import fill_part, has_reached
-    from samebits.sweeps.state_file import read_sweep
-
-    end_with_caller()
-    found = read_sweep(folder)
-    if name == PROBE:
-        answer_for(found, folder)
-        return
-    chosen = next((each for each in found.parts() if each.name == name), None)
-    if chosen is None:
-        raise ConfigError(f"{folder} has no part {name}", fix="Give the name of a trial or prefix.")
-    if chosen.donor is not None and not (folder / name / "config.yaml").exists():
-        donor = next(each for each in found.parts() if each.name == chosen.donor)
-        if donor.is_prefix and not has_reached(found, folder, donor):
-            raise ConfigError(f"{donor.name} has not been trained yet", fix="Train it first.")
-        if text := fill_part(found, folder, chosen):
-            print(text)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samebits.cli.options import Debug, Overrides, path_of
-from samebits.cluster.signals import StopSignal
 from samebits.errors import ConfigError, LaunchError, cannot_make
 from samebits.launch.commands import SAMEBITS
 
@@ -47,7 +45,7 @@ GridValues = Annotated[
     typer.Option(
         "--grid",
         metavar="KEY=A,B ...",
-        help="A sweep, as arrays of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see samebits "
+        help="A sweep, as an array of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see samebits "
         "sweep.",
     ),
 ]
@@ -112,36 +110,26 @@ def submit(
 
 
 def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[str], *, dry_run: bool) -> None:
-    """Define a sweep in the run folder, and submit its trials, each one after what it starts from."""
+    """Define a sweep in the run folder, and submit its trials as an array of jobs."""
     from samebits.launch.slurm import batch_script
-    from samebits.launch.stopped import raise_if_stopped
-    from samebits.sweeps.ask_recipe import ask_recipe
-    from samebits.sweeps.batch import array_job, arrays_of
     from samebits.sweeps.runner import OUTPUT
     from samebits.sweeps.start import define_grid, make_folder
+    from samebits.sweeps.state_file import trial_name
 
     if job.variants:
         raise ConfigError("--grid and --variant were both given", fix="Use one of them.")
-    sweep = define_grid(source, overrides, grid, is_shared=True)
-    with tempfile.TemporaryDirectory(prefix="samebits-") as place, StopSignal() as stop:
-        folder = Path(place) if dry_run else make_folder(job.run_dir.name, job.run_dir)
-        sweep.write(folder)
-        ask_recipe(sweep, folder, stop)
-    raise_if_stopped(stop.exit_code)
-    ids: list[str] = []
-    if not dry_run:
-        (job.run_dir / OUTPUT).mkdir(exist_ok=True)
-    for parts, after in arrays_of(sweep.parts()):
-        text = batch_script(array_job(job, sweep, parts, None if after is None else ids[after]))
-        ids.append(f"JOB_ID_{len(ids)}" if dry_run else "")
-        if dry_run:
-            print(text, end="")
-            continue
-        answer = _submitted(text)
-        ids[-1] = "".join(re.findall(r"\d+", answer)[-1:])
-        print(answer)
-    if not dry_run:
-        print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")
+    sweep = define_grid(source, overrides, grid)
+    folders = [trial_name(number) for number in range(len(sweep.trials))]
+    command = [*SAMEBITS, "train", *sweep.arguments]
+    text = batch_script(replace(job, command=command, variants=sweep.trials, folders=folders))
+    if dry_run:
+        print(text, end="")
+        return
+    folder = make_folder(job.run_dir.name, job.run_dir)
+    sweep.write(folder)
+    (folder / OUTPUT).mkdir(exist_ok=True)
+    print(_submitted(text))
+    print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")
 
 
 def _submitted(text: str) -> str:

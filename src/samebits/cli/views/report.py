@@ -64,7 +64,7 @@ def _report_sweep(folder: Path, target: Path) -> None:
     rows = []
     for trial in trials:
         typed = settings_of(sweep.trials[trial.number])
-        rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys], trial.shared[0]))
+        rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys]))
     compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][:MAX_COMPARED]
     for run in compared:
         check_run(run)

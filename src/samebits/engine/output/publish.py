@@ -12,7 +12,6 @@ from samebits.errors import CheckpointError
 from samebits.provenance import step_log
 from samebits.provenance.run_identity import FACTS
 from samebits.provenance.same_run import result_settings
-from samebits.provenance.shared_steps import shared_steps
 from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
 from samebits.report.records import read_records
 from samebits.storage.checkpoint import name_of, steps
@@ -55,7 +54,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     files = {path.name: sha256_of_file(path) for path in present}
     for name, parts in checkpoints.items():
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
-    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time(), shared_steps(folder.path))
+    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
     folder.write_json(FILE_NAME, statement)
     return record.root
 

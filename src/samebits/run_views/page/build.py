@@ -21,7 +21,7 @@ from samebits.run_views.compare import SECTIONS, ComparedValue, Comparison, comp
 from samebits.run_views.compare_table import letters_of
 from samebits.run_views.history import RunHistory
 from samebits.run_views.page.chart import NUM_COLOURS, ChartLine
-from samebits.run_views.page.markup import Markup, element, joined, section, table
+from samebits.run_views.page.markup import Child, Markup, element, joined, section, table
 from samebits.run_views.page.pictures import Budget
 from samebits.run_views.page.sections import ChartSet, run_sections
 from samebits.run_views.summary import RunSummary
@@ -52,12 +52,10 @@ class SweepRow:
     Attributes:
         summary: Its run.
         values: The settings in which it differs from others, in the order of the columns.
-        shared: Number of steps that were trained once for several trials.
     """
 
     summary: RunSummary
     values: Sequence[str]
-    shared: int = 0
 
 
 def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]) -> str:
@@ -88,18 +86,16 @@ def _trials(keys: Sequence[str], rows: Sequence[SweepRow]) -> Markup:
     monitors = {row.summary.monitor for row in rows if row.summary.monitor}
     metric = next(iter(monitors), "")
     names = [metric, *(["loss"] if metric != "loss" and any("loss" in row.summary.metrics for row in rows) else [])]
-    has_shared = any(row.shared for row in rows)
-    heads = ["trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256"]
-    cells = []
+    heads = ("trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256")
+    cells: list[tuple[Child, ...]] = []
     for row in rows:
         run = row.summary
         values = [metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names]
         took = clock(run.took_s) if run.took_s is not None else ""
         state = element("span", {"class": f"state {run.state}"}, run.state)
-        shared = (f"{row.shared:,}" if row.shared else "",) if has_shared else ()
         sha256 = element("code", None, run.weights_sha256[:8])
-        cells.append((run.name, state, *row.values, *values, f"{run.step:,}", took, sha256, *shared))
-    return table(cells, (*heads, *(("shared steps",) if has_shared else ())))
+        cells.append((run.name, state, *row.values, *values, f"{run.step:,}", took, sha256))
+    return table(cells, heads)
 
 
 def comparison_page(comparison: Comparison) -> str:
