@@ -16,7 +16,7 @@ COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src 
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-trackers bench-augmentation bench-connect test-gpu bench-gpu
+.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-augmentation bench-connect test-gpu bench-gpu
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -164,9 +164,6 @@ bench-runs: .venv/.installed-dev  ## measure how long samebits runs, compare and
 
 bench-load-balance: .venv/.installed-dev  ## compare balanced work with even work and DDP, with one rank on half a core
 	@$(PY) -m benchmarks.load_balance $(BENCH_ARGS)
-
-bench-trackers: .venv/.installed  ## measure the cost of trackers that raise, hang or fill the disk; needs root
-	@$(PY) -m benchmarks.tracker_cost $(BENCH_ARGS)
 
 bench-gpu: .venv/bench/.installed  ## compare bits, throughput, data wait and memory on this machine's GPUs with peers: 10 minutes, and a file to send back
 	@$(PY) -m benchmarks.gpu --peers-python .venv/bench/bin/python $(BENCH_ARGS)

@@ -48,7 +48,7 @@ _FIXED = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 # Commands and scripts that need no copy that waits to become a fork server. A fork takes 30 ms.
-_ALONE = ("--help", "config", "export", "predict", "runs", "compare", "report", "trust", "watch")
+_ALONE = ("--help", "config", "export", "predict", "runs", "compare", "report", "trust")
 _SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "hugging_face_worlds.py", "lightning_cases.py")
 # Of no use to a process that is forked.
 _READ_BY_PYTHON = ("PYTHONSAFEPATH", "PYTHONWARNINGS")

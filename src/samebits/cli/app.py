@@ -24,7 +24,7 @@ from samebits.cli import (
 from samebits.cli.finders import find, sweep
 from samebits.cli.machines import doctor, plan, scale, simulate, submit
 from samebits.cli.options import Commands, LocalRank
-from samebits.cli.views import compare, report, runs, watch
+from samebits.cli.views import compare, report, runs
 from samebits.version import __version__
 
 # Plain help takes half the time of help with boxes, and reads the same in a log.
@@ -63,7 +63,6 @@ app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
 app.command("diff")(diff.diff)
-app.command("watch")(watch.watch)
 app.command("runs")(runs.runs)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)

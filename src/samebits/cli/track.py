@@ -16,7 +16,7 @@ RunFolder = Annotated[
 ]
 To = Annotated[
     list[str],
-    typer.Option(metavar="NAME", help="wandb, mlflow, trackio, or a file with a samebits.Tracker. May be repeated."),
+    typer.Option(metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."),
 ]
 
 

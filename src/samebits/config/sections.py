@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from samebits.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval, parse_steps
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -240,7 +240,7 @@ class ReportConfig(Settings):
     trackers: tuple[str, ...] = Field(
         default=(),
         description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
-        "samebits.Tracker, or with functions such as after_evaluation. They cannot stop or change training.",
+        "samebits.Tracker. They cannot stop or change training.",
     )
     project: str | None = Field(
         default=None, description="Project or experiment in the trackers. null: the name of the recipe."

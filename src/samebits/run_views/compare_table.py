@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from samebits.report.format import metric_name
 from samebits.run_views.compare import SECTIONS, Comparison
-from samebits.run_views.plot import PlotLine, plot
 from samebits.run_views.table import STYLES, cut, one_line
 
 _MIN_VALUE, _MAX_VALUE, _MAX_NAME = 14, 44, 28
 _GAP = 2
-_PLOT_ROWS = 14
 
 
 def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = False) -> list[Table | Text]:
@@ -36,31 +33,6 @@ def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = Fa
         value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
         blocks.append(_table(comparison, shown, (first, value_width), "..." if is_ascii else "…"))
     return blocks
-
-
-def comparison_plots(comparison: Comparison, width: int, *, is_ascii: bool = False) -> list[Text]:
-    """Draw the monitored metric and the training loss of all runs, each run with a letter.
-
-    Args:
-        comparison: The comparison.
-        width: Columns of the terminal.
-        is_ascii: Whether the output cannot show other characters than ASCII.
-    """
-    runs = comparison.runs
-    letters = letters_of(len(runs))
-    monitors = {run.summary.monitor for run in runs if run.summary.monitor}
-    plots = [("train", "loss", "training loss")]
-    if len(monitors) == 1:
-        monitor = next(iter(monitors))
-        plots.insert(0, ("eval", monitor, f"validation {metric_name(monitor)}"))
-    rows: list[Text] = []
-    for kind, name, title in plots:
-        lines = [
-            PlotLine(run.curves.get(kind, name), run.name, letter) for run, letter in zip(runs, letters, strict=True)
-        ]
-        drawn = plot(title, name, lines, (min(width, 100), _PLOT_ROWS), is_ascii=is_ascii)
-        rows += [Text(), *drawn] if drawn else []
-    return rows
 
 
 def letters_of(num_runs: int) -> list[str]:

@@ -1,9 +1,8 @@
-"""What W&B, MLflow and Trackio stored, read back through their own packages."""
+"""What W&B and MLflow stored, read back through their own packages."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from tests.unit.report.tracked_runs import SHA256, make_run, track, write_records, write_result
 
-ONLINE = ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_DIR")
+ONLINE = ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI")
 
 
 def needs(package: str) -> None:
@@ -103,22 +102,3 @@ def test_mlflow_has_one_run_that_a_resume_continues(run: Path, store: str, monke
     assert [(metric.step, metric.value) for metric in losses] == [(step, 1 / step) for step in range(1, 9)]
     top1 = client.get_metric_history(found.info.run_id, "eval/top1")
     assert [(metric.step, metric.value) for metric in top1] == [(5, 0.05), (8, 0.08)]
-
-
-@pytest.mark.full
-def test_trackio_has_one_run_that_a_resume_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("trackio")
-    follow_twice(run, "trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(run / "trackers" / "trackio"))
-    import trackio.sqlite_storage as storage
-
-    monkeypatch.setattr(storage, "TRACKIO_DIR", run / "trackers" / "trackio")
-    (name,) = storage.SQLiteStorage.get_runs("garden")
-    rows = storage.SQLiteStorage.get_logs("garden", name)
-    assert [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row] == [
-        (n, 1 / n) for n in range(1, 9)
-    ]
-    assert [row["eval/top1"] for row in rows if "eval/top1" in row] == [0.05, 0.08]
-    assert math.isnan(float(next(row["eval/odd"] for row in rows if "eval/odd" in row)))
-    assert storage.SQLiteStorage.get_run_config("garden", name)["optim"]["lr"] == 0.1
-    assert rows[-1]["result/weights_sha256"] == SHA256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,18 +22,6 @@ HANGS = NOTES.replace(
     "def log(self, step, values):", "def log(self, step, values):\n        import time; time.sleep(999)"
 )
 FAILS = NOTES.replace("def log(self, step, values):", "def log(self, step, values):\n        raise OSError(28, 'full')")
-
-# Functions instead of a class. What they do to their record reaches nobody.
-WATCH = """
-import json, os
-
-def note(record):
-    with open(os.path.join(record["run"], "seen.jsonl"), "a") as file:
-        file.write(json.dumps(record) + "\\n")
-    record.clear()
-
-after_step = after_evaluation = after_checkpoint = note
-"""
 
 
 @pytest.fixture
@@ -128,23 +115,6 @@ def test_a_tracker_ends_without_the_training_process(run: Path) -> None:
     wait_until(lambda: not processes_with(str(run.parent / "notes.py")), LONG_S)
 
 
-def test_a_tracker_takes_at_most_its_share_of_the_disk(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from samebits.report.trackers.guard import Guard\n"
-        "folder = Path(sys.argv[1]); Guard(folder, 1000, lambda text: print(text, flush=True))\n"
-        "(folder / 'a').write_bytes(bytes(600)); (folder / 'b').write_bytes(bytes(600)); time.sleep(999)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    assert done.returncode == -9
-    assert "half of the free space" in done.stdout
-
-
 def test_a_strangers_run_folder_leads_a_tracker_to_no_place_outside(run: Path) -> None:
     outside = run.parent / "outside"
     outside.mkdir()
@@ -156,24 +126,7 @@ def test_a_strangers_run_folder_leads_a_tracker_to_no_place_outside(run: Path) -
     assert not list(outside.iterdir())
 
 
-def test_functions_of_a_file_are_called_with_the_record_of_each_kind(run: Path) -> None:
-    (run.parent / "watch.py").write_text(WATCH)
-    write_records(run, range(1, 3))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "checkpoint", "step": 2, "epoch": 0.2, "path": "checkpoints/step-000002"}\n')
-    assert track(run, str(run.parent / "watch.py"), "stopped") == []
-    seen = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
-    place = {"run": str(run)}
-    assert seen[0] == {"kind": "train", "step": 1, "epoch": 0.1, "loss": 1.0, **place}
-    assert [record["kind"] for record in seen] == ["train", "train", "eval", "checkpoint"]
-    assert seen[-1]["path"] == "checkpoints/step-000002"
-    track(run, str(run.parent / "notes.py"), "stopped")
-    assert not [line for line in notes(run) if line[0] == "log" and line[2].keys() == {"epoch"}]
-
-
-@pytest.mark.parametrize(
-    "file", ["", "x = 1", NOTES + NOTES.replace("Notes(", "Others("), f"{NOTES}\nafter_step = print"]
-)
+@pytest.mark.parametrize("file", ["", "x = 1", NOTES + NOTES.replace("Notes(", "Others(")])
 def test_a_file_without_exactly_one_tracker_is_reported(run: Path, file: str) -> None:
     (run.parent / "wrong.py").write_text(file)
     (text,) = track(run, str(run.parent / "wrong.py"), "done")
@@ -204,12 +157,12 @@ def test_wrong_names_of_trackers_are_refused(settings: dict[str, object], proble
 
 @pytest.mark.full
 def test_trackers_that_fail_and_hang_change_no_bit_of_a_run(tmp_path: Path) -> None:
-    for name, text in (("notes.py", NOTES), ("hangs.py", HANGS), ("fails.py", FAILS), ("watch.py", WATCH)):
+    for name, text in (("notes.py", NOTES), ("hangs.py", HANGS), ("fails.py", FAILS)):
         (tmp_path / name).write_text(text)
     train = ["train", TINY, "device=cpu", "report.every_steps=1", "report.tensorboard=false", "--procs", 2, "--run-dir"]
     home = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     samebits(*train, "plain", cwd=tmp_path, **home)
-    settings = ["report.trackers=[notes.py, hangs.py, fails.py, watch.py]", "report.project=garden"]
+    settings = ["report.trackers=[notes.py, hangs.py, fails.py]", "report.project=garden"]
     done = samebits(*train, "tracked", *settings, cwd=tmp_path, **home)
     assert weights(tmp_path / "tracked") == weights(tmp_path / "plain")
     assert "tracker fails.py failed, and the run is not affected" in done.stdout
@@ -217,10 +170,6 @@ def test_trackers_that_fail_and_hang_change_no_bit_of_a_run(tmp_path: Path) -> N
     run = tmp_path / "tracked"
     assert notes(run)[-1] == ["finish", "done", weights(run)]
     assert [line[1] for line in notes(run) if line[0] == "log" and "train/loss" in line[2]] == list(range(1, 11))
-    seen = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in seen if record["kind"] == "train"] == list(range(1, 11))
-    (saved,) = {record["path"] for record in seen if record["kind"] == "checkpoint" and record["step"] == 10}
-    assert (run / saved).is_dir()
     assert not processes_with(str(tmp_path))
     (tmp_path / "fails.py").write_text(NOTES)  # corrected
     samebits("track", "tracked", "--to", "fails.py", cwd=tmp_path, **home)

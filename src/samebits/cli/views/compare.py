@@ -24,7 +24,7 @@ Html = Annotated[
 def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug = False) -> None:
     """Compare runs side by side: settings, metrics, time.
 
-    Settings, versions, code and data are listed where they differ, and curves are drawn. Run folders are only read.
+    Settings, versions, code and data are listed where they differ; --html draws curves. Run folders are only read.
     To find the first step and value that differ, use samebits diff.
     """
     from samebits.run_views.compare import compare as compare_runs
@@ -53,13 +53,11 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
         print(json_text(comparison.to_plain()))
         return
     from samebits.report.console import Console
-    from samebits.run_views.compare_table import comparison_plots, comparison_tables
+    from samebits.run_views.compare_table import comparison_tables
 
     columns, is_ascii = table_columns(), is_ascii_output()
     console = Console(sys.stdout, strict=True, columns=columns)
     for block in comparison_tables(comparison, columns, is_ascii=is_ascii):
         console.draw(block)
-    for line in comparison_plots(comparison, columns, is_ascii=is_ascii):
-        console.draw(line)
     if html is not None:
         console.say(f"page  {html}")

@@ -11,12 +11,11 @@ from types import ModuleType
 from samebits.config.plain_file import read_plain
 from samebits.config.sections import TRACKERS
 from samebits.errors import ConfigError
-from samebits.report.trackers.observer import KINDS, Observer
 from samebits.report.trackers.tracker import Tracker
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 # Name -> the packages that it imports. TensorBoard's files are written with the records (`report/records.py`).
-_PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy"), "trackio": ("trackio",)}
+_PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy")}
 
 
 def external(names: Iterable[str]) -> list[str]:
@@ -45,7 +44,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if name not in _PACKAGES and not Path(name).expanduser().is_file():
             raise ConfigError(
                 f"report.trackers has {name}, and there is no such file",
-                allowed=f"{', '.join(TRACKERS)}, or a Python file with a subclass of samebits.Tracker or functions",
+                allowed=f"{', '.join(TRACKERS)}, or a Python file with a subclass of samebits.Tracker",
                 fix="Check the path.",
             )
 
@@ -54,7 +53,7 @@ def make_tracker(name: str) -> Tracker:
     """Create a tracker by its name or file.
 
     Raises:
-        ConfigError: The file has neither one tracker nor functions for records.
+        ConfigError: The file has not exactly one tracker.
         ImportError: A package is missing.
     """
     if name in _PACKAGES:
@@ -66,15 +65,11 @@ def make_tracker(name: str) -> Tracker:
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, Tracker) and each.__module__ == module.__name__
     ]
-    functions = {each: vars(module)[each] for each in KINDS if callable(vars(module).get(each))}
-    if functions and not classes:
-        return Observer(functions)
-    if len(classes) != 1 or functions:
-        also = f" and the function {next(iter(functions))}" if functions else ""
+    if len(classes) != 1:
         raise ConfigError(
-            f"{name} has {len(classes) or 'no'} subclass{'es' if len(classes) > 1 else ''} of samebits.Tracker{also}",
-            allowed=f"one subclass of samebits.Tracker, or functions: {', '.join(KINDS)}",
-            fix="Write one subclass in the file, or functions.",
+            f"{name} has {len(classes) or 'no'} subclass{'es' if len(classes) > 1 else ''} of samebits.Tracker",
+            allowed="one subclass of samebits.Tracker",
+            fix="Write one subclass in the file.",
         )
     return classes[0]()
 

@@ -14,7 +14,10 @@ import argparse
 import contextlib
 import fcntl
 import os
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,15 +28,16 @@ from samebits.config import document
 from samebits.config.plain_file import parse_json, read_plain
 from samebits.errors import SamebitsError
 from samebits.report.records import CHECKPOINT
-from samebits.report.trackers.guard import Guard, end_all, find_way_out, limit_resources
 from samebits.report.trackers.known import label, make_tracker
-from samebits.report.trackers.observer import Observer
 from samebits.report.trackers.tail import ReadPosition, Tail, values_of
 from samebits.report.trackers.tracker import TrackedRun, Tracker
 
 FOLDER = "trackers"  # of all trackers, in the run folder
 POLL_S = 2.0
 STARTED, ALIVE, FAILED = "started", "alive", "failed"  # first words of messages
+_LAST_CALL_S = 600.0  # after the end of the training, for uploads
+# A scheduler or terminal may send these to every process of a job. Records of the last steps are still to come then.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(name: str, run: Path, *, is_new: bool) -> int:
@@ -55,7 +59,10 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     folder = run / FOLDER / label(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        guard = Guard(folder, limit_resources(folder), fail)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        os.nice(10)  # it runs while the training waits
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if (link := find_way_out(folder)) is not None:
             raise ValueError(f"{link} is a link to a place outside of the run folder")
         _lock(folder.with_name(f"{folder.name}.lock"), lambda: send(ALIVE))
@@ -64,7 +71,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
         tracker.start(_describe(run, folder, position))
         position.save()
         send(STARTED)
-        _follow(run, tracker, position, guard, lambda: send(ALIVE))
+        _follow(run, tracker, position, lambda: send(ALIVE))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         fail(error.what if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}")
@@ -73,14 +80,13 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     return 0
 
 
-def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, beat: Callable[[], None]) -> None:
+def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[[], None]) -> None:
     """Send records until the training has ended.
 
     Args:
         run: The run folder.
         tracker: The tracker.
         position: What it has received.
-        guard: Receives the end of the training.
         beat: Called after each group of records.
     """
     tail = Tail(run)
@@ -90,7 +96,8 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, b
         num_sent = 0
         for record in tail.new_records():
             if position.is_due(record):
-                _send(record, tracker)
+                if record.get("kind") != CHECKPOINT:  # it has no values
+                    tracker.log(record["step"], values_of(record))
                 position.note(record)
                 num_sent += 1
                 if num_sent % 100 == 0:
@@ -99,20 +106,47 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, guard: Guard, b
             tracker.flush()
             position.save()
         beat()
-        guard.progress()
         if is_last:
             break
-        outcome = guard.wait(POLL_S)
+        outcome = _wait_for_end(POLL_S)
     if outcome not in ("done", "stopped"):
         outcome = "failed"
     tracker.finish(outcome, _result(run) if outcome == "done" else {})  # type: ignore[arg-type]  # one of the three
 
 
-def _send(record: Mapping[str, Any], tracker: Tracker) -> None:
-    if isinstance(tracker, Observer):
-        tracker.receive(record)
-    elif record.get("kind") != CHECKPOINT:  # it has no values
-        tracker.log(record["step"], values_of(record))
+def _wait_for_end(seconds: float) -> str | None:
+    """Wait for the word that the training process writes at its end; a closed pipe means that it was killed.
+
+    Returns:
+        "done", "stopped" or "failed". None while it runs.
+    """
+    if not select.select([0], [], [], seconds)[0]:
+        return None
+    # Nothing else would end a package whose upload never returns.
+    timer = threading.Timer(_LAST_CALL_S, end_all)
+    timer.daemon = True
+    timer.start()
+    return os.read(0, 100).decode().strip() or "failed"
+
+
+def find_way_out(folder: Path) -> Path | None:
+    """Return a link through which a tracker would write outside of its folder: a stranger's run folder may have one.
+
+    That is a file of the folder itself, or a folder at any depth. W&B links files of finished runs to its own logs.
+    """
+    inside = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *(files if place == str(folder) else ()))):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                return path
+    return None
+
+
+def end_all() -> None:
+    """End this process and its children at once."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:

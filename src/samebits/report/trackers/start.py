@@ -94,7 +94,7 @@ class TrackerProcess:
     ) -> None:
         self._name, self._run, self._notify, self._is_patient = name, run, notify, is_patient
         self._began = self._last_sign = time.monotonic()
-        self._ends = self._patience_s = self._last_work = 0.0
+        self._ends = self._patience_s = 0.0
         self._is_started = self.has_failed = False
         log = run / "logs" / f"tracker-{label(name)}.log"
         log.parent.mkdir(exist_ok=True)
@@ -142,7 +142,6 @@ class TrackerProcess:
 
     def close(self) -> None:
         """Wait for the process while it works, kill it if it hangs, and release everything."""
-        used = _cpu_time(self._child.pid)
         try:
             while os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if not self._is_patient and time.monotonic() > self._deadline():
@@ -150,8 +149,6 @@ class TrackerProcess:
                         self._fail("it hangs" if self._is_started else "it has not started")
                     break
                 time.sleep(0.05)
-                if (now := _cpu_time(self._child.pid)) != used:
-                    used, self._last_work = now, time.monotonic()
         finally:
             # With what is left of its process group, whose number is taken until `wait`.
             self._kill()
@@ -165,20 +162,10 @@ class TrackerProcess:
     def _deadline(self) -> float:
         if self._is_started and self._ends - self._last_sign > _HANG_S + POLL_S:
             return self._ends  # it hung before the run ended
-        most = self._ends + _MOST_S if self._is_started else self._began + _START_S
-        return min(max(self._ends, self._last_sign, self._last_work) + self._patience_s, most)
+        if not self._is_started:
+            return max(self._ends + self._patience_s, self._began + _START_S)
+        return min(max(self._ends, self._last_sign) + self._patience_s, self._ends + _MOST_S)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
             os.killpg(self._child.pid, signal.SIGKILL)
-
-
-def _cpu_time(pid: int) -> str:
-    """Return the CPU time of a process, from Linux's /proc; another text at each call while it waits for a core."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    state, user, system = fields[0], fields[11], fields[12]
-    return f"{user} {system} {time.monotonic() if state == 'R' else ''}"

@@ -10,12 +10,53 @@ from typing import Any
 from samebits.report.format import metric_value
 from samebits.run_views.curves import Curve
 from samebits.run_views.page.markup import Markup, element
-from samebits.run_views.plot import AxisScale, scale_for
 
 _WIDTH, _HEIGHT = 1000, 200  # of the stretched drawing
 _MAX_POINTS = 500
 _MAX_DOTS = 60  # a line with fewer points has a dot at each
 NUM_COLOURS = 8
+
+LOG_FROM = 50.0  # ratio of the largest to the smallest value from which a loss has a logarithmic axis
+
+
+@dataclass(frozen=True)
+class AxisScale:
+    """Maps values to 0 (bottom) to 1 (top).
+
+    Attributes:
+        low: Value at the bottom.
+        high: Value at the top.
+        is_log: Whether the axis is logarithmic.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def position(self, value: float) -> float:
+        """Return where a value is, 0 to 1."""
+        low, high, value = (
+            math.log(max(each, 1e-300)) if self.is_log else each for each in (self.low, self.high, value)
+        )
+        return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
+
+    def value(self, position: float) -> float:
+        """Return the value at a position, 0 to 1."""
+        if self.is_log:
+            return math.exp(math.log(self.low) + position * (math.log(self.high) - math.log(self.low)))
+        return self.low + position * (self.high - self.low)
+
+
+def scale_for(curves: Sequence[Curve], name: str) -> AxisScale:
+    """Choose the y axis for curves of one name."""
+    values = [value for curve in curves for value in curve.values]
+    low, high = min(values), max(values)
+    if "loss" in name and low > 0 and high > LOG_FROM * low:
+        return AxisScale(low, high, is_log=True)
+    if low == high:
+        pad = abs(low) * 0.1 or 1.0
+        return AxisScale(low - pad, high + pad)
+    return AxisScale(low, high)
 
 
 @dataclass(frozen=True)

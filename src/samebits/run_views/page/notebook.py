@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from samebits.report.format import clock, metric_name, metric_value
 from samebits.run_views.curves import Curve, Curves
+from samebits.run_views.page.chart import scale_for
 from samebits.run_views.page.markup import Child, Markup, element, joined
-from samebits.run_views.plot import scale_for
 from samebits.run_views.record_reader import RecordReader
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import cut, when
