@@ -16,10 +16,13 @@ COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src 
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults fuzz check docs format venv clean bench-mnist-peers bench-exact-cost bench-sync-batch-norm bench-precision bench-mnist-accuracy bench-link bench-faults bench-kills bench-spot bench-order bench-checkpoints bench-watch bench-pose bench-steps bench-recheck bench-kernels audit test-versions dist bench-verify bench-diff bench-check bench-own-loop foreign bench-runs bench-load-balance bench-exact-sharding bench-augmentation bench-connect test-gpu bench-gpu
+.PHONY: help digits test test-full test-all test-cluster test-faults test-gpu test-versions fuzz check docs foreign audit format dist venv clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-24s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Benchmarks; BENCH_ARGS=--help lists the options of one:"
+	@for file in $$(grep -l '^def main' benchmarks/*.py); do name=$$(basename $$file .py); \
+	printf "  make %-24s %s\n" "bench-$${name//_/-}" "$$(sed -n '1s/"""//gp' $$file)"; done
 
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m samebits train digits --procs $(PROCS)
@@ -66,9 +69,6 @@ build/docs/.built: .venv/.installed-dev $(shell find docs src examples *.md -typ
 	@$(PY) docs/site/build.py $(@D)
 	@touch $@
 
-bench-own-loop: .venv/.installed  ## compare a step of samebits.exact with the usual DDP step of the same script: time and memory
-	@$(PY) benchmarks/own_loop.py $(BENCH_ARGS)
-
 foreign: .venv/.installed-dev  ## run scripts of others in usual and exact form, and write the table of their hashes
 	@$(PY) -m tests.foreign.record
 
@@ -99,80 +99,15 @@ venv: .venv/.installed-dev  ## create .venv with all development tools
 	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[dev,lab]"
 	@touch $@
 
-bench-mnist-peers: .venv/bench/.installed  ## compare with hand-written DDP, Lightning, Accelerate; DATA=folder with MNIST's .gz files
-	@$(PY) benchmarks/mnist_peers.py --data "$(DATA)" --peers-python .venv/bench/bin/python $(BENCH_ARGS)
+# make bench-pose runs benchmarks/pose.py, and so on for each file there that has a main().
+bench-%: .venv/.installed-dev
+	@$(PY) -m benchmarks.$(subst -,_,$*) $(PEERS_ARGS) $(BENCH_ARGS)
 
-bench-steps: .venv/bench/.installed  ## compare the step time of ResNet-34, CRNN and HigherHRNet with plain PyTorch, Lightning and Accelerate
-	@$(PY) benchmarks/steps.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
-
-bench-check: .venv/.installed  ## plant 35 faults into a recipe and count those that samebits check finds: 15 minutes; BENCH_ARGS="clock" for some
-	@$(PY) benchmarks/check_faults.py $(BENCH_ARGS)
-
-bench-exact-cost: .venv/.installed  ## compare the step time in exact mode with torch's DDP
-	@$(PY) -m benchmarks.exact_cost
-
-bench-sync-batch-norm: .venv/.installed  ## compare batch_norm=sync with batch_norm=micro and torch's DDP
-	@$(PY) -m benchmarks.sync_batch_norm $(BENCH_ARGS)
-
-bench-precision: .venv/.installed  ## compare the final accuracy of digits in fp32, bf16 and fp16; BENCH_ARGS="mnist data.root=DIR" for other recipes
-	@$(PY) benchmarks/precision.py $(BENCH_ARGS)
-
-bench-mnist-accuracy: .venv/.installed  ## compare the accuracy after each epoch with hand-written DDP; DATA=folder with MNIST's .gz files
-	@$(PY) benchmarks/mnist_accuracy.py --data "$(DATA)" $(BENCH_ARGS)
-
-bench-connect: .venv/.installed  ## measure how long the ranks of a large world take to connect: 2 minutes; BENCH_ARGS="--ranks 64 128"
-	@$(PY) -m benchmarks.connect $(BENCH_ARGS)
-
-bench-augmentation: .venv/.installed  ## compare images/s with augmentation with torchvision's v2 pipeline; DATA=folder of class folders
-	@$(PY) benchmarks/augmentation.py --data "$(DATA)" $(BENCH_ARGS)
-
-bench-checkpoints: .venv/.installed  ## compare how long a checkpoint blocks training with torch.save and fsync
-	@$(PY) benchmarks/checkpoints.py $(BENCH_ARGS)
-
-bench-watch: .venv/.installed  ## measure the cost of the hang detector and the replica check
-	@$(PY) -m benchmarks.watch_cost $(BENCH_ARGS)
-
-bench-recheck: .venv/.installed  ## check how soon watch.recheck names a rank with flipped bits, and measure its cost
-	@$(PY) -m benchmarks.recheck $(BENCH_ARGS)
-
-bench-kernels: .venv/.installed  ## compare the bits of operations under other CPU kernels; BENCH_ARGS="--emulator qemu-x86_64-static" for other processors
-	@$(PY) benchmarks/kernels.py $(BENCH_ARGS)
-
-bench-verify: .venv/.installed-dev  ## verify tampered and honest runs, and measure the cost of record and verification
-	@$(PY) -m benchmarks.tampered_runs $(BENCH_ARGS)
-
-bench-link: .venv/.installed-dev  ## compare a step over a 100 Mbit/s link with the time its bytes need; needs Linux and root
-	@$(PY) benchmarks/link.py $(BENCH_ARGS)
-
-bench-pose: .venv/.installed-dev  ## compare pose grouping, targets, samples and evaluation with the reference implementations
-	@$(PY) benchmarks/pose.py $(BENCH_ARGS)
-
-bench-faults: .venv/bench/.installed  ## compare how tools handle a kill, a hang, a NaN, a full disk and more: half an hour
-	@$(PY) benchmarks/faults.py --peers-python .venv/bench/bin/python $(BENCH_ARGS)
-
-bench-kills: .venv/.installed-dev  ## kill and stop processes of a run that recovers in the step, at random: 20 trials, 4 minutes; BENCH_ARGS="--trials 200 --seed 7"
-	@$(PY) -m benchmarks.kills $(BENCH_ARGS)
-
-bench-spot: .venv/.installed-dev .venv/bench/.installed  ## replay losses and returns of spot machines with Samebits, DDP, Lightning and Accelerate: 20 minutes
-	@$(PY) -m benchmarks.spot --peers-python .venv/bench/bin/python $(BENCH_ARGS)
-
-bench-diff: .venv/.installed  ## plant 50 differences between two runs and count how many samebits diff locates: 3 minutes
-	@$(PY) benchmarks/diff_faults.py $(BENCH_ARGS)
-
-bench-runs: .venv/.installed-dev  ## measure how long samebits runs, compare and report take on 1,000 run folders
-	@$(PY) -m benchmarks.many_runs $(BENCH_ARGS)
-
-bench-load-balance: .venv/.installed-dev  ## compare balanced work with even work and DDP, with one rank on half a core
-	@$(PY) -m benchmarks.load_balance $(BENCH_ARGS)
-
-bench-gpu: .venv/bench/.installed  ## compare bits, throughput, data wait and memory on this machine's GPUs with peers: 10 minutes, and a file to send back
-	@$(PY) -m benchmarks.gpu --peers-python .venv/bench/bin/python $(BENCH_ARGS)
-
-bench-exact-sharding: .venv/.installed  ## compare memory and step time of exact parallel=fsdp with fully_shard and ddp: 15 minutes
-	@$(PY) -m benchmarks.exact_sharding $(BENCH_ARGS)
-
-bench-order: .venv/.installed  ## measure the cost of the sample order for 100 million samples
-	@$(PY) benchmarks/order.py
+# These compare with tools that have an environment of their own.
+WITH_PEERS := bench-faults bench-gpu bench-mnist-peers bench-spot bench-steps
+$(WITH_PEERS): .venv/bench/.installed
+$(WITH_PEERS): PEERS_ARGS = --peers-python .venv/bench/bin/python
+bench-mnist-peers: PEERS_ARGS += --data "$(DATA)"
 
 # The other tools have their own environment, so that they cannot change Samebits's packages; torch is shared with .venv.
 .venv/bench/.installed: .venv/.installed

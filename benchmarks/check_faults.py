@@ -1,11 +1,12 @@
 """Plant a fault into a small recipe, 35 times, and count how often `samebits check` finds it and names its cause.
 
-make bench-check                          all of them, and a recipe without a fault: about 10 minutes on 2 idle cores
-make bench-check BENCH_ARGS="clock set"   only those whose name contains one of the words
+python -m benchmarks.check_faults             # all of them, and a recipe without a fault: 10 minutes on 2 idle cores
+python -m benchmarks.check_faults clock set   # only those whose name contains one of the words
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -260,8 +261,10 @@ def verdict(fault: Fault, report: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", default=[""], help="only faults whose names contain one of these")
+    words = parser.parse_args().words
+    chosen = [fault for fault in FAULTS if any(word in fault.name for word in words)]
     found = named = 0
     print(f"{'fault':<58}  found  cause  seconds")
     for fault in chosen:

@@ -1,7 +1,7 @@
 """Cost of checkpoints: a ResNet-101 with SGD momentum, saved by Samebits and by torch.save.
 
-    python benchmarks/checkpoints.py
-    python benchmarks/checkpoints.py --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
+    python -m benchmarks.checkpoints
+    python -m benchmarks.checkpoints --rounds 5 --block-s 10 --every 5s --folder ../slow-disk
 
 First, how long a save blocks training: `CheckpointManager.save` (it copies; a thread writes and flushes) against
 torch.save with fsync, in turn. Then the throughput with a save at a fixed interval: blocks of training without saves,

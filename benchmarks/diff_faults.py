@@ -1,7 +1,7 @@
 """What `samebits diff` finds of fifty planted differences between two runs.
 
-    python benchmarks/diff_faults.py
-    python benchmarks/diff_faults.py --only momentum "label of"
+    python -m benchmarks.diff_faults
+    python -m benchmarks.diff_faults --only momentum "label of"
 
 Each row trains two runs of 40 steps in this process, the second one with a difference, and compares them. `step` and
 `module` are right if they are those where the difference was planted; where a run does not repeat its own record, no
@@ -14,16 +14,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.diff_trials.faults import faults  # noqa: E402 - this folder is found by the line above
-from benchmarks.diff_trials.runs import NUM_STEPS, Trials, is_place_found, is_step_found  # noqa: E402
+from benchmarks.diff_trials.faults import faults
+from benchmarks.diff_trials.runs import NUM_STEPS, Trials, is_place_found, is_step_found
 
 
 def main() -> int:

@@ -8,9 +8,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from fault_jobs import Job, Outcome
+from benchmarks.fault_jobs import Job, Outcome
 
 # In the middle of the second epoch.
 STEP = 35
@@ -134,10 +133,7 @@ def disk(job: Job, wanted: str) -> Outcome:
 
 def cut(job: Job, wanted: str) -> Outcome:
     """Cut the link between two hosts; after the end, restore it and run the same command again."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from tests.cluster import hosts as network
+    from tests.cluster import hosts as network  # from the checkout, and only for this fault
 
     if reason := network.why_not():
         raise RuntimeError(reason)
@@ -155,7 +151,7 @@ def cut(job: Job, wanted: str) -> Outcome:
 
 
 def _on_two_hosts(tool: str, job: Job, form: str) -> list[list[str]]:
-    from fault_jobs import commands
+    from benchmarks.fault_jobs import commands
 
     commands_of_one = commands(tool, job, "one")[0]
     if tool == "Samebits":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_jobs import Job, Setting, commands
+from benchmarks.fault_jobs import Job, Setting, commands
 
 
 def recovery(work: Path, times: int, setting: Setting) -> list[str]:

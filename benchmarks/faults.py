@@ -1,8 +1,8 @@
 """Injected faults: how Samebits, hand-written DDP under torchrun, Lightning and Accelerate handle them.
 
-    python benchmarks/faults.py --peers-python .venv/bench/bin/python
-    python benchmarks/faults.py --only kill nan --tools Samebits
-    python benchmarks/faults.py --recovery 5
+    python -m benchmarks.faults --peers-python .venv/bench/bin/python
+    python -m benchmarks.faults --only kill nan --tools Samebits
+    python -m benchmarks.faults --recovery 5
 
 One job for all: a small network on UCI digits, 2 processes on CPU, 6 epochs of 22 or 23 steps, a checkpoint per
 epoch, 40 ms of sleep in each step. All are started with restarts allowed (torchrun and Samebits: --max-restarts 3).
@@ -21,9 +21,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fault_jobs import Job, Outcome, Setting, commands, undisturbed
-from fault_kinds import FAULTS
-from fault_recovery import recovery
+from benchmarks.fault_jobs import Job, Outcome, Setting, commands, undisturbed
+from benchmarks.fault_kinds import FAULTS
+from benchmarks.fault_recovery import recovery
 
 TOOLS = ("Samebits", "DDP by hand", "Lightning", "Accelerate")
 

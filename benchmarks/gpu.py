@@ -123,7 +123,7 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
     shapes = [*SHAPES, f"data.root={images}"]
     scale = [*SAMEBITS, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
     peers = ["--peers-python", peers_python] if peers_python else []
-    step = [sys.executable, str(ROOT / "benchmarks" / "steps.py"), "--steps", "20", "--rounds", "3", *peers]
+    step = [sys.executable, "-m", "benchmarks.steps", "--steps", "20", "--rounds", "3", *peers]
     return [
         Part("bits", "digits: equal weights on any number", runs("digits", "digits", "epochs=2"), same_bits("digits")),
         Part(

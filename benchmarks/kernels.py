@@ -1,7 +1,7 @@
 """Which operations have the same bits under other CPU kernels, other numbers of threads and on other processors.
 
-    python benchmarks/kernels.py
-    python benchmarks/kernels.py --emulator qemu-x86_64-static     also on emulated processors (a quarter of an hour)
+    python -m benchmarks.kernels
+    python -m benchmarks.kernels --emulator qemu-x86_64-static     also on emulated processors (a quarter of an hour)
 
 Each operation runs on the same inputs in a process of its own for each column, with the variables that `kernels=auto`,
 `avx2` and `portable` pin; its result, and its gradients where it has some, are hashed. `=` means equal bits, and
@@ -25,8 +25,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_operations import BACKWARD, operations
-
+from benchmarks.kernel_operations import BACKWARD, operations
 from samebits.launch.kernels import PINNED
 
 
@@ -81,7 +80,16 @@ def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
     environ |= {**PINNED[variant.kernels], "OMP_NUM_THREADS": str(variant.threads)}
     before = [str(emulator), "-cpu", variant.cpu] if variant.cpu else []
-    command = [*before, sys.executable, __file__, "--child", str(out), "--threads", str(variant.threads)]
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "benchmarks.kernels",
+        "--child",
+        str(out),
+        "--threads",
+        str(variant.threads),
+    ]
     command += ["--without", NOT_EMULATED] if variant.cpu else []
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:

@@ -1,6 +1,6 @@
 """Step time over a slow link, compared with the time that its bytes need.
 
-    sudo python benchmarks/link.py          # Linux; makes two network namespaces
+    sudo python -m benchmarks.link          # Linux; makes two network namespaces
 
 Two processes, each on a host of its own, train a model that is one large matrix (`link_recipe.py`), over a link with
 a rate limit in both directions, and over the same link without one. The prediction is the step time without a limit
@@ -18,11 +18,10 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+from tests.cluster.hosts import Host, hosts, why_not
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-sys.path.insert(0, str(ROOT))
-
-from tests.cluster.hosts import Host, hosts, why_not  # noqa: E402  (a benchmark is a script: it has to find the checkout)
 
 RECIPE = Path(__file__).resolve().parent / "link_recipe.py"
 

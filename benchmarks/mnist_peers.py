@@ -1,6 +1,6 @@
 """Samebits and other tools on the MNIST job of many tutorials.
 
-    python benchmarks/mnist_peers.py --data FOLDER-WITH-MNIST-GZ --peers-python .venv/bench/bin/python
+    python -m benchmarks.mnist_peers --data FOLDER-WITH-MNIST-GZ --peers-python .venv/bench/bin/python
 
 All use the same network, global batch (64 per process), images and number of steps, one thread per process, on CPU.
 The jobs take turns in every round, in an order that shifts by one. Samples per second are counted from step 20, the

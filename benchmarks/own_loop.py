@@ -1,7 +1,7 @@
 """Cost of `samebits.exact`: a step of a script's loop in exact form, and its usual step with DistributedDataParallel.
 
-    python benchmarks/own_loop.py
-    python benchmarks/own_loop.py --procs 2 --models cnn --steps 100
+    python -m benchmarks.own_loop
+    python -m benchmarks.own_loop --procs 2 --models cnn --steps 100
 
 Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
 over the steps, the median of the ratios of neighbouring steps, and the ratio of rank 0's CPU time, which other programs

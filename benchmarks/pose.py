@@ -1,8 +1,8 @@
 """Pose: grouping, targets, a training sample and evaluation, compared with the reference's algorithms.
 
-    make bench-pose                                      # or: python benchmarks/pose.py
-    python benchmarks/pose.py --only grouping --rounds 9
-    python benchmarks/pose.py --coco DIR --crowdpose FILE    # the datasets
+    python -m benchmarks.pose
+    python -m benchmarks.pose --only grouping --rounds 9
+    python -m benchmarks.pose --coco DIR --crowdpose FILE    # the datasets
 
 Both do the same work on the same data in the same process, in turns, on one thread. Their results are compared before
 they are timed. In a round each runs equally often, and its fastest run counts, because other work on the machine only
@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.peers import pose_plain as plain
+from benchmarks.peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
 from samebits.data.keyed import keys
 from samebits.recipes.pose.coco.files import open_files
 from samebits.recipes.pose.config import DataConfig
@@ -37,14 +39,6 @@ from samebits.recipes.pose.group import Grouping
 from samebits.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
 from samebits.recipes.pose.targets import draw_heatmaps, index_joints
-
-try:
-    from peers import pose_plain as plain
-    from peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
-except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"{error.name} is missing: pip install -c constraints.txt -e '.[dev]', or make bench-pose"
-    ) from None
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "pose"
 
@@ -113,13 +107,15 @@ def sample_races(root: Path, scratch: Path) -> list[Race]:
     source = open_files(config, train=True)
     pictures = TrainImages(source, config)
     examples = [source.example(index, 0) for index in range(len(source))]
-    files = [str(root / "images" / "train2017" / source.truth(index)["file_name"]) for index in range(len(source))]
+    truths = [source.ground_truth(index) for index in range(len(source))]
+    files = [str(root / "images" / "train2017" / truth["file_name"]) for truth in truths]
     content = json.loads((root / "annotations" / "person_keypoints_train2017.json").read_text())
-    numbered = [source.truth(index)["image_id"] for index in range(len(source))]
-    people = [[known for known in content["annotations"] if known["image_id"] == number] for number in numbered]
-    for each, known in zip(examples, people, strict=True):
-        expected = plain.mask_of(known, *each.rgb.shape[:2])
-        assert np.array_equal(expected, np.ones_like(expected) if each.mask is None else each.mask > 0)
+    people = [
+        [person for person in content["annotations"] if person["image_id"] == truth["image_id"]] for truth in truths
+    ]
+    for example, known in zip(examples, people, strict=True):
+        expected = plain.mask_of(known, *example.rgb.shape[:2])
+        assert np.array_equal(expected, np.ones_like(expected) if example.mask is None else example.mask > 0)
     numbers = np.arange(len(source))
 
     def theirs() -> Any:

@@ -1,7 +1,7 @@
 """Step time, peak memory and start time of three networks in plain PyTorch, Lightning, Accelerate and Samebits.
 
-    python benchmarks/steps.py --peers-python .venv/bench/bin/python
-    python benchmarks/steps.py --rounds 2 --networks crnn        # a quick trial
+    python -m benchmarks.steps --peers-python .venv/bench/bin/python
+    python -m benchmarks.steps --rounds 2 --networks crnn        # a quick trial
 
 One process each, one thread, on the GPU if there is one; small images, so that it takes minutes on a CPU. All run the
 same network and loss on the same batch in memory (peers/steps_job.py). They start one after the other, which gives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +10,21 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mnist_peers
+from tests.runs import environment
 
 
-def _compare(repo: Path, tmp_path: Path, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = str(repo / "benchmarks" / "mnist_peers.py")
-    command = [sys.executable, script, "--data", str(data), "--rounds", "1", "--steps", "25", *arguments]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110)
+def _compare(tmp_path: Path, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.mnist_peers", "--data", str(data), "--rounds", "1", "--steps", "25"]
+    environ = environment(TMPDIR=str(tmp_path))
+    return subprocess.run(
+        [*command, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110
+    )
 
 
 @pytest.mark.full
-def test_two_processes_train_and_the_figures_are_written(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:
+def test_two_processes_train_and_the_figures_are_written(tmp_path: Path, mnist_folder: Path) -> None:
     job = "bound: data in memory"
-    run = _compare(repo, tmp_path, mnist_folder, "--only", job, "--out", "figures.json")
+    run = _compare(tmp_path, mnist_folder, "--only", job, "--out", "figures.json")
     assert run.returncode == 0, run.stderr
     (figures,) = json.loads((tmp_path / "figures.json").read_text())["jobs"][job]
     assert figures["samples_per_s"] > 0
@@ -31,14 +32,14 @@ def test_two_processes_train_and_the_figures_are_written(repo: Path, tmp_path: P
     assert f"| {job} |" in run.stdout
 
 
-def test_a_job_that_fails_is_reported_and_fails_the_command(repo: Path, tmp_path: Path, mnist_folder: Path) -> None:
-    run = _compare(repo, tmp_path, mnist_folder, "--only", "Lightning", "--peers-python", "gone/python")
+def test_a_job_that_fails_is_reported_and_fails_the_command(tmp_path: Path, mnist_folder: Path) -> None:
+    run = _compare(tmp_path, mnist_folder, "--only", "Lightning", "--peers-python", "gone/python")
     assert run.returncode == 1
     assert "Lightning FAILED" in run.stderr
 
 
-def test_a_folder_without_mnist_is_named(repo: Path, tmp_path: Path) -> None:
-    run = _compare(repo, tmp_path, tmp_path / "empty")
+def test_a_folder_without_mnist_is_named(tmp_path: Path) -> None:
+    run = _compare(tmp_path, tmp_path / "empty")
     assert run.returncode == 1
     assert "empty does not hold train-images-idx3-ubyte.gz" in run.stderr
 

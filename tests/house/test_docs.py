@@ -63,6 +63,7 @@ def gone_files(root: Path) -> list[str]:
 def gone_targets(root: Path) -> list[str]:
     """`make` targets in the documents that the Makefile does not have."""
     known = set(re.findall(r"^([a-z][a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    known |= {f"bench-{path.stem.replace('_', '-')}" for path in (root / "benchmarks").glob("*.py")}
     problems = []
     for page in documents(root):
         code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`|^    .*$", page.read_text(), re.DOTALL | re.MULTILINE))
