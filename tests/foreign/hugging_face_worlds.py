@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent
 LONG_S = 180.0
 # What scripts import; of these, a script's text has the first two. torch imports the last one for deterministic
 # algorithms; it takes seconds.
@@ -86,13 +85,13 @@ class Worlds:
 
 
 @contextlib.contextmanager
-def worlds_of(script: str, folder: Path) -> Iterator[Worlds]:
-    """Start the process that forks worlds of a script, such as "accelerate_cnn/exact.py"."""
+def worlds_of(script: Path, folder: Path) -> Iterator[Worlds]:
+    """Start the process that forks worlds of a script."""
     from tests import warm_start
     from tests.runs import environment
 
     process = warm_start.popen(
-        [sys.executable, __file__, str(FOLDER / script)],
+        [sys.executable, __file__, str(script)],
         cwd=folder,
         env=environment(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"),
         stdin=subprocess.PIPE,
@@ -101,7 +100,7 @@ def worlds_of(script: str, folder: Path) -> Iterator[Worlds]:
         start_new_session=True,
     )
     try:
-        yield Worlds(process, FOLDER / script, folder)
+        yield Worlds(process, script, folder)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -11,11 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.foreign.scripts import FOLDER, KILL_AT, Starter, changed_lines
+from tests.foreign.forms import FOLDER, count_changed_lines
+from tests.foreign.scripts import KILL_AT, Starter
 
 HEAD = """# Training scripts of others
 
-Scripts in the style of public examples, in their usual form and made exact by a few changed lines.
+Scripts in the style of public examples, with the few changed lines that make each exact.
+
+`usual.py` is a script's usual form, and `exact.diff` has the lines to change.
 
 `make foreign` runs the DDP scripts and writes this table: the first digits of the SHA-256 of the final weights by the
 number of processes, and after a kill on 3 processes and a resume on 2. They depend on the processor
@@ -40,7 +43,7 @@ def main() -> int:
             resumed = starter.run(name, "exact", 2, place / "killed.pt").sha256
             is_exact &= len({*exact, resumed}) == 1
             cells = [" ".join(digest[:6] for digest in digests) for digests in (usual, exact, [resumed])]
-            rows.append(f"| [{name}]({name}/exact.py) | {changed_lines(name)} | {' | '.join(cells)} |\n")
+            rows.append(f"| [{name}]({name}/exact.diff) | {count_changed_lines(name)} | {' | '.join(cells)} |\n")
             print(rows[-1], end="", flush=True)
     (FOLDER / "README.md").write_text(HEAD + "".join(rows), encoding="utf-8")
     return 0 if is_exact else 1

@@ -1,8 +1,7 @@
-"""The training scripts in this folder: their changed lines, and their starts in real processes."""
+"""Starts of the training scripts in this folder, in real processes."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import subprocess
@@ -12,23 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 from tests import warm_start
+from tests.foreign.forms import FOLDER, script
 from tests.runs import environment
 
-FOLDER = Path(__file__).resolve().parent
 # Steps of optimizers, over all of a process, after which a rank is killed: after the first checkpoint.
 KILL_AT = {"ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18}
-
-
-def names() -> list[str]:
-    """The folders with a script in its usual form."""
-    return sorted(path.parent.name for path in FOLDER.glob("*/usual.py"))
-
-
-def changed_lines(name: str) -> int:
-    """Lines that the exact form changes, adds or deletes."""
-    usual, exact = ((FOLDER / name / f"{form}.py").read_text().splitlines() for form in ("usual", "exact"))
-    changes = difflib.SequenceMatcher(None, usual, exact, autojunk=False).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,8 @@ class Starter:
 
     def run(self, name: str, form: str, procs: int, checkpoint: Path, *, kill_at: int | None = None) -> Ended:
         """Run a script of this folder to its end, or until a rank is killed."""
-        return self.run_files([FOLDER / name / f"{form}.py"], procs, "--checkpoint", checkpoint, kill_at=kill_at)
+        file = script(name, form, checkpoint.parent)
+        return self.run_files([file], procs, "--checkpoint", checkpoint, kill_at=kill_at)
 
     def run_files(self, scripts: list[Path], procs: int, *arguments: object, kill_at: int | None = None) -> Ended:
         """Run a script, or one for each rank."""

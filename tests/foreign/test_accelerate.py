@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.foreign.cases import cases
-from tests.foreign.changed_lines import count_changed_lines
-from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
+from tests.foreign.forms import names, script
+from tests.foreign.hugging_face_worlds import worlds_of
 
 pytestmark = pytest.mark.skipif(
     not find_spec("accelerate"), reason="accelerate is not installed: pip install 'samebits[accelerate]'"
 )
 
-SCRIPTS = sorted(path.name for path in FOLDER.glob("accelerate_*"))
+SCRIPTS = names("accelerate")
 EVALUATION = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -38,21 +38,16 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_accelerate_script_becomes_exact_by_at_most_five_lines(name: str) -> None:
-    assert 0 < count_changed_lines(FOLDER / name / "usual.py", FOLDER / name / "exact.py") <= 5
-
-
 @pytest.mark.full
 def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_path: Path) -> None:
-    with worlds_of("accelerate_cnn/exact.py", tmp_path) as worlds:
+    with worlds_of(script("accelerate_cnn", "exact", tmp_path), tmp_path) as worlds:
         assert worlds.hash(1) == worlds.hash(2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tmp_path: Path) -> None:
-    with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
+    with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
         (whole,) = {worlds.hash(size) for size in (1, 2, 3, 4)}
         for before, after in ((3, 2), (1, 4)):
             output = tmp_path / f"output{before}"
@@ -65,14 +60,14 @@ def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tm
 @pytest.mark.lab
 @pytest.mark.slow
 def test_a_usual_accelerate_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
-    with worlds_of("accelerate_cnn/usual.py", tmp_path) as worlds:
+    with worlds_of(script("accelerate_cnn", "usual", tmp_path), tmp_path) as worlds:
         assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3
 
 
 @pytest.mark.full
 def test_gather_for_metrics_returns_each_sample_once_and_in_order(tmp_path: Path) -> None:
     (tmp_path / "evaluation.py").write_text(EVALUATION)
-    with worlds_of(str(tmp_path / "evaluation.py"), tmp_path) as worlds:
+    with worlds_of(tmp_path / "evaluation.py", tmp_path) as worlds:
         texts = [worlds.run(size)[1] for size in (1, 2, 3, 4)]
     assert "samples True names True" in texts[0]
     assert len(set(texts)) == 1, texts

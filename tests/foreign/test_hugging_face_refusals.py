@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm_start
+from tests.foreign.forms import FOLDER
 from tests.foreign.hugging_face_worlds import worlds_of
 from tests.runs import LONG_S, environment
 
@@ -68,7 +69,7 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'samebits[{package}]'")
-    with worlds_of("hugging_face_refusals.py", tmp_path) as worlds:
+    with worlds_of(FOLDER / "hugging_face_refusals.py", tmp_path) as worlds:
         _, text = worlds.run(1, kind, tmp_path)
     refused = dict(line.split("| ", 1) for line in text.splitlines() if "| " in line)
     wanted = {"accelerate": ACCELERATE, "trainer": TRAINER}[kind]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
 import os
@@ -18,11 +17,11 @@ import pytest
 
 from tests import warm_start
 from tests.foreign.cases import cases
+from tests.foreign.forms import names, script
 from tests.runs import LONG_S, environment, kill_session, wait_until
 
 HERE = Path(__file__).parent
-SCRIPTS = ("lightning_cnn", "lightning_vit", "lightning_unet", "lightning_gan", "lightning_contrastive")
-MAX_CHANGED_LINES = 5
+SCRIPTS = names("lightning")
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None,
@@ -60,7 +59,7 @@ def alone(name: str, scratch: Path) -> dict[str, str]:
     """What the exact form of a script prints with one process."""
     folder = scratch / f"alone-{name}"
     folder.mkdir(exist_ok=True)
-    return printed(start(HERE / name / "exact.py", folder, "--devices", 1))
+    return printed(start(script(name, "exact", folder), folder, "--devices", 1))
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +86,6 @@ def found(scratch: Path) -> dict[str, Any]:
     assert process.returncode == 0, f"{out}\n{err}"
     found: dict[str, Any] = json.loads((scratch / "found.json").read_text())
     return found
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_becomes_exact_by_few_changed_lines(name: str) -> None:
-    usual, exact = ((HERE / name / f"{form}.py").read_text().splitlines() for form in ("usual", "exact"))
-    blocks = difflib.SequenceMatcher(None, usual, exact, autojunk=False).get_opcodes()
-    changed = sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in blocks if tag != "equal")
-    assert 0 < changed <= MAX_CHANGED_LINES
 
 
 def test_weights_are_equal_at_one_and_two_processes(found: dict[str, Any]) -> None:
@@ -179,12 +170,12 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
 def test_a_script_prints_the_same_at_any_number_of_processes(
     name: str, procs: int, scratch: Path, tmp_path: Path
 ) -> None:
-    assert printed(start(HERE / name / "exact.py", tmp_path, "--devices", procs)) == alone(name, scratch)
+    assert printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", procs)) == alone(name, scratch)
 
 
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_a_killed_script_resumes_on_another_number_of_processes(name: str, scratch: Path, tmp_path: Path) -> None:
-    process = start(HERE / name / "exact.py", tmp_path, "--devices", 2)
+    process = start(script(name, "exact", tmp_path), tmp_path, "--devices", 2)
     try:
         wait_until((tmp_path / "out" / "last.ckpt").exists, LONG_S)
         os.killpg(process.pid, signal.SIGKILL)
@@ -192,7 +183,7 @@ def test_a_killed_script_resumes_on_another_number_of_processes(name: str, scrat
     finally:
         kill_session(process)
     assert "sha256" not in out, "it was killed too late"
-    resumed = printed(start(HERE / name / "exact.py", tmp_path, "--devices", 3))
+    resumed = printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", 3))
     assert resumed["sha256"] == alone(name, scratch)["sha256"]
 
 
@@ -202,6 +193,6 @@ def test_the_usual_form_depends_on_the_number_of_processes(tmp_path: Path) -> No
     for procs in (1, 2):
         folder = tmp_path / str(procs)
         folder.mkdir()
-        script = HERE / "lightning_cnn" / "usual.py"
-        hashes.add(printed(start(script, folder, "--devices", procs))["sha256"])
+        usual = script("lightning_cnn", "usual", folder)
+        hashes.add(printed(start(usual, folder, "--devices", procs))["sha256"])
     assert len(hashes) == 2

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.foreign.cases import cases
-from tests.foreign.changed_lines import count_changed_lines
-from tests.foreign.hugging_face_worlds import FOLDER, worlds_of
+from tests.foreign.forms import names, script
+from tests.foreign.hugging_face_worlds import worlds_of
 
 # Not `importorskip`: all workers would import them, which takes seconds.
 pytestmark = pytest.mark.skipif(
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     reason="transformers or accelerate is not installed: pip install 'samebits[transformers]'",
 )
 
-SCRIPTS = sorted(path.name for path in FOLDER.glob("trainer_*"))
+SCRIPTS = names("trainer")
 
 
 def logs(text: str) -> list[dict[str, str]]:
@@ -30,13 +30,8 @@ def logs(text: str) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_trainer_script_becomes_exact_by_at_most_five_lines(name: str) -> None:
-    assert 0 < count_changed_lines(FOLDER / name / "usual.py", FOLDER / name / "exact.py") <= 5
-
-
 def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_and_two_processes(tmp_path: Path) -> None:
-    with worlds_of("trainer_text/exact.py", tmp_path) as worlds:
+    with worlds_of(script("trainer_text", "exact", tmp_path), tmp_path) as worlds:
         (one, text_one), (two, text_two) = worlds.run(1), worlds.run(2)
     assert one is not None
     assert one == two
@@ -47,7 +42,7 @@ def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_an
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: str, tmp_path: Path) -> None:
-    with worlds_of(f"{name}/exact.py", tmp_path) as worlds:
+    with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
         whole, text = worlds.run(1)
         assert whole is not None
         for size in (2, 3, 4):
@@ -67,5 +62,5 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
 @pytest.mark.lab
 @pytest.mark.slow
 def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
-    with worlds_of("trainer_text/usual.py", tmp_path) as worlds:
+    with worlds_of(script("trainer_text", "usual", tmp_path), tmp_path) as worlds:
         assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3

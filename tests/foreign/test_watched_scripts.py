@@ -14,7 +14,8 @@ import pytest
 
 from samebits.errors import HangError
 from tests import guards
-from tests.foreign.scripts import FOLDER, Starter
+from tests.foreign.forms import FOLDER
+from tests.foreign.scripts import Starter
 from tests.runs import LONG_S, environment
 
 SCRIPT = FOLDER / "watched.py"
