@@ -117,7 +117,6 @@ def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsy
         "diff {} {}",
         "push {} new",
         "compare {} {}",
-        "watch",
         "report",
         "track {} --to mlflow",
     ],

@@ -205,7 +205,7 @@ def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) ->
         "assert not {'torch', 'numpy', 'matplotlib', 'tensorboard'} & set(sys.modules)"
     )
     a, b = str(tmp_path / "runs/run-000"), str(tmp_path / "runs/run-001")
-    commands = [["runs", str(tmp_path / "runs")], ["compare", a, b], ["watch", a], ["report", a]]
+    commands = [["runs", str(tmp_path / "runs")], ["compare", a, b], ["report", a]]
     arguments = [sys.executable, "-P", "-c", code, "-", "-", *map(repr, commands)]
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
