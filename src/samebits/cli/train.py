@@ -281,6 +281,8 @@ def _stored_source(
 
 def _source_of(run_dir: Path | None) -> str:
     """Return the source that a run folder stores."""
+    from samebits.storage.run_path import check_version
+
     if run_dir is None:
         raise ConfigError("no recipe was named", fix="Name one. For a first run: samebits train digits")
     if not (run_dir / "config.yaml").is_file():
@@ -289,4 +291,5 @@ def _source_of(run_dir: Path | None) -> str:
             fix="Check the path. To start a run there, name a recipe, a preset or a file: samebits train digits\n"
             "A run that was stopped before its first step starts again from the beginning.",
         )
+    check_version(run_dir)
     return str(run_dir / "config.yaml")

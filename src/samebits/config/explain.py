@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from samebits.config import describe
 from samebits.config.describe import Setting
 from samebits.config.document import KeyPath
-from samebits.config.renamed import renamed_settings
 from samebits.errors import ConfigError
 
 _WIDTH = 68  # of a slot's text: 80 columns less the slot's name
@@ -104,7 +103,6 @@ class _Reader:
     def __init__(self, model: type[BaseModel], values: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> None:
         self.settings = {setting.path: setting for setting in describe.settings(model)}
         self.defaults = describe.defaults(model)
-        self.renamed = renamed_settings(model)
         self.values = values
         self.origins = origins
 
@@ -133,10 +131,6 @@ class _Reader:
 
     def _unknown(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
         value = describe.at(self.values, path)
-        for old, new in self.renamed.items():
-            if old[: len(path)] == path and describe.at(self.values, old) is not PydanticUndefined:
-                problem = f"{'.'.join(old)} was renamed to {'.'.join(new)}"
-                return problem, {"given": self._origin(old), "fix": f"Use {'.'.join(new)}."}
         if "." in path[-1]:
             section, _, name = path[-1].rpartition(".")
             example = f"{section.replace('.', ': {')}: {{{name}: {describe.show(value)}}}" + "}" * section.count(".")

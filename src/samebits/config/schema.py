@@ -7,9 +7,8 @@ from the settings are computed later.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,18 +26,9 @@ from samebits.config.sections import (
     WatchConfig,
 )
 
-# Former name of a shared setting -> its present name. A recipe lists its own in the `RENAMED` of its `Config`.
-RENAMED: Mapping[str, str] = {"watch.drift_every": "watch.replica_check_every"}
-
 
 class RunConfig(Settings):
-    """All settings of a run. Recipes add `data` and `model`.
-
-    Attributes:
-        RENAMED: Former dotted name of a recipe's own setting -> its present name.
-    """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """All settings of a run. Recipes add `data` and `model`."""
 
     recipe: str = Field(description="What to train: the name of a recipe, or the path of a recipe file.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers of the run.")

@@ -23,7 +23,6 @@ from samebits.storage.run_folder import RunFolder
 from samebits.storage.run_weights import identity_of
 
 FILE_NAME = "dataset_info.json"
-_FORMER_NAME = "facts.json"  # up to version 0.1.0
 DatasetInfo = dict[str, Any]
 
 
@@ -68,8 +67,7 @@ def read_dataset_info(folder: Path) -> DatasetInfo | None:
     Raises:
         CheckpointError: The file is damaged.
     """
-    name = next((name for name in (FILE_NAME, _FORMER_NAME) if os.path.lexists(folder / name)), None)
-    return None if name is None else RunFolder(folder).read_json(name)
+    return RunFolder(folder).read_json(FILE_NAME) if os.path.lexists(folder / FILE_NAME) else None
 
 
 def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:

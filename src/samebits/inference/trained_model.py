@@ -16,7 +16,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
-from samebits.storage.run_path import no_run, runs_in
+from samebits.storage.run_path import check_version, no_run, runs_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,6 +104,8 @@ class TrainedModel:
                 hint = f"To evaluate a run on the data in it: samebits eval RUN data.root={shlex.quote(str(self.path))}"
                 raise error.with_slots(fix=f"{error.slots['fix']}\n{hint}")
             raise error
+        else:
+            check_version(self.path)
 
     def _find_run(self) -> RecipeSpec:
         from samebits.storage.recipe_copy import describe_copy

@@ -16,7 +16,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance.same_run import differing, plain_settings
 
-SETTINGS, FACTS = "settings", "facts_sha256"
+SETTINGS, DATASET_INFO = "settings", "dataset_info_sha256"
 
 
 def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, An
         config: The settings.
         dataset_info: The content of `dataset_info.json`.
     """
-    return {SETTINGS: plain_settings(config), FACTS: _sha256(dataset_info)}
+    return {SETTINGS: plain_settings(config), DATASET_INFO: _sha256(dataset_info)}
 
 
 def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is_resume: bool) -> None:
@@ -65,7 +65,7 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
 
 def is_vouched(kept: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint records the dataset info of its run."""
-    return kept.get(FACTS) is not None
+    return kept.get(DATASET_INFO) is not None
 
 
 def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any], run: Path) -> None:
@@ -79,7 +79,7 @@ def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any],
     Raises:
         CheckpointError: They differ.
     """
-    before, now = kept.get(FACTS), _sha256(dataset_info)
+    before, now = kept.get(DATASET_INFO), _sha256(dataset_info)
     if before is None or before == now:
         return
     path = run / "dataset_info.json"

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.config.plain_file import read_plain
-from samebits.config.renamed import with_present_names
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
 from samebits.storage.run_folder import RunFolder, holds_a_run
+from samebits.storage.run_path import check_version
 from samebits.version import __version__
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     """
     if not folder.config.exists():
         return
+    check_version(folder.path)
     if resume == "never" and folder.has_checkpoints:
         raise holds_a_run(folder.path)
     other = _differing(folder, config)
@@ -72,7 +73,10 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
     Raises:
         ConfigError: The run there has other settings.
     """
-    if folder.config.exists() and (other := _differing(folder, config)):
+    if not folder.config.exists():
+        return
+    check_version(folder.path)
+    if other := _differing(folder, config):
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",
             given="\n".join(other),
@@ -257,7 +261,6 @@ def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: in
 
 def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """Add the defaults of settings that were introduced after the run started."""
-    settings = with_present_names(type(config), settings)
     try:
         return plain_settings(type(config).model_validate(settings))
     except ValidationError:  # a setting was removed or changed its meaning

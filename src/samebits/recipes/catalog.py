@@ -23,7 +23,6 @@ import samebits.recipes
 from samebits.config import describe
 from samebits.config.explain import wrapped
 from samebits.config.load import Layer, leaves, mapping_layer, read_layer, short_path
-from samebits.config.renamed import with_present_names
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.extras import require_recipe
@@ -81,16 +80,10 @@ class RecipeSpec:
         """Import the recipe, and torch with it.
 
         Raises:
-            ConfigError: The file cannot be imported or has the form of an earlier version, or a package is missing.
+            ConfigError: The file cannot be imported, or a package is missing.
         """
         if self.recipe.endswith(".py"):
-            module = load_file(Path(self.recipe), None)
-            if hasattr(module, "facts") and not hasattr(module, "dataset_info"):
-                raise ConfigError(
-                    f"{self.recipe} defines facts(config), which is now called dataset_info(config)",
-                    fix="Rename the function facts to dataset_info.",
-                )
-            return module
+            return load_file(Path(self.recipe), None)
         require_recipe(self.recipe)
         return importlib.import_module(f"samebits.recipes.{self.recipe}.recipe")
 
@@ -219,15 +212,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
             base = _from_package(named)
     except ConfigError as error:
         raise error.with_slots(where=error.slots.get("where", where)) from error
-    if _is_run_config(path):
-        layer = replace(layer, values=with_present_names(base.config_class, layer.values))
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
-
-
-def _is_run_config(path: Path) -> bool:
-    """Return whether a YAML file is the `config.yaml` that a run has written, perhaps one of an earlier version."""
-    beside = ("checkpoints", "weights.safetensors", "environment.json")
-    return path.name == "config.yaml" and any((path.parent / name).exists() for name in beside)
 
 
 def _name_of_yaml(path: Path) -> str:

@@ -21,7 +21,7 @@ from samebits.storage.run_lock import LOCK, RunLock, is_lock
 
 # Files and folders that a run writes and would replace, in addition to its lock.
 _WRITTEN = (
-    "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "facts.json", "metrics.jsonl",
+    "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "metrics.jsonl",
     "provenance.json", "result.json", "steps.bin", "weights.safetensors", "checkpoints", "pictures", "tensorboard",
     "trackers",
 )  # fmt: skip

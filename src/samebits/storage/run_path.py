@@ -5,19 +5,47 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from samebits.config.plain_file import parse_json, read_plain
 from samebits.errors import CheckpointError
 
+_MAX_BYTES = 1024 * 1024
 _SHOWN = 5  # runs, in an error
 
 
 def check_run_path(path: Path) -> None:
-    """Check that a path is a run folder, without reading it.
+    """Check that a path is a run folder of this version, by its small files alone.
 
     Raises:
-        CheckpointError: The path does not exist, or is no run folder.
+        CheckpointError: The path does not exist, is no run folder, or is one of before the project had its name.
     """
     if not os.path.lexists(path / "config.yaml"):
         raise no_run(path)
+    check_version(path)
+
+
+def check_version(path: Path) -> None:
+    """Refuse a run folder that was written before the project had its present name.
+
+    Its settings, records and checkpoints have other names: read in part, they would give a wrong result.
+
+    Raises:
+        CheckpointError: It is one.
+    """
+    if not has_present_version(path):
+        raise CheckpointError(
+            f"{path} was written by a version from before the package was called samebits",
+            where=path / "environment.json",
+            fix="Use the version that wrote it, or train again in another run folder.",
+        )
+
+
+def has_present_version(path: Path) -> bool:
+    """Return whether a run folder names this package in `environment.json`, or has no such file yet."""
+    try:
+        packages = parse_json(read_plain(path / "environment.json", _MAX_BYTES), _MAX_BYTES)["packages"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # not there, or damaged: its readers report that
+    return not isinstance(packages, dict) or not packages or "samebits" in packages
 
 
 def no_run(path: Path) -> CheckpointError:

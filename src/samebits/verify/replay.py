@@ -26,7 +26,7 @@ from samebits.engine.job import Job
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
-from samebits.provenance.run_identity import FACTS, identity
+from samebits.provenance.run_identity import DATASET_INFO, identity
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog, read_steps
 from samebits.recipes.catalog import RecipeSpec
@@ -131,7 +131,7 @@ def _compare_whole(plan: Plan, job: Job, replayer: Replayer) -> list[Difference]
     if plan.num_steps > last or (is_complete and plan.num_steps < last):
         # Fewer steps than the settings have, stated as a complete run, would be another run.
         found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(last)))
-    stated, now = plan.dataset_info_sha256, str(job.identity[FACTS])
+    stated, now = plan.dataset_info_sha256, str(job.identity[DATASET_INFO])
     if stated and stated != now:
         found.append(Difference(0, "dataset info", stated, now))
     if is_complete:

@@ -10,7 +10,7 @@ from samebits.engine.job import Job
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError
 from samebits.provenance import step_log
-from samebits.provenance.run_identity import FACTS
+from samebits.provenance.run_identity import DATASET_INFO
 from samebits.provenance.same_run import result_settings
 from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
 from samebits.report.records import read_records
@@ -45,7 +45,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         code=distinct(world.get("code", {}) for world in progress.worlds),
         environment=distinct(world.get("environment", {}) for world in progress.worlds),
         data=job.fingerprint.data,
-        dataset_info_sha256=str(job.identity.get(FACTS, "")),
+        dataset_info_sha256=str(job.identity.get(DATASET_INFO, "")),
         evaluations=_with_last(evaluations_of(folder), job),
         checkpoints=checkpoints,
         weights_sha256=weights_sha256,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -169,8 +169,6 @@ class LossConfig(Settings):
 
 class Config(RunConfig):
     """All settings of a run of the classify recipe."""
-
-    RENAMED: ClassVar[dict[str, str]] = {"data.eval_share": "data.val_fraction"}
 
     data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
     augment: AugmentConfig = Field(

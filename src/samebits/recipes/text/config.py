@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -216,8 +216,6 @@ class DecodeConfig(Settings):
 
 class Config(RunConfig):
     """All settings of a run of the text recipe."""
-
-    RENAMED: ClassVar[dict[str, str]] = {"data.held_out": "data.val_fraction"}
 
     data: DataConfig = Field(default=DataConfig(), description="Text lines.")
     model: ModelConfig = Field(default=ModelConfig(), description="Network.")
