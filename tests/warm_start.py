@@ -49,7 +49,7 @@ _FIXED = {
 }
 # Commands and scripts that need no copy that waits to become a fork server. A fork takes 30 ms.
 _ALONE = ("--help", "config", "export", "predict", "runs", "compare", "report", "trust")
-_SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "hugging_face_worlds.py", "lightning_cases.py")
+_SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "lightning_cases.py")
 # Of no use to a process that is forked.
 _READ_BY_PYTHON = ("PYTHONSAFEPATH", "PYTHONWARNINGS")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

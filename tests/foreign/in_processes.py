@@ -1,14 +1,19 @@
 """Runs training scripts in real processes, as torchrun starts them, without importing torch anew for each.
 
-    python -P tests/foreign/in_processes.py < JSON lines, one for each start: scripts, arguments, procs, kill_at
+    python -P tests/foreign/in_processes.py MODULE... < JSON lines, one for each start
 
-A start has `procs` processes with torchrun's environment variables. `kill_at` kills the last rank by SIGKILL after that
-many steps of its optimizer, and then the others. Prints a JSON line for each start: exit codes and output.
+Imports the modules that exist, then starts scripts. A start has `procs` processes with torchrun's environment
+variables, or one without them if it is `alone`. `kill_at` kills the last rank by SIGKILL after that many steps of its
+optimizer,
+`kill_when` rank 0 when it has written that file; then the others are killed. Prints a JSON line for each start: exit
+codes and output.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -25,14 +30,10 @@ LIMIT_S = 300.0
 
 def main() -> None:
     """Serve the starts on standard input."""
-    # Imported before the processes are forked.
-    import sklearn.datasets  # noqa: F401
-    import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
-    import torch.distributed  # noqa: F401
-
-    import samebits
-
-    assert samebits.exact
+    # Before the processes are forked. The first optimizer of a process imports torch._dynamo, which takes seconds.
+    for name in ("torch._dynamo", "samebits.own_loop.session", *sys.argv[1:]):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(start(json.loads(line), Path(folder))), flush=True)
@@ -90,12 +91,16 @@ def _run(request: dict[str, Any], rank: int, port: int) -> None:
 
     size = str(request["procs"])
     torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, OMP_NUM_THREADS="1",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-    )  # fmt: skip
-    if request.get("kill_at") and rank == request["procs"] - 1:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if not (request["alone"] and size == "1"):
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
+        )  # fmt: skip
+    if request["kill_at"] and rank == request["procs"] - 1:
         _kill_after(request["kill_at"])
+    if request["kill_when"] and rank == 0:
+        _kill_after_writing(request["kill_when"])
     script = request["scripts"][min(rank, len(request["scripts"]) - 1)]  # one for all, or one for each rank
     sys.argv = [script, *request["arguments"]]
     sys.path[0] = os.path.dirname(script)
@@ -113,6 +118,18 @@ def _kill_after(num_steps: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_post_hook(count)
+
+
+def _kill_after_writing(path: str) -> None:
+    replace = Path.replace
+
+    def replace_and_kill(self: Path, target: Any) -> Path:
+        result = replace(self, target)
+        if str(target) == path:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    Path.replace = replace_and_kill  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

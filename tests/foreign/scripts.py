@@ -34,15 +34,25 @@ class Ended:
 
 
 class Starter:
-    """Context with the process of `in_processes.py`, which starts scripts without importing torch anew."""
+    """Context with the process of `in_processes.py`, which starts scripts without importing torch anew.
+
+    Args:
+        imports: Further modules to import once.
+        cwd: Working directory of the scripts.
+        environ: Further environment variables of the scripts.
+    """
+
+    def __init__(self, *imports: str, cwd: Path | None = None, **environ: str) -> None:
+        self._imports, self._cwd, self._environ = imports or ("sklearn.datasets",), cwd, environ
 
     def __enter__(self) -> Starter:
         self._server = warm_start.popen(
-            [sys.executable, FOLDER / "in_processes.py"],
+            [sys.executable, FOLDER / "in_processes.py", *self._imports],
+            cwd=self._cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env=environment(**self._environ),
         )
         return self
 
@@ -65,15 +75,34 @@ class Starter:
         file = script(name, form, checkpoint.parent)
         return self.run_files([file], procs, "--checkpoint", checkpoint, kill_at=kill_at)
 
-    def run_files(self, scripts: list[Path], procs: int, *arguments: object, kill_at: int | None = None) -> Ended:
-        """Run a script, or one for each rank."""
+    def run_files(
+        self,
+        scripts: list[Path],
+        procs: int,
+        *arguments: object,
+        alone: bool = False,
+        kill_at: int | None = None,
+        kill_when: Path | None = None,
+    ) -> Ended:
+        """Run a script, or one for each rank.
+
+        Args:
+            scripts: One for all ranks, or one for each.
+            procs: Number of processes.
+            arguments: Arguments of the scripts.
+            alone: Whether one process runs without a launcher's environment variables.
+            kill_at: Kill the last rank after this number of optimizer steps.
+            kill_when: Kill rank 0 when it has written this file.
+        """
         assert self._server.stdin
         assert self._server.stdout
         request = {
             "scripts": list(map(str, scripts)),
             "arguments": list(map(str, arguments)),
             "procs": procs,
+            "alone": alone,
             "kill_at": kill_at,
+            "kill_when": kill_when and str(kill_when),
         }
         print(json.dumps(request), file=self._server.stdin, flush=True)
         return Ended(**json.loads(self._server.stdout.readline()))

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import guards
 from tests.foreign.cases import cases
 from tests.foreign.forms import names
 from tests.foreign.scripts import KILL_AT, Starter
-
-
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    with Starter() as starter:
-        guards.KEPT.add(starter.pid)
-        yield starter
-    guards.KEPT.discard(starter.pid)
 
 
 def test_a_script_has_one_hash_at_one_and_two_processes(starter: Starter, tmp_path: Path) -> None:

@@ -7,26 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from samebits.errors import HangError
-from tests import guards
 from tests.foreign.forms import FOLDER
 from tests.foreign.scripts import Starter
 from tests.runs import LONG_S, environment
 
 SCRIPT = FOLDER / "watched.py"
-
-
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    with Starter() as starter:
-        guards.KEPT.add(starter.pid)
-        yield starter
-    guards.KEPT.discard(starter.pid)
 
 
 def remove_stacks(text: str) -> str:
