@@ -72,18 +72,6 @@ def test_in_16_bits_half_of_the_bytes_are_sent(pool: RankPool) -> None:
     assert half < 0.6 * whole
 
 
-@pytest.mark.parametrize("batch_norm", [pytest.param("micro", marks=pytest.mark.full), "sync"])
-def test_a_run_in_bf16_gradients_has_one_hash_in_all_worlds_and_after_a_stop(
-    pool: RankPool, tmp_path: Path, batch_norm: str
-) -> None:
-    config = settings(every="2 steps", compress="bf16", batch_norm=batch_norm)
-    (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)
-    assert straight[2]
-    assert pool.run(4, carry_out, tmp_path / "four", config) == [straight] * 4
-    pool.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
-    assert pool.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
-
-
 def test_a_sum_too_large_for_fp16_is_named_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
     config = settings(compress="fp16")
     texts = pool.run(2, carry_out_with_a_large_loss, tmp_path / "run", config)

@@ -1,10 +1,9 @@
-"""The moving average of the weights, in worlds of any size and over stops."""
+"""The moving average of the weights. That it is equal in all worlds is tested in `test_run_worlds.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from samebits.storage.checkpoint import load_checkpoint
@@ -14,22 +13,6 @@ from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out, settings
 
 AVERAGED = settings(optim={"ema": 0.9, "decay_norms_and_biases": False, "weight_decay": 0.1}, every="1 epoch")
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_average_and_its_figures_have_the_same_bits_in_all_worlds(
-    pool: RankPool, tmp_path: Path, world: int
-) -> None:
-    alone = pool.run(1, carry_out, tmp_path / "alone", AVERAGED)
-    assert pool.run(world, carry_out, tmp_path / "other", AVERAGED) == alone * world
-
-
-@pytest.mark.parametrize(("stop_at", "then"), [(2, 3), (5, 1)])
-def test_a_stopped_run_resumes_to_the_same_average(pool: RankPool, tmp_path: Path, stop_at: int, then: int) -> None:
-    straight = pool.run(1, carry_out, tmp_path / "straight", AVERAGED)[0]
-    stopped = pool.run(2, carry_out, tmp_path / "run", AVERAGED, "auto", stop_at)[0]
-    assert not stopped[2]
-    assert pool.run(then, carry_out, tmp_path / "run", AVERAGED)[0] == straight
 
 
 def test_the_average_is_what_is_evaluated_and_what_a_checkpoint_gives(pool: RankPool, tmp_path: Path) -> None:

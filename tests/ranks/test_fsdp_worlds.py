@@ -13,9 +13,9 @@ from samebits.cluster.world import World
 from samebits.engine import loss_scale
 from samebits.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
-from tests.ranks.pose_in_ranks import carry_out as train_pose
-from tests.ranks.pose_in_ranks import settings as pose_settings
 from tests.ranks.rank_pool import RankPool, new_pool
+from tests.ranks.recipes_in_ranks import carry_out as train_pose
+from tests.ranks.recipes_in_ranks import pose as pose_settings
 from tests.ranks.runs_in_ranks import settings
 from tests.ranks.sharded_in_ranks import carry_out, carry_out_within, hash_of, started
 from tests.ranks.test_run_worlds import poisoned

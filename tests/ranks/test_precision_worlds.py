@@ -68,30 +68,6 @@ def settings(**more: Any) -> RunConfig:
     return runs_in_ranks.settings(every="2 steps", **more)
 
 
-@pytest.mark.parametrize(
-    ("precision", "batch_norm"),
-    [
-        ("bf16", "micro"),
-        ("fp16", "sync"),
-        pytest.param("bf16", "sync", marks=pytest.mark.full),
-        pytest.param("fp16", "micro", marks=pytest.mark.full),
-    ],
-)
-def test_one_hash_in_all_worlds_and_after_a_stop(
-    pool: RankPool, tmp_path: Path, precision: str, batch_norm: str
-) -> None:
-    config = settings(precision=precision, batch_norm=batch_norm)
-    (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)
-    (fp32,) = pool.run(1, carry_out, tmp_path / "fp32", settings(batch_norm=batch_norm))
-    assert straight[2]
-    assert straight[0] != fp32[0]
-    assert straight[1]["metrics"]["loss"] == pytest.approx(fp32[1]["metrics"]["loss"], rel=0.1)
-    for world in (2, 4):
-        assert pool.run(world, carry_out, tmp_path / f"run-{world}", config) == [straight] * world
-    pool.run(3, carry_out, tmp_path / "stopped", config, "auto", 4)
-    assert pool.run(2, carry_out, tmp_path / "stopped", config) == [straight] * 2
-
-
 def test_overflows_are_agreed_counted_and_survive_a_stop(pool: RankPool, tmp_path: Path) -> None:
     config = settings(precision="fp16")
     (straight,) = pool.run(1, carry_out_from_scale, 2.0**20, 1.0, tmp_path / "straight", config)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from torch import nn
 
+from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.storage.checkpoint import steps
+from tests.ranks import runs_in_ranks
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, STEPS_PER_EPOCH, carry_out, settings, worlds_after_restore
 
@@ -56,12 +60,54 @@ def test_a_run_stopped_after_any_step_resumes_to_the_same_weights_in_another_wor
     assert pool.run(after, carry_out, tmp_path / "run", settings()) == [straight] * after
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_other_optimizers_resume_to_the_same_weights_too(pool: RankPool, tmp_path: Path, name: str) -> None:
-    config = settings(optim={"name": name})
-    (expected,) = pool.run(1, carry_out, tmp_path / "straight", config)
-    pool.run(2, carry_out, tmp_path / "run", config, "auto", 4)
-    assert pool.run(3, carry_out, tmp_path / "run", config) == [expected] * 3
+class Linear(nn.Sequential):
+    """Muon needs hidden matrices."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * 64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5))
+
+
+def carry_out_linear(world: World, *arguments: Any) -> Any:
+    with patch.object(runs_in_ranks, "WithBatchNorm", Linear):
+        return carry_out(world, *arguments)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"optim": {"name": "adam"}},
+        {"optim": {"name": "adamw"}},
+        {"optim": {"ema": 0.9, "decay_norms_and_biases": False, "weight_decay": 0.1}},
+        {"compress": "bf16", "batch_norm": "sync"},
+        {"precision": "bf16"},
+        {"precision": "fp16", "batch_norm": "sync"},
+        *(
+            pytest.param(more, marks=pytest.mark.full)
+            for more in (
+                {"optim": {"name": "lamb", "weight_decay": 0.1}},
+                {"optim": {"name": "muon", "weight_decay": 0.1}},
+                {"compress": "bf16"},
+                {"precision": "bf16", "batch_norm": "sync"},
+                {"precision": "fp16"},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_other_settings_give_one_hash_in_all_worlds_and_after_a_stop(
+    pool: RankPool, straight: Any, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    config = settings(every="2 steps", **more)
+    train = carry_out_linear if more.get("optim", {}).get("name") == "muon" else carry_out
+    (expected,) = pool.run(1, train, tmp_path / "1", config)
+    assert expected[2]
+    assert expected[0] != straight[0]
+    if "precision" in more:
+        assert expected[1]["metrics"]["loss"] == pytest.approx(straight[1]["metrics"]["loss"], rel=0.1)
+    for world in (2, 4):
+        assert pool.run(world, train, tmp_path / str(world), config) == [expected] * world
+    pool.run(3, train, tmp_path / "stopped", config, "auto", 4)
+    assert pool.run(2, train, tmp_path / "stopped", config) == [expected] * 2
 
 
 def test_a_run_resumes_from_the_checkpoint_before_a_truncated_one(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from samebits.config.sections import OptimConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.optim.build import load_state, optimizer
 from samebits.optim.layers import layer_scales
-from tests.runs import TINY, samebits, weights
 
 
 class Net(nn.Module):
@@ -141,22 +139,3 @@ def test_groups_have_the_scale_of_their_layer_besides_the_decay() -> None:
 def test_what_needs_whole_tensors_is_refused_with_sharded_parameters(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cannot be combined with parallel=fsdp"):
         RunConfig.model_validate({"recipe": "mnist", "parallel": "fsdp", "mode": "fast", "optim": setting})
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_a_run_has_one_hash_at_any_world_size_and_after_a_resume(tmp_path: Path, optim: str) -> None:
-    recipe = tmp_path / "mlp_recipe.py"
-    layers = "nn.Linear(16 * width, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3),"
-    recipe.write_text(
-        Path(TINY).read_text(encoding="utf-8").replace("nn.Linear(16 * width, 3),", layers), encoding="utf-8"
-    )
-    command = ["train", recipe, f"optim.name={optim}", "optim.lr=0.01", "optim.weight_decay=0.1"]
-
-    def train(name: str, *options: object) -> str:
-        samebits(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
-        return weights(tmp_path / name)
-
-    one, two = train("one", "--procs", 1), train("two", "--procs", 2)
-    middle = min((tmp_path / "two/checkpoints").glob("step-*"))
-    assert one == two == train("three", "--procs", 3, "--resume", middle)
