@@ -23,6 +23,7 @@ from samebits.recipes.text.fonts import find_fonts
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recipes_in_ranks import Small, carry_out, classify, draw_digits, pose, segment, text
 from tests.ranks.recorded import check_recorded, record
+from tests.recipes.test_classify_augment import ALL
 
 # On a machine that does much else too, forked workers and ranks wait long for their turns.
 pytestmark = pytest.mark.timeout(400)
@@ -53,6 +54,7 @@ def masks(folder: Path, is_coco: bool) -> Path:
 CASES: dict[str, Callable[[Path], Callable[..., Any]]] = {
     "classify, micro": lambda folder: partial(classify, shapes(folder), batch_norm="micro"),
     "classify, sync": lambda folder: partial(classify, shapes(folder), batch_norm="sync"),
+    "classify, augmented": lambda folder: partial(classify, shapes(folder), augment=ALL, data={"train_px": 24}),
     "text, crnn": lambda folder: partial(text, lines(folder), name="crnn"),
     "text, fast": lambda folder: partial(text, lines(folder), name="fast"),
     "pose, sync": lambda _: lambda **__: pose(batch_norm="sync", epochs=1),
@@ -68,6 +70,7 @@ CASES: dict[str, Callable[[Path], Callable[..., Any]]] = {
         ("classify, micro", 20, {2: 0}, 7),
         pytest.param("classify, micro", 20, {2: 2, 4: 0}, 7, marks=FULL),
         pytest.param("classify, sync", 20, {3: 0}, 7, marks=FULL),
+        pytest.param("classify, augmented", 20, {2: 1}, 9, marks=FULL),
         ("text, crnn", 8, {3: 1}, 4),
         pytest.param("text, crnn", 8, {2: 1, 4: 1}, 4, marks=FULL),
         pytest.param("text, fast", 8, {2: 0, 3: 0, 4: 0}, 4, marks=FULL),

@@ -1,4 +1,4 @@
-"""Augmentation by torchvision.transforms.v2: its values, and equal bits at any world size."""
+"""Augmentation by torchvision.transforms.v2: its values. `tests/ranks/test_recipe_worlds.py` has whole runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from samebits.recipes.classify.config import DataConfig, MakeConfig
 from samebits.recipes.classify.data import ImageFiles, open_files
 from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.make import make
-from tests.runs import result, samebits, weights
 
 CPU = torch.device("cpu")
 ALL: dict[str, Any] = {
@@ -129,23 +128,3 @@ def test_evaluation_is_not_augmented_and_has_the_models_size(shapes: Path) -> No
     assert torch.equal(batches[0].inputs, batches[1].inputs)
     assert batches[0].targets.dtype == torch.int64
     assert opened(shapes, AugmentConfig(), train_px=24).batch(chosen, keys(0, 0, chosen)).inputs.shape == (6, 24, 24, 3)
-
-
-@pytest.mark.full
-def test_an_augmented_run_has_one_hash_at_any_world_size_and_after_a_resume(shapes: Path, tmp_path: Path) -> None:
-    command = ["train", "classify/shapes", f"data.root={shapes}", "data.size_px=32", "data.train_px=24", "epochs=2",
-               "global_batch=24", "micro_batch=6",
-               *(f"augment.{name}={value}" for name, value in ALL.items())]  # fmt: skip
-
-    def train(name: str, *options: object) -> Path:
-        samebits(*command, *options, "--run-dir", tmp_path / name, cwd=tmp_path)
-        return tmp_path / name
-
-    one = train("one", "--procs", 1)
-    two = train("two", "--procs", 2, "loader.num_workers=1")
-    middle = min((two / "checkpoints").glob("step-*"))
-    three = train("three", "--procs", 3, "--resume", middle)  # the second epoch
-    assert weights(one) == weights(two) == weights(three)
-    assert result(one)["metrics"] == result(two)["metrics"] == result(three)["metrics"]
-    last = result(three)["worlds"][-1]
-    assert (last["size"], last["from_step"]) == (3, 3)
