@@ -218,6 +218,6 @@ def test_pictures_are_opened_in_one_place(repo: Path) -> None:
     assert found == {
         "src/samebits/data/image_file.py",
         "src/samebits/data/images.py",
-        "samebits/run_views/page/pictures.py",  # a run's own PNG files, made smaller
-        "samebits/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
+        "src/samebits/run_views/page/pictures.py",  # a run's own PNG files, made smaller
+        "src/samebits/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }
