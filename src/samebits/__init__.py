@@ -160,7 +160,15 @@ _HOMES |= {
 }
 
 
-class _Launch(ModuleType):
+class _Module(ModuleType):
+    # cloudpickle sends modules by name, and knows only those whose class is ModuleType itself.
+    def __reduce__(self) -> tuple[Any, ...]:
+        from importlib import import_module
+
+        return import_module, (self.__name__,)
+
+
+class _Launch(_Module):
     """Run a function in several processes of this machine; see `samebits.launch.function.launch`. Also a package."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -169,7 +177,7 @@ class _Launch(ModuleType):
         return launch(*args, **options)
 
 
-class _Samebits(ModuleType):
+class _Samebits(_Module):
     def __setattr__(self, name: str, value: Any) -> None:
         # Python sets a package's attribute when it imports the package inside.
         if name == "launch" and type(value) is ModuleType:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import ALONE, read_assignment
@@ -16,7 +14,6 @@ from samebits.config.load import load
 from samebits.config.process_range import parse_range
 from samebits.errors import ConfigError, LaunchError
 from samebits.launch.commands import SAMEBITS
-from samebits.launch.main_source import check_function, is_main, module_text
 from samebits.launch.start import resume_from
 from samebits.launch.subcommand import run_subcommand
 from samebits.recipes.catalog import command_arguments, find
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    source: str | Path | Callable[[Any], Any],
+    source: str | Path,
     settings: Mapping[str, Any] | None = None,
     *,
     procs: int | str | None = None,
@@ -38,8 +35,7 @@ def train(
     """Train as `samebits train` does. Training runs in processes of its own, so this works in a notebook too.
 
     Args:
-        source: A recipe, a preset, a YAML file or a recipe file; or the function `build` of a recipe in a notebook's
-            cells. Its text, with what it uses, becomes a recipe file below runs/recipes.
+        source: A recipe, a preset, a YAML file or a recipe file. In a notebook, `%%writefile my_recipe.py` makes one.
         settings: Settings by name: `{"epochs": 3, "optim.lr": 0.1}`, or nested.
         procs: Processes on this machine: 4, or "2:4". None: one per GPU, or one per core.
         run_dir: The run folder. None: a new one below runs/.
@@ -53,7 +49,11 @@ def train(
 
     # Refused before a folder is made for the run.
     if not isinstance(source, str | Path):
-        source = _recipe_file(source)
+        raise ConfigError(
+            f"a {type(source).__name__} is not a recipe",
+            allowed="the name of a recipe or preset, or the path of a file",
+            fix="Write the recipe to a file; in a notebook, begin its cell with %%writefile my_recipe.py.",
+        )
     found = find(str(source))
     overrides = as_overrides(settings)
     loaded = load(found.config_class, found.layers, overrides)
@@ -80,37 +80,6 @@ def train(
             fix=f'Resume it: samebits.train({str(source)!r}, run_dir={str(folder)!r}, resume="auto").',
         )
     return Run.load(folder)
-
-
-def _recipe_file(build: Callable[[Any], Any]) -> Path:
-    """Write a recipe of a notebook's cells to a file that is named after its content, and return its path.
-
-    A file is never changed, so run folders of earlier versions of a cell can be evaluated and resumed.
-    """
-    from samebits.storage.run_folder import write_atomically
-
-    check_function(build, "the recipe")
-    assert isinstance(build, FunctionType)
-    if not is_main(build):
-        raise ConfigError(
-            f"the recipe {build.__name__} is a function of the module {build.__module__}",
-            allowed="a function of a notebook or of the main script",
-            fix="Give the path of the module's file.",
-        )
-    lines = [module_text(build)]
-    if build.__name__ != "build":
-        lines.append(f"build = {build.__name__}\n")
-    config = next((value for name, value in build.__annotations__.items() if name != "return"), None)
-    config = build.__globals__.get(config) if isinstance(config, str) else config
-    if isinstance(config, type) and is_main(config) and config.__name__ != "Config":
-        lines.append(f"Config = {config.__name__}\n")
-    content = "\n".join(lines).encode()
-    name = build.__name__.removeprefix("build_") if build.__name__ != "build" else "notebook"
-    path = Path("runs", "recipes", hashlib.sha256(content).hexdigest()[:8], f"{name}.py")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-    return path
 
 
 @contextmanager

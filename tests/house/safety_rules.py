@@ -11,8 +11,9 @@ from tests.house.source import called, calls, nodes, sources
 PICKLE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_list", "scatter_object_list"}
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
-# torch's rendezvous wants its own state as a pickle; that one never leaves the process.
-OWN_PICKLES = {"src/samebits/launch/nodes/state.py"}
+# torch's rendezvous wants its own state as a pickle, which never leaves the process. `samebits.launch` sends a function
+# to its own children.
+OWN_PICKLES = {"src/samebits/launch/nodes/state.py", "src/samebits/launch/function.py"}
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
     "src/samebits/cluster/abort.py",

@@ -77,7 +77,7 @@ def keywords_made_tuples(root: Path) -> list[str]:
         f"{page.relative_to(root)}: {ast.unparse(node)}"
         for page in documents(root)
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        for node in ast.walk(ast.parse(block))
+        for node in ast.walk(ast.parse(re.sub(r"^%%.*", "", block)))
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 1
     ]
 

@@ -14,23 +14,15 @@ Threads = Annotated[int, typer.Option(metavar="N", help="CPU threads of each pro
 
 
 def call(description: Path, procs: Procs = "1", threads: Threads = 1) -> int:
-    """Call a function that `samebits.launch` has written down."""
+    """Call a function that `samebits.launch` has pickled."""
     from samebits.launch import forkserver
-    from samebits.launch.function import PRELOAD
+    from samebits.launch.function import PRELOAD, call_in_worker, read_call
     from samebits.launch.subcommand import end_with_caller
 
     end_with_caller()
-    size = parse_range(procs, "procs")
+    content, size = read_call(description), parse_range(procs, "procs")
     # Before torch is imported here, so that both imports run at the same time.
     forkserver.prepare(PRELOAD, threads)
     from samebits.launch.launch import launch
 
-    text = description.read_text(encoding="utf-8")
-    return launch(size.most, _call_in_worker, (text,), min_procs=size.least, preload=PRELOAD)
-
-
-def _call_in_worker(text: str) -> None:
-    from samebits.launch.function import call_in_worker
-    from samebits.recipes.recipe_file import load_file
-
-    call_in_worker(text, load_file)
+    return launch(size.most, call_in_worker, (content,), min_procs=size.least, preload=PRELOAD)

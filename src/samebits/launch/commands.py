@@ -7,6 +7,7 @@ import sys
 
 # Set by `samebits.train` for the command that it starts: its own process id, and where to write an error as JSON.
 CALLER, ERROR_FILE = "SAMEBITS_CALLER", "SAMEBITS_ERROR_FILE"
+CALL_SHA256 = "SAMEBITS_CALL_SHA256"  # of the function that `samebits.launch` has pickled
 # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
 SAMEBITS = (sys.executable, "-P", "-m", "samebits")
 

@@ -70,8 +70,14 @@ class Subcommand:
         return error
 
 
-def run_subcommand(command: Sequence[str]) -> tuple[int, SamebitsError | None]:
+def run_subcommand(
+    command: Sequence[str], variables: Mapping[str, str] | None = None
+) -> tuple[int, SamebitsError | None]:
     """Run a command of Samebits in a process of its own.
+
+    Args:
+        command: The command.
+        variables: Environment variables in addition to this process's.
 
     Returns:
         Its exit code, and its error. None if it had none, or if a signal stopped it.
@@ -82,7 +88,7 @@ def run_subcommand(command: Sequence[str]) -> tuple[int, SamebitsError | None]:
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="samebits-") as place:
         with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
-            started = Subcommand(command, Path(place) / "error.json", stderr=stderr)
+            started = Subcommand(command, Path(place) / "error.json", stderr=stderr, variables=variables)
             child = started.process
             while child.returncode is None:
                 try:
