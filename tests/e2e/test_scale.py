@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks.recipes_in_ranks import draw_digits
 from tests.runs import LONG_S, kill_session, samebits, start, wait_until
 
 TELLS = """
@@ -47,8 +48,8 @@ def test_torchs_ddp_is_left_out_where_a_step_has_not_a_micro_batch_for_each_proc
 @pytest.mark.full
 def test_steps_of_samples_in_groups_are_measured(tmp_path: Path) -> None:
     """Lines of two widths never share a micro-batch: here no step has all the samples that it could have."""
-    samebits("data", "make", "text", "--num", 90, "--out", tmp_path / "lines", cwd=tmp_path)
-    settings = ["data.train=lines/train.tsv", "data.val_fraction=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
+    draw_digits(tmp_path, 90)
+    settings = ["data.train=l.tsv", "data.val_fraction=0.1", "data.width=[64,160]", "data.on_too_long=skip"]
     settings += ["global_batch=64", "micro_batch=32"]
     options = ["--procs", "2", "--compare", "exact,ddp", "--steps", 2, "--out", tmp_path / "out"]
     samebits("scale", "text", *settings, *options, cwd=tmp_path)

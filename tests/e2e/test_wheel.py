@@ -123,6 +123,7 @@ def test_the_installed_wheel_trains_digits_and_predicts(python: Path, tmp_path: 
     assert "probability" in _run(command, "predict", "run", repo / "docs/pictures/digit.png", cwd=tmp_path)
     # The package's data: presets and the recipes' READMEs.
     assert "micro_batch" in _run(command, "config", "pose", cwd=tmp_path)
-    done = subprocess.run([command, "train", "pose"], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
+    train = [command, "train", "pose", "data.root=."]
+    done = subprocess.run(train, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert 'Run pip install "samebits[pose]".' in done.stderr

@@ -83,7 +83,7 @@ def _core_only(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "extra"),
     [
         (["train", "classify", "data.root=."], "classify"),
-        (["data", "make", "pose", "--out", "new"], "pose"),
+        (["train", "pose", "data.root=."], "pose"),
         (["train", "own.py"], "classify"),
     ],
 )

@@ -28,6 +28,7 @@ from samebits.recipes.text.config import Config as TextConfig
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
 from tests.ranks.runs_in_ranks import Quiet
+from tests.synthetic_people import with_people
 
 
 class Small(nn.Module):
@@ -127,6 +128,8 @@ def _build(config: RunConfig, model: Callable[[], nn.Module] | None) -> Parts:
     recipe = importlib.import_module(f"samebits.recipes.{config.recipe}.recipe")
     given = (recipe.dataset_info(config),) if hasattr(recipe, "dataset_info") else ()
     parts: Parts = recipe.build(config, *given)
+    if isinstance(config, PoseConfig):
+        parts = with_people(parts, config)
     return parts if model is None else replace(parts, model=model())
 
 

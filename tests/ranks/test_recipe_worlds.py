@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from samebits.errors import DataError
 from samebits.recipes.classify.config import MakeConfig as MakeShapes
 from samebits.recipes.classify.make import make as make_shapes
 from samebits.recipes.segment.config import MakeConfig as MakeMasks
 from samebits.recipes.segment.make import make as make_masks
-from samebits.recipes.text.config import LATIN
-from samebits.recipes.text.fonts import find_fonts
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recipes_in_ranks import Small, carry_out, classify, draw_digits, pose, segment, text
 from tests.ranks.recorded import check_recorded, record
@@ -117,18 +114,6 @@ def test_a_resnet_too_gives_one_hash(pool: RankPool, tmp_path: Path) -> None:
     ((weights, figures, *_),) = pool.run(1, carry_out, tmp_path / "1", config)
     for other in pool.run(3, carry_out, tmp_path / "3", config):
         assert other[:2] == (weights, figures)
-
-
-@pytest.mark.full
-def test_synthetic_lines_give_one_hash_in_two_worlds(pool: RankPool, tmp_path: Path) -> None:
-    try:
-        find_fonts(None, LATIN)
-    except DataError as error:
-        pytest.skip(error.what)
-    made = {"num_train": 20, "num_eval": 8, "min_length": 2, "max_length": 4}
-    config = text(tmp_path, data={"train": None, "val_fraction": None, "width": 64, "made": made})
-    (straight,) = pool.run(1, carry_out, tmp_path / "1", config)
-    assert pool.run(2, carry_out, tmp_path / "2", config) == [straight] * 2
 
 
 def twenty_steps(recipe: str, pool: RankPool, folder: Path) -> tuple[str, list[float]]:

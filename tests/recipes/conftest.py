@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from samebits.errors import DataError
-from samebits.recipes.text.config import LATIN
-from samebits.recipes.text.fonts import Font, find_fonts
-
 
 class _Parity(type(Path())):  # type: ignore[misc]  # Path itself can't be derived from in Python 3.11
     """A folder in which a test that looks for a file that is not there is skipped."""
@@ -44,15 +40,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def fonts() -> list[Font]:
-    """Those of this machine that can draw letters and digits."""
-    try:
-        return find_fonts(None, LATIN)
-    except DataError as error:
-        pytest.skip(error.what)
 
 
 def _beside(repo: Path, name: str) -> Path:

@@ -19,8 +19,8 @@ from samebits.recipes.pose.coco.files import open_files
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.data import EvalImages, TrainImages
 from samebits.recipes.pose.skeletons import COCO
-from samebits.recipes.pose.synthetic import describe, draw_synthetic_image
 from tests.recipes.pose_faults import FAULTS
+from tests.synthetic_people import describe, draw_synthetic_image
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from samebits.recipes.pose.affine import Placement
 from samebits.recipes.pose.coco.files import open_files
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
-from samebits.recipes.pose.skeletons import COCO, SKELETONS
-from samebits.recipes.pose.synthetic import SyntheticPeople, describe, draw_synthetic_image
+from samebits.recipes.pose.skeletons import SKELETONS
+from tests.synthetic_people import SyntheticPeople
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 
@@ -180,42 +180,9 @@ def test_the_truth_of_an_evaluation_is_the_file(pose_folder: Path) -> None:
             assert people[entry["id"]][field] == entry[field]
 
 
-# Made-up figures.
-
-
-def test_synthetic_people_are_new_in_each_epoch_and_fixed_for_validation() -> None:
-    fresh, fixed = SyntheticPeople(96, 10, is_fixed=False), SyntheticPeople(96, 10, is_fixed=True)
-    assert np.array_equal(fresh.example(3, 11).rgb, fresh.example(4, 11).rgb)
-    assert not np.array_equal(fresh.example(3, 11).rgb, fresh.example(3, 12).rgb)
-    assert np.array_equal(fixed.example(3, 11).rgb, fixed.example(3, 12).rgb)
-    assert not np.array_equal(fixed.example(3, 0).rgb, fixed.example(4, 0).rgb)
-
-
-def test_figures_are_annotated_as_coco_is() -> None:
-    for index in range(40):
-        drawing = draw_synthetic_image(128, index)
-        truth = describe(drawing, index + 1)
-        assert len(truth["annotations"]) == len(drawing.joints)
-        for place, person in enumerate(truth["annotations"]):
-            joints = np.array(person["keypoints"]).reshape(17, 3)
-            assert set(joints[:, 2]) <= {0, 1, 2}
-            assert person["num_keypoints"] == (joints[:, 2] > 0).sum()
-            for x, y, seen in joints[joints[:, 2] == 2]:
-                assert drawing.owners[round(y), round(x)] == place + 1, seen
-            left, top, width, height = person["bbox"]
-            rows, columns = np.nonzero(drawing.owners == place + 1)
-            if len(rows):
-                assert (columns.min(), rows.min()) == (left, top)
-                assert (columns.max() + 1, rows.max() + 1) == (left + width, top + height)
-            # Everybody faces the viewer: their left is on the right.
-            ears = [joints[COCO.joints.index(f"{side}_ear")] for side in ("left", "right")]
-            if ears[0][2] and ears[1][2]:
-                assert ears[0][0] > ears[1][0]
-
-
 def test_settings_that_do_not_fit_are_refused() -> None:
     assert set(SKELETONS) == {"coco", "crowdpose"}
     base = copy.deepcopy(DataConfig().model_dump())
-    for change in ({"size_px": 100}, {"min_scale": 2.0}, {"train": "train2017"}):
-        with pytest.raises(ValueError, match=r"multiple of 32|at most max_scale|figures has none"):
+    for change in ({"size_px": 100}, {"min_scale": 2.0}):
+        with pytest.raises(ValueError, match=r"multiple of 32|at most max_scale"):
             DataConfig.model_validate({**base, **change})

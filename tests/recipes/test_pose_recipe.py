@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from samebits.config.load import load
 from samebits.data.keyed import keys
 from samebits.engine.parts import Parts
 from samebits.recipes.catalog import find
-from samebits.recipes.pose.coco.files import open_files
-from samebits.recipes.pose.config import Config, DataConfig, MakeConfig
-from samebits.recipes.pose.data import TrainImages
-from samebits.recipes.pose.make import make
+from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.recipe import build
+from tests.synthetic_people import with_people
 
 SMALL = {"width": 4, "num_modules": [1, 1, 1], "num_blocks": 1, "stem_width": 8, "stem_blocks": 1, "deconv_blocks": 0}
 
@@ -35,7 +32,8 @@ def one_thread() -> Iterator[None]:
 def _parts(**settings: Any) -> Parts:
     torch.manual_seed(0)
     data = {"size_px": 64, "num_train": 4, "num_eval": 2, "sigma": 1.0, **settings.pop("data", {})}
-    return build(Config.model_validate({"recipe": "pose", "data": data, "model": {**SMALL, **settings}}))
+    config = Config.model_validate({"recipe": "pose", "data": data, "model": {**SMALL, **settings}})
+    return with_people(build(config), config)
 
 
 def _steps(parts: Parts, num_steps: int) -> list[dict[str, float]]:
@@ -94,33 +92,6 @@ def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
     state = second.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in first.model.state_dict().items())
     assert _parts().init_weights is None
-
-
-def test_the_data_that_is_made_is_read_as_coco(tmp_path: Path) -> None:
-    said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), tmp_path)
-    assert "24 + 3 images" in said
-    config = DataConfig(name="coco", root=tmp_path, size_px=64)
-    source = open_files(config, train=True)
-    assert len(source) == 24
-    people = [person for index in range(24) for person in source.ground_truth(index)["annotations"]]
-    assert any(person["iscrowd"] for person in people)
-    assert any(not person["iscrowd"] and not person["num_keypoints"] for person in people)
-    hidden = [example.mask for example in (source.example(index, 0) for index in range(24)) if example.mask is not None]
-    assert hidden
-    assert all(0 < (mask == 0).mean() < 0.5 for mask in hidden)
-    batch = TrainImages(source, config).batch(np.arange(4), keys(0, 0, np.arange(4)))
-    assert torch.isfinite(batch.inputs).all()
-    again = tmp_path / "once more"
-    said = make(MakeConfig(num_train=24, num_eval=3, size_px=96), again)
-    assert shlex.split(said.partition("train with")[2])[-1] == f"data.root={again}"
-    for path in sorted(tmp_path.glob("annotations/*.json")):
-        assert path.read_bytes() == (again / "annotations" / path.name).read_bytes()
-
-
-def test_a_folder_that_synthetic_people_do_not_use_is_reported(tmp_path: Path) -> None:
-    assert "data.name=coco" in _parts(data={"root": str(tmp_path)}).describe["data"]
-    assert "data.root" not in _parts().describe["data"]
-    assert "data.root" not in _parts(data={"root": str(tmp_path), "name": "coco"}).describe["data"]
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,14 @@ from PIL import Image, ImageDraw, ImageFont
 from samebits.data.keyed import keys
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError, DataError
-from samebits.recipes.text.alphabet import Alphabet
-from samebits.recipes.text.config import LATIN, Config, MakeConfig, ModelConfig
-from samebits.recipes.text.data import ground_truths
-from samebits.recipes.text.fonts import Font
-from samebits.recipes.text.make import make
+from samebits.recipes.text.config import Config, ModelConfig
 from samebits.recipes.text.model import build_model, crnn
 from samebits.recipes.text.recipe import build, dataset_info
 from tests.recipes.evaluated import evaluated
 
 
 def config_of(**given: Any) -> Config:
-    data = {"width": 64, "made": {"min_length": 2, "max_length": 4, "num_train": 50, "num_eval": 20}}
+    data = {"width": 64}
     model = {"name": "fast", "width": 4, "num_hidden": 16}
     return Config.model_validate({"recipe": "text", "data": data, "model": model, **given})
 
@@ -38,23 +34,6 @@ def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32))
         ImageDraw.Draw(image).text((4 + number % 3, 3), text, 20, font)
         image.save(folder / f"{number}.png")
     (folder / "l.tsv").write_text("".join(f"{number}.png\t{text}\n" for number, text in enumerate(texts)))
-
-
-def test_synthetic_lines_have_two_validation_halves_and_new_lines_each_epoch(fonts: list[Font]) -> None:
-    config = config_of()
-    found = json.loads(json.dumps(dataset_info(config)))
-    parts = build(config, found)
-    train, held_out = parts.train_data(), parts.eval_data()
-    indices = np.arange(20)
-    alphabet = Alphabet(found["alphabet"])
-    first, second = (ground_truths(train.batch(indices, keys(0, epoch, indices)), alphabet) for epoch in (0, 1))
-    assert first != second
-    batch = held_out.batch(indices, keys(0, 0, indices))
-    assert batch.inputs.shape == (20, 1, 32, 64)
-    if found["unseen"]:
-        assert batch.targets["maker"].tolist() == [0] * 10 + [1] * 10
-    # Training in epoch 0 with seed 0 has the same keys, and other lines all the same.
-    assert sum(a == b for a, b in zip(first, ground_truths(batch, alphabet), strict=True)) <= 2
 
 
 def train(parts: Parts, num_epochs: int, lr: float) -> None:
@@ -109,7 +88,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
 
 
 def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
-    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    parts = build(config_of(), {"alphabet": "ab"})
     assert parts.preprocess is not None
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 64), np.uint8))
     picture.save(tmp_path / "line.png")
@@ -119,7 +98,7 @@ def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
     assert lying.shape == (2, 1, 32, 64)
     assert torch.equal(parts.preprocess(tmp_path / "down.png"), lying)
     assert torch.equal(parts.preprocess(tmp_path / "up.png"), lying.flip(0))
-    as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab", "seen": [], "unseen": []})
+    as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab"})
     assert as_it_is.preprocess is not None
     assert as_it_is.preprocess(tmp_path / "up.png").shape == (1, 1, 32, 64)
 
@@ -137,14 +116,14 @@ def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
 def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
     upright: list[float], turned: list[float], text: str
 ) -> None:
-    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    parts = build(config_of(), {"alphabet": "ab"})
     assert parts.postprocess is not None
     answer = parts.postprocess(torch.tensor([[upright], [turned]]))
     assert (answer["text"], answer["upside_down"]) == (text, text == "b")
 
 
 def test_a_picture_of_one_shade_is_refused(tmp_path: Path) -> None:
-    parts = build(config_of(), {"alphabet": "ab", "seen": [], "unseen": []})
+    parts = build(config_of(), {"alphabet": "ab"})
     Image.new("L", (100, 30), 200).save(tmp_path / "blank.png")
     assert parts.preprocess is not None
     with pytest.raises(DataError, match="shows nothing"):
@@ -156,7 +135,7 @@ def test_a_run_starts_from_an_official_checkpoint_whose_alphabet_is_another(tmp_
     official = crnn(9, 8, 12)
     torch.save({"state_dict": official.state_dict(), "epoch": 3}, tmp_path / "official.pth")
     model = {"name": "crnn", "width": 8, "num_hidden": 12, "weights": str(tmp_path / "official.pth"), "freeze": "cnn"}
-    parts = build(config_of(model=model), {"alphabet": "abc", "seen": [], "unseen": []})
+    parts = build(config_of(model=model), {"alphabet": "abc"})
     assert parts.init_weights is not None
     rows = parts.init_weights(parts.model)
     assert "rnn.1.embedding.weight" in rows["other shape"]
@@ -183,9 +162,6 @@ def test_a_width_gives_the_time_steps_that_settings_reckon_with(name: str, width
         ({"train": "a.tsv"}, "train requires eval, or val_fraction"),
         ({"train": "a", "eval": "b", "val_fraction": 0.1}, "cannot be combined"),
         ({"eval": "b"}, "require train"),
-        ({"width": "auto"}, "synthetic lines require one width"),
-        ({"width": 32, "made": {"max_length": 8}}, "8 time steps fit 4 equal characters"),
-        ({"made": {"min_length": 9}}, r"min_length \(9\) is more than max_length \(8\)"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(data: dict[str, Any], text: str) -> None:
@@ -193,33 +169,9 @@ def test_settings_that_do_not_fit_together_are_refused(data: dict[str, Any], tex
         config_of(data=data)
 
 
-def test_a_made_dataset_can_be_trained_on(tmp_path: Path, fonts: list[Font]) -> None:
-    told = make(MakeConfig(num=12, num_eval=0, max_length=4), tmp_path)
-    assert told.startswith("12 lines in ")
-    given = dict(word.partition("=")[::2] for word in told.splitlines()[1].split() if "=" in word)
-    names = {"data.train": "train", "data.val_fraction": "val_fraction", "data.alphabet": "alphabet"}
-    data: dict[str, Any] = {names[name]: value for name, value in given.items()}
-    config = config_of(data={**data, "val_fraction": float(data["val_fraction"]), "width": [64, 160]})
-    found = dataset_info(config)
-    assert found["alphabet"] == LATIN
-    samples: Any = build(config, found).train_data()
-    assert len(samples) == 11
-    same = np.flatnonzero(samples.groups == samples.groups[0])
-    batch = samples.batch(same, keys(0, 0, same))
-    assert all(1 <= len(text) <= 4 for text in ground_truths(batch, Alphabet(LATIN)))
-    assert (tmp_path / "train" / "000" / "0000000.png").is_file()
-
-
-def test_making_a_dataset_again_gives_the_same_files(tmp_path: Path, fonts: list[Font]) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        (tmp_path / name).mkdir()
-        make(MakeConfig(num=3, seed=seed), tmp_path / name)
-    contents = [
-        {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
-        for name in "abc"
-    ]
-    assert contents[0] == contents[1]
-    assert contents[0] != contents[2]
+def test_a_run_without_lines_is_told_what_to_set() -> None:
+    with pytest.raises(DataError, match="no dataset is set"):
+        config_of().check_inputs()
 
 
 def test_a_beam_of_no_width_is_refused() -> None:

@@ -25,25 +25,29 @@ from samebits.recipes.pose import recipe as pose
 from samebits.recipes.pose.skeletons import COCO
 from samebits.recipes.segment import recipe as segment
 from samebits.recipes.text import recipe as text
+from tests.ranks.recipes_in_ranks import draw_digits
+from tests.synthetic_people import with_people
 
 
 def _parts(name: str, tmp_path: Path) -> Parts:
     overrides = {
         "classify": [f"data.root={tmp_path / 'shapes'}"],
-        "text": [],
-        "pose": [],
+        "text": [f"data.train={tmp_path / 'l.tsv'}", "data.val_fraction=0.1"],
+        "pose": ["data.num_train=4"],
         "digits": [],
         "segment_shapes": [],
     }[name]
     if name == "classify":
         make(MakeConfig(num_per_class=4, size_px=64), tmp_path / "shapes")
+    if name == "text":
+        draw_digits(tmp_path, 30)
     found = find(name)
     config = load(found.config_class, found.layers, overrides).config
     builders: dict[str, Callable[[], Parts]] = {
         "digits": lambda: mnist.build(config),  # type: ignore[arg-type]
         "classify": lambda: classify.build(config, classify.dataset_info(config)),  # type: ignore[arg-type]
         "text": lambda: text.build(config, text.dataset_info(config)),  # type: ignore[arg-type]
-        "pose": lambda: pose.build(config),  # type: ignore[arg-type]
+        "pose": lambda: with_people(pose.build(config), config),  # type: ignore[arg-type]
         "segment_shapes": lambda: segment.build(config, segment.dataset_info(config)),  # type: ignore[arg-type]
     }
     return builders[name]()

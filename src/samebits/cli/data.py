@@ -25,9 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 
-RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify, pose, segment, text.")
-]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify or segment.")]
 Out = Annotated[
     Path | None,
     typer.Option(

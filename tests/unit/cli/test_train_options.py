@@ -57,7 +57,7 @@ def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor --run-dir", "submit digits --run-dir", "scale digits --out", "data make pose --out", "export RUN --out",
+    ["doctor --run-dir", "submit digits --run-dir", "scale digits --out", "data make segment --out", "export RUN --out",
      "predict RUN a.png --draw"],
 )  # fmt: skip
 def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:

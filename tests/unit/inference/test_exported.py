@@ -29,6 +29,7 @@ from samebits.inference.export import FIELD, INPUT, export
 from samebits.recipes.catalog import find
 from samebits.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
 from samebits.storage.own_files import is_export
+from tests.ranks.recipes_in_ranks import draw_digits
 
 DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))
 TINY = {
@@ -50,6 +51,9 @@ def model_of(preset: str) -> tuple[Parts, list[str]]:
             for number in range(4):
                 Image.new("RGB", (40, 32), (shade,) * 3).save(Path("shapes", name, f"{number}.jpg"))
         settings.append("data.root=shapes")
+    if preset == "text":
+        draw_digits(Path(), 30)
+        settings += ["data.train=l.tsv", "data.val_fraction=0.1"]
     found = find(preset)
     config = load(found.config_class, found.layers, settings).config
     dataset_info = dataset_info_for(found, config, alone("cpu"), None)

@@ -29,9 +29,8 @@ SPLITS = {"coco": ("train2017", "val2017"), "crowdpose": ("trainval", "test")}
 class DataConfig(Settings):
     """The dataset and the augmentation."""
 
-    name: Literal["figures", "coco", "crowdpose"] = Field(
-        default="figures",
-        description="Dataset. figures: synthetic people, drawn when loaded, 17 joints; coco: 17 joints; crowdpose: 14.",
+    name: Literal["coco", "crowdpose"] = Field(
+        default="coco", description="Dataset. coco: 17 joints; crowdpose: 14 joints."
     )
     root: Path = Field(
         default=Path("data"),
@@ -44,12 +43,8 @@ class DataConfig(Settings):
     eval_sets: dict[str, str] = Field(
         default={}, description="Further validation splits by name, as data.eval: {small: SPLIT} adds small.AP."
     )
-    num_train: Count | None = Field(
-        default=None, description="Use the first N training images. null: all (figures: 2,048)."
-    )
-    num_eval: Count | None = Field(
-        default=None, description="Use the first N validation images. null: all (figures: 128)."
-    )
+    num_train: Count | None = Field(default=None, description="Use the first N training images. null: all.")
+    num_eval: Count | None = Field(default=None, description="Use the first N validation images. null: all.")
     size_px: int = Field(
         default=512, ge=64, description="Side of the square training images, in pixels: a multiple of 32."
     )
@@ -81,14 +76,12 @@ class DataConfig(Settings):
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of 32, the stride of the network")
         if self.min_scale > self.max_scale:
             raise ValueError(f"min_scale ({self.min_scale}) must be at most max_scale ({self.max_scale})")
-        if self.name == "figures" and (self.train is not None or self.eval is not None or self.eval_sets):
-            raise ValueError("train, eval and eval_sets are splits of coco or crowdpose; data.name=figures has none")
         return self
 
     @property
     def skeleton(self) -> Skeleton:
         """The joints of the dataset."""
-        return SKELETONS["crowdpose" if self.name == "crowdpose" else "coco"]
+        return SKELETONS[self.name]
 
 
 class ModelConfig(Settings):
@@ -179,21 +172,11 @@ class Config(RunConfig):
     test: TestConfig = Field(default=TestConfig(), description="Inference: from heatmaps and tags to people.")
 
     def check_inputs(self) -> None:
-        """Check that the dataset's folder exists, unless the dataset is synthetic."""
-        if self.data.name != "figures":
-            check_exists("data.root", self.data.root)
+        """Check that the dataset's folder exists."""
+        check_exists("data.root", self.data.root)
         check_set_names(self.data.eval_sets, "data.eval_sets")
 
     @property
     def skeleton(self) -> Skeleton:
         """The joints of the dataset."""
         return self.data.skeleton
-
-
-class MakeConfig(Settings):
-    """Settings of `samebits data make pose`."""
-
-    num_train: Count = Field(default=64, description="Training images.")
-    num_eval: Count = Field(default=16, description="Validation images.")
-    size_px: int = Field(default=192, ge=64, le=2048, description="Side of an image, in pixels.")
-    seed: int = Field(default=0, ge=0, description="Seed of the random images.")

@@ -11,27 +11,22 @@ from torch import nn
 from samebits.data.normalise import MEAN, STD
 from samebits.engine.parts import Parts
 from samebits.recipes.pose.coco.files import open_files
-from samebits.recipes.pose.config import Config, DataConfig
-from samebits.recipes.pose.data import EvalImages, Source, TrainImages
+from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.data import EvalImages, TrainImages
 from samebits.recipes.pose.drawing import draw_evaluation, draw_prediction, draw_samples
 from samebits.recipes.pose.infer import make_infer, read_image, to_prediction
 from samebits.recipes.pose.loss import pose_loss
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.model import HigherHRNet
-from samebits.recipes.pose.synthetic import NUM_EVAL, NUM_TRAIN, SyntheticPeople
 from samebits.storage.pretrained import load_pretrained
 
-# Without this hint, data.root would be ignored silently.
-NO_ROOT = " (data.root is ignored; set data.name=coco to use it)"
-TITLES = {"figures": "synthetic people", "coco": "COCO keypoints", "crowdpose": "CrowdPose"}
+TITLES = {"coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
 def build(config: Config) -> Parts:
     """Build the parts from the settings. Reads no data yet."""
     skeleton = config.skeleton
     model = HigherHRNet(config.model, skeleton.num_joints)
-    is_left_out = config.data.name == "figures" and config.data.root != DataConfig().root
-    title = TITLES[config.data.name] + NO_ROOT * is_left_out
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
@@ -50,7 +45,7 @@ def build(config: Config) -> Parts:
         input_shape=(3, config.data.size_px, config.data.size_px),
         metadata={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
         describe={
-            "data": f"{title}, {skeleton.num_joints} joints, {config.data.size_px} px",
+            "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",
         },
     )
@@ -63,7 +58,7 @@ def open_train_images(config: Config) -> TrainImages:
         DataError: Files are missing or invalid.
     """
     return TrainImages(
-        _open(config, train=True),
+        open_files(config.data, train=True),
         config.data,
         tag_per_joint=config.model.tag_per_joint,
         channels_last=config.channels_last,
@@ -76,7 +71,7 @@ def open_eval_images(config: Config) -> EvalImages:
     Raises:
         DataError: Files are missing or invalid.
     """
-    return EvalImages(_open(config, train=False))
+    return EvalImages(open_files(config.data, train=False))
 
 
 def _open_set(config: Config, split: str) -> EvalImages:
@@ -90,10 +85,3 @@ def load_weights(model: nn.Module, path: Path) -> Mapping[str, str]:
         CheckpointError: The file can't be read, or has no weights for this network.
     """
     return load_pretrained(model, path.expanduser())
-
-
-def _open(config: Config, *, train: bool) -> Source:
-    if config.data.name != "figures":
-        return open_files(config.data, train=train)
-    count = (config.data.num_train or NUM_TRAIN) if train else (config.data.num_eval or NUM_EVAL)
-    return SyntheticPeople(config.data.size_px, count, is_fixed=not train)

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig
 from samebits.config.sections import Settings
+from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 
 Count = Annotated[int, Field(ge=1)]
@@ -17,56 +18,13 @@ Width = Annotated[int, Field(ge=16, le=4096)]
 Normalise = Literal["none", "nfc", "nfkc", "half_width"]
 
 HEIGHT_PX = 32
-# Digits and Latin letters without I, l and O: in many fonts they look like l, 1 and 0, and random text has no context.
-LATIN = "0123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
 # Widths of width groups at a height of 32 pixels. Each is 1.25 times the one before, so that no image between them is
 # stretched or squeezed by more than an eighth.
 AUTO_WIDTHS = (64, 80, 100, 128, 160, 200, 252, 316, 396, 496, 620, 776)
 
 
-class StyleConfig(Settings):
-    """Appearance of synthetic lines. Each line draws its own values from these ranges."""
-
-    slant: float = Field(default=0.2, ge=0, le=1, description="Maximum shear: horizontal pixels per vertical pixel.")
-    turn_degrees: float = Field(default=2.0, ge=0, le=20, description="Maximum rotation, in degrees.")
-    spacing: float = Field(
-        default=0.15,
-        ge=0,
-        le=2,
-        description="Maximum extra space between characters, as a fraction of the line height.",
-    )
-    blur_px: float = Field(default=0.8, ge=0, le=5, description="Maximum standard deviation of the blur, in pixels.")
-    noise: float = Field(default=0.08, ge=0, le=1, description="Maximum standard deviation of the noise; white is 1.")
-    inverted: float = Field(default=0.3, ge=0, le=1, description="Fraction of lines that are light on dark.")
-    backgrounds: bool = Field(default=True, description="Draw uneven backgrounds: gradients, blotches and strokes.")
-
-
-class SyntheticConfig(Settings):
-    """Synthetic lines, drawn when they are loaded."""
-
-    fonts: Path | None = Field(
-        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
-    )
-    num_train: Count = Field(default=100_000, description="Lines per epoch. Each epoch has new lines.")
-    num_eval: Count = Field(
-        default=2_000, description="Validation lines: half in fonts used in training, half in unseen fonts."
-    )
-    unseen: float = Field(
-        default=0.2, ge=0, le=0.9, description="Fraction of font families used only in validation. 0: none."
-    )
-    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
-    max_length: Count = Field(default=8, description="Maximum number of characters of a line.")
-    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
-
-    @model_validator(mode="after")
-    def _lengths_fit_together(self) -> SyntheticConfig:
-        if self.min_length > self.max_length:
-            raise ValueError(f"min_length ({self.min_length}) is more than max_length ({self.max_length})")
-        return self
-
-
 class DataConfig(Settings):
-    """The text lines. Without root, train and eval: synthetic ones."""
+    """The text lines: root, or train with eval or val_fraction."""
 
     root: Path | None = Field(
         default=None,
@@ -126,7 +84,6 @@ class DataConfig(Settings):
         le=1,
         description="Strength of random shift, tilt, brightness and blur of training images. 0: none.",
     )
-    made: SyntheticConfig = Field(default=SyntheticConfig(), description="Synthetic lines.")
 
     @field_validator("train", "eval")
     @classmethod
@@ -150,17 +107,10 @@ class DataConfig(Settings):
         if self.root is None and self.train is None and (self.eval is not None or self.val_fraction is not None):
             raise ValueError("eval and val_fraction require train")
         if self.eval_sets and self.root is None and self.train is None:
-            raise ValueError("eval_sets requires train or root: synthetic lines have no files")
+            raise ValueError("eval_sets requires train or root")
         if self.root is None and self.train is not None and self.eval is None and self.val_fraction is None:
             raise ValueError("train requires eval, or val_fraction=0.2 to validate on a fifth of its lines")
-        if self.is_synthetic and not isinstance(self.width, int):
-            raise ValueError("synthetic lines require one width, such as 160; width groups are for images in files")
         return self
-
-    @property
-    def is_synthetic(self) -> bool:
-        """Whether lines are synthetic."""
-        return self.root is None and self.train is None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -222,8 +172,14 @@ class Config(RunConfig):
     decode: DecodeConfig = Field(default=DecodeConfig(), description="Decoding of the network's output to text.")
 
     def check_inputs(self) -> None:
-        """Check that the data's files and folders exist."""
+        """Check that data is set, and that its files and folders exist."""
         data = self.data
+        if data.root is None and data.train is None:
+            raise DataError(
+                "no dataset is set: data.root and data.train are null",
+                fix="Set data.root=DIR, a folder with train.txt and test.txt,\n"
+                "or set data.train and data.eval to label files or LMDB folders.",
+            )
         check_exists("data.root", data.root)
         if data.root is None:  # otherwise these are relative to root
             check_exists("data.train", None if data.train is None else Path(data.train))
@@ -233,40 +189,3 @@ class Config(RunConfig):
         check_set_names(data.eval_sets, "data.eval_sets")
         for name in ("images", "chars", "alphabet"):
             check_exists(f"data.{name}", getattr(data, name))
-
-    @model_validator(mode="after")
-    def _lines_fit(self) -> Config:
-        if self.data.is_synthetic:
-            num_steps = self.model.num_steps(self.data.widths[0])
-            most = (num_steps + 1) // 2
-            if self.data.made.max_length > most:
-                raise ValueError(
-                    f"data.made.max_length {self.data.made.max_length} is too long for data.width {self.data.width}: "
-                    f"its {num_steps} time steps fit {most} equal characters"
-                )
-        return self
-
-
-class MakeConfig(Settings):
-    """Settings of `samebits data make text`."""
-
-    num: Count = Field(default=10_000, description="Training lines.")
-    num_eval: int = Field(default=0, ge=0, description="Validation lines in unseen fonts, written as val.tsv.")
-    alphabet: Path | None = Field(default=None, description="File with the characters. null: digits and Latin letters.")
-    fonts: Path | None = Field(
-        default=None, description="Folder with .ttf, .otf and .ttc files. null: the fonts of this machine."
-    )
-    min_length: Count = Field(default=3, description="Minimum number of characters of a line.")
-    max_length: Count = Field(default=10, description="Maximum number of characters of a line.")
-    height_px: int = Field(
-        default=HEIGHT_PX, ge=8, le=512, description="Height of the images, in pixels. The width depends on the text."
-    )
-    unseen: float = Field(default=0.2, gt=0, le=0.9, description="Fraction of font families used only in validation.")
-    seed: int = Field(default=0, ge=0, description="Seed of the random lines.")
-    style: StyleConfig = Field(default=StyleConfig(), description="Appearance of lines.")
-
-    @model_validator(mode="after")
-    def _lengths_fit_together(self) -> MakeConfig:
-        if self.min_length > self.max_length:
-            raise ValueError(f"min_length ({self.min_length}) is more than max_length ({self.max_length})")
-        return self

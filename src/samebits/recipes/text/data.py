@@ -1,4 +1,4 @@
-"""Datasets of text lines: images with labels, or synthetic lines drawn when they are loaded.
+"""Dataset of text lines: images with labels.
 
 Legend: N lines of a batch, H = 32 and W their height and width in pixels, L characters of the longest.
 """
@@ -6,7 +6,6 @@ Legend: N lines of a batch, H = 32 and W their height and width in pixels, L cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,7 @@ from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import DataConfig
 from samebits.recipes.text.files import SelectedLines
 from samebits.recipes.text.images import normalise, stretch
-from samebits.recipes.text.lines import LineRenderer, jitter_line
-
-TRAINING, VALIDATION = 1, 2  # keys of the random numbers of synthetic lines
+from samebits.recipes.text.jitter import jitter_line
 
 
 def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:
@@ -80,42 +77,3 @@ class LineImages(Samples):
             return self._config.widths[0]
         # A sheet of training samples may mix groups: all lines then have the largest width.
         return self._config.widths[int(self.groups[indices].max())]
-
-
-class SyntheticLines(Samples):
-    """Synthetic lines. In training, an index is another line in each epoch.
-
-    Args:
-        makers: Renderers; each draws an equal share of the lines, one after another.
-        num_lines: Total number of lines.
-        alphabet: The characters of the classes.
-        config: Normalization.
-        purpose: TRAINING or VALIDATION.
-    """
-
-    groups = None
-
-    def __init__(
-        self, makers: Sequence[LineRenderer], num_lines: int, alphabet: Alphabet, config: DataConfig, purpose: int
-    ) -> None:
-        self._makers, self._num_lines = makers, num_lines
-        self._alphabet, self._config, self._purpose = alphabet, config, purpose
-
-    def __len__(self) -> int:
-        return self._num_lines
-
-    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
-        """Draw a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them, and `maker` (N,)."""
-        makers = indices * len(self._makers) // self._num_lines
-        lines = [
-            self._makers[maker].line(key, self._purpose)
-            for maker, key in zip(makers.tolist(), keys.tolist(), strict=True)
-        ]
-        inputs = normalise([image for image, _ in lines], self._config.mean, self._config.std)
-        rest: dict[str, Any] = targets([self._alphabet.encode(text) for _, text in lines])
-        return Batch(inputs, {**rest, "maker": torch.from_numpy(makers)}, torch.from_numpy(indices))
-
-
-def font_group(batch: Batch) -> list[str]:
-    """Return the metric group of each synthetic line: seen or unseen fonts."""
-    return [("seen_fonts", "unseen_fonts")[maker] for maker in batch.targets["maker"].tolist()]

@@ -75,7 +75,6 @@ def _grey(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
 
 
 def _tile(samples: Samples, index: int, data: DataConfig) -> Image.Image:
-    # The keys must be those of the evaluation: with another key, a synthetic line is another line.
     indices = np.array([index], dtype=np.int64)
     (pixels,) = _grey(samples.batch(indices, keys(0, 0, indices)), data)
     image = Image.fromarray(pixels)

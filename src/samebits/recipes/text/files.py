@@ -14,7 +14,7 @@ from samebits.data.keyed import IntArray
 from samebits.data.names import first_outside, outside
 from samebits.errors import DataError
 from samebits.recipes.text.alphabet import UNKNOWN, Alphabet, read_alphabet, read_chars, show_character, text_of
-from samebits.recipes.text.config import LATIN, Config, DataConfig
+from samebits.recipes.text.config import Config, DataConfig
 from samebits.recipes.text.images import GreyArray, nearest_width, packed_size, read_grey, read_packed, size_of
 from samebits.recipes.text.labels import Labels, read_labels
 
@@ -66,15 +66,13 @@ class SelectedLines:
 
 
 def find_alphabet(config: DataConfig) -> Alphabet:
-    """Find the alphabet: data.alphabet; digits and Latin letters for synthetic lines; or the characters of the labels.
+    """Find the alphabet: data.alphabet, or the characters of the labels.
 
     Raises:
         DataError: A file can't be read.
     """
     if config.alphabet is not None:
         return read_alphabet(config.alphabet)
-    if config.is_synthetic:
-        return Alphabet(LATIN)
     chars = chars_path(config)
     files = [read_labels(label_path(config, train=train), config, chars) for train in (True, False)]
     if chars is not None and files[0].is_index:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from samebits.data.samples import Samples
 from samebits.engine.parts import Parts
 from samebits.metrics.text import TextMetric
 from samebits.module.freeze import freeze
 from samebits.recipes.text.alphabet import BLANK, Alphabet
 from samebits.recipes.text.config import HEIGHT_PX, Config
-from samebits.recipes.text.data import TRAINING, VALIDATION, LineImages, SyntheticLines, font_group, ground_truths
+from samebits.recipes.text.data import LineImages, ground_truths
 from samebits.recipes.text.decode import read
 from samebits.recipes.text.drawing import draw_samples, draw_worst
 from samebits.recipes.text.files import SelectedLines, choose, find_alphabet
-from samebits.recipes.text.fonts import Font, check_fonts, find_fonts, split_fonts
-from samebits.recipes.text.lines import LineRenderer
 from samebits.recipes.text.loss import ctc
 from samebits.recipes.text.model import build_model
 from samebits.recipes.text.predict import draw_prediction, read_line, to_prediction
@@ -26,19 +22,14 @@ from samebits.storage.pretrained import load_pretrained
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """Find the alphabet; for synthetic lines also the seen and unseen fonts; for files also the lines left out.
+    """Find the alphabet, and count the lines left out.
 
     Raises:
-        DataError: Labels or fonts can't be found or read.
+        DataError: Labels can't be found or read.
     """
     alphabet = find_alphabet(config.data)
-    found: dict[str, Any] = {"alphabet": alphabet.characters}
-    if config.data.is_synthetic:
-        fonts = find_fonts(config.data.made.fonts, alphabet.characters)
-        seen, unseen = split_fonts(fonts, config.data.made.unseen)
-        return {**found, "seen": [asdict(font) for font in seen], "unseen": [asdict(font) for font in unseen]}
     splits = {"training": choose(config, alphabet, train=True), "validation": choose(config, alphabet, train=False)}
-    return {**found, "left_out": _left_out(splits)}
+    return {"alphabet": alphabet.characters, "left_out": _left_out(splits)}
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
@@ -51,27 +42,16 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     model = build_model(config.model, alphabet.num_classes)
     freeze(model, config.model.freeze)
     read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
-    made = config.data.is_synthetic
-    open_lines: Callable[..., Samples]
-    if made:
-        num_fonts, num_unseen = len(dataset_info["seen"]), len(dataset_info["unseen"])
-        what = f"synthetic lines in {num_fonts} fonts" + (
-            f", validation also in {num_unseen} unseen fonts" if num_unseen else ""
-        )
-        open_lines = partial(_open_made, config, dataset_info)
-    else:
-        widths = config.data.widths
-        shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
-        what = f"images of text lines, {shown} x {HEIGHT_PX} px"
-        open_lines = partial(_open_files, config, alphabet)
+    widths = config.data.widths
+    shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
     weights = config.model.weights
     return Parts(
         model=model,
         loss=ctc,
-        train_data=partial(open_lines, train=True),
-        eval_data=partial(open_lines, train=False),
+        train_data=partial(_open_lines, config, alphabet, train=True),
+        eval_data=partial(_open_lines, config, alphabet, train=False),
         eval_sets={name: partial(_open_set, config, alphabet, name) for name in config.data.eval_sets},
-        metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet), font_group if made else None),
+        metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet)),
         monitor=("line_accuracy", "max"),
         init_weights=None if weights is None else partial(load_pretrained, path=weights),
         preprocess=partial(read_line, config=config),
@@ -87,7 +67,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "std": config.data.std,
         },
         describe={
-            "data": what,
+            "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
             "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
             **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
@@ -95,29 +75,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     )
 
 
-def _open_made(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> SyntheticLines:
-    made, alphabet = config.data.made, Alphabet(dataset_info["alphabet"])
-    groups = [[Font(**font) for font in dataset_info[name]] for name in ("seen", "unseen")]
-    if train or not groups[1]:
-        groups = groups[:1]
-    for fonts in groups:
-        check_fonts(fonts)
-    makers = [
-        LineRenderer(
-            fonts=fonts,
-            characters=alphabet.characters,
-            min_length=made.min_length,
-            max_length=made.max_length,
-            style=made.style,
-            width_px=config.data.widths[0],
-        )
-        for fonts in groups
-    ]
-    num_lines, purpose = (made.num_train, TRAINING) if train else (made.num_eval, VALIDATION)
-    return SyntheticLines(makers, num_lines, alphabet, config.data, purpose)
-
-
-def _open_files(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
+def _open_lines(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
     return LineImages(choose(config, alphabet, train=train), config.data, train=train)
 
 

@@ -1,13 +1,13 @@
-"""Synthetic images of people, drawn when they are loaded, with ground truth exact to the pixel.
-
-All people face the viewer, so that left and right can be recognized, also in a mirrored image.
-"""
+"""Synthetic images of people with ground truth exact to the pixel: drawn when loaded, or as files in COCO's layout."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from samebits.data.keyed import key as make_key
+from samebits.engine.parts import Parts
 from samebits.recipes.pose.affine import Floats, Pixels
-from samebits.recipes.pose.data import Example
-from samebits.recipes.pose.paint import Painter, random_colour
+from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.data import EvalImages, Example, TrainImages
 from samebits.recipes.pose.skeletons import COCO
+from tests.paint_people import Painter, random_colour
 
-NUM_TRAIN, NUM_EVAL = 2048, 128  # defaults of data.num_train and data.num_eval
 MAX_PEOPLE = 4
 MIN_SHARE, MAX_SHARE = 0.4, 0.85  # height of a person as a fraction of the height of the image
 OCCLUDED, VISIBLE = 1, 2
@@ -74,6 +75,35 @@ class SyntheticPeople:
 
     def _draw(self, index: int, key: int) -> Drawing:
         return draw_synthetic_image(self._size_px, make_key(EVAL, index) if self._is_fixed else key)
+
+
+def with_people(parts: Parts, config: Config) -> Parts:
+    """Return the parts of the pose recipe with synthetic people in place of files."""
+    data = config.data
+    more = {"tag_per_joint": config.model.tag_per_joint, "channels_last": config.channels_last}
+    fresh, fixed = (
+        SyntheticPeople(data.size_px, count or 0, is_fixed=is_fixed)
+        for count, is_fixed in ((data.num_train, False), (data.num_eval, True))
+    )
+    return replace(parts, train_data=partial(TrainImages, fresh, data, **more), eval_data=partial(EvalImages, fixed))
+
+
+def write_coco(root: Path, num_train: int, num_eval: int, size_px: int) -> None:
+    """Write images of people and their keypoints in COCO's layout."""
+    for split, (name, count) in enumerate((("train2017", num_train), ("val2017", num_eval))):
+        folder = root / "images" / name
+        folder.mkdir(parents=True)
+        images, people = [], []
+        for picture_id in range(1, count + 1):
+            drawing = draw_synthetic_image(size_px, make_key(EVAL, split, picture_id))
+            truth = describe(drawing, picture_id)
+            Image.fromarray(drawing.rgb).save(folder / truth["file_name"])
+            images.append({"id": picture_id, **{key: truth[key] for key in ("file_name", "width", "height")}})
+            people.extend(truth["annotations"])
+        category = {"id": 1, "name": "person", "keypoints": list(COCO.joints)}
+        path = root / "annotations" / f"person_keypoints_{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"images": images, "annotations": people, "categories": [category]}))
 
 
 def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
