@@ -167,9 +167,16 @@ def at_step(step: object) -> Callable[[dict[str, Any]], object]:
             f"for parameter {10**30}",
         ),
         (lambda plain: plain["values"].update({"optimizer:0:momentum_buffer": {}}), "of parameter 0 has another shape"),
+        # Of another version, or written by another program.
+        (lambda plain: plain["state"].update(new_entry=1), "unknown entries: new_entry"),
+        (lambda plain: plain["state"].update(step="three"), "has a state that this version"),
+        (lambda plain: plain["state"].update(best={"step": None}), "has a state that this version"),
+        (lambda plain: plain.pop("groups"), "does not have the form of a checkpoint"),
+        (lambda plain: plain.update(state=[]), "does not have the form of a checkpoint"),
+        (lambda plain: plain["values"].update({"optimizer:x": 1}), "does not have the form of a checkpoint"),
     ],
 )
-def test_a_position_or_an_optimizer_that_no_run_has_is_named(
+def test_a_state_or_an_optimizer_that_no_run_has_is_named(
     run: Path, change: Callable[[dict[str, Any]], object], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for checkpoint in checkpoints(run):

@@ -143,26 +143,6 @@ def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) ->
     assert (run / "weights.safetensors").read_bytes() == weights
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda plain: plain["state"].update(new_entry=1), "unknown entries: new_entry"),
-        (lambda plain: plain["state"].update(step="three"), "has a state that this version"),
-        (lambda plain: plain["state"].update(best={"step": None}), "has a state that this version"),
-        (lambda plain: plain.pop("groups"), "does not have the form of a checkpoint"),
-        (lambda plain: plain.update(state=[]), "does not have the form of a checkpoint"),
-        (lambda plain: plain["values"].update({"optimizer:x": 1}), "does not have the form of a checkpoint"),
-    ],
-)
-def test_a_state_that_this_version_did_not_write_is_named(
-    run: Path, change: Callable[[dict[str, Any]], object], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for checkpoint in checkpoints(run):
-        rewrite(checkpoint, change)
-    assert command(RESUME) == 5
-    assert text in capsys.readouterr().err
-
-
 def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Path("my_dots.py").absolute()
     shutil.copy(RECIPE, recipe)
