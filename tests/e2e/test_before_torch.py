@@ -13,8 +13,25 @@ import samebits
 from tests.runs import LONG_S, SAMEBITS, environment
 from tests.runs import samebits as run_samebits
 
-FORMER = Path(__file__).resolve().parents[1] / "fixtures" / "run_of_0_1"
 IMPORTED = re.compile(r"^import time:.*\|\s+(\S+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder of two epochs of digits with a checkpoint after the first, as far as a start looks into it."""
+    from samebits.config.document import to_yaml
+    from samebits.config.load import load
+    from samebits.recipes.catalog import find
+
+    found = find("digits")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000023"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    (tmp_path / "run" / "run.lock").touch()
+    (tmp_path / "run" / "config.yaml").write_text(
+        to_yaml(load(found.config_class, found.layers, ["epochs=2"]).resolved)
+    )
+    return tmp_path / "run"
 
 
 def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
@@ -63,11 +80,11 @@ def test_a_gpu_that_is_hidden_is_missed_before_torch(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_resume_with_other_epochs_is_refused_before_torch(tmp_path: Path) -> None:
-    code, error = refused(f"train --run-dir {FORMER} --resume auto epochs=4", tmp_path)
+def test_a_resume_with_other_epochs_is_refused_before_torch(run: Path, tmp_path: Path) -> None:
+    code, error = refused(f"train --run-dir {run} --resume auto epochs=4", tmp_path)
     assert code == 2
     assert "epochs: 2 in the run, 4 now" in error
-    code, error = refused(f"train digits epochs=4 --resume {FORMER}/checkpoints/step-000023", tmp_path)
+    code, error = refused(f"train digits epochs=4 --resume {run}/checkpoints/step-000023", tmp_path)
     assert code == 2
     assert "epochs: 2 in the run, 4 now" in error
 
@@ -83,16 +100,16 @@ def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) ->
     assert f"model.weights={run}/weights.safetensors epochs=5" in " ".join(error.split())
 
 
-def test_the_same_settings_are_not_refused(tmp_path: Path) -> None:
+def test_the_same_settings_are_not_refused(run: Path) -> None:
     from samebits.cli.start_run import check_before_start
     from samebits.config.load import load
     from samebits.recipes.catalog import find
 
-    found = find(str(FORMER / "config.yaml"))
+    found = find(str(run / "config.yaml"))
     config = load(found.config_class, found.layers).config
     assert isinstance(config, samebits.RunConfig)
-    check_before_start(config, FORMER, "auto")
-    check_before_start(config, None, str(FORMER / "checkpoints" / "step-000023"))
+    check_before_start(config, run, "auto")
+    check_before_start(config, None, str(run / "checkpoints" / "step-000023"))
 
 
 def test_an_image_folder_in_place_of_a_run_is_explained(tmp_path: Path) -> None:
