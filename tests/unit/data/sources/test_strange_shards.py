@@ -137,6 +137,10 @@ def one_entry(name: str = "a.cls", size: int = 0, kind: bytes = tarfile.REGTYPE,
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 
+def pax(record: bytes) -> bytes:
+    return one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + record.ljust(BLOCK, b"\0")
+
+
 END = bytes(2 * BLOCK)
 
 
@@ -144,17 +148,23 @@ END = bytes(2 * BLOCK)
     ("content", "text"),
     [
         (one_entry(size=1 << 40) + END, "the header claims 1,099,511,627,776 bytes"),
-        (one_entry(kind=tarfile.XHDTYPE, size=1 << 40) + END, "is truncated"),
+        (one_entry(kind=tarfile.XHDTYPE, size=1 << 40) + END, "extended header of 1,099,511,627,776"),
         (one_entry(kind=tarfile.GNUTYPE_LONGNAME, size=1 << 21) + bytes(1 << 21) + END, "extended header of 2,097,152"),
-        (one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"-5 size=1\n".ljust(BLOCK, b"\0") + END, "is damaged"),
-        (one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"10 size=-1\n".ljust(BLOCK, b"\0") + END, "is damaged"),
-        (one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"0 size=1\n".ljust(BLOCK, b"\0") + END, "is damaged"),
+        (pax(b"-5 size=1\n") + END, "is damaged"),
         (
-            one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"17 size=99999999\n".ljust(BLOCK, b"\0") + one_entry() + END,
+            one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"10 size=-1\n".ljust(BLOCK, b"\0") + one_entry() + END,
+            "claims -1 bytes",
+        ),
+        (pax(b"0 size=1\n") + END, "is damaged"),
+        (
+            pax(b"17 size=99999999\n") + one_entry() + END,
             "the header claims 99,999,999 bytes",
         ),
         (
-            one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"22 GNU.sparse.major=1\n".ljust(BLOCK, b"\0") + END,
+            one_entry(kind=tarfile.XHDTYPE, size=BLOCK)
+            + b"22 GNU.sparse.map=0,1\n".ljust(BLOCK, b"\0")
+            + one_entry()
+            + END,
             "a sparse file",
         ),
         (one_entry(kind=tarfile.GNUTYPE_SPARSE) + END, "a sparse file"),
@@ -170,7 +180,7 @@ END = bytes(2 * BLOCK)
         (one_entry() + END + one_entry("b.cls") + END, "more content after its end mark"),
         (one_entry("README") + END, "has no samples"),
         (END, "has no samples"),
-        (b"", "is truncated"),
+        (b"", "is not a tar archive"),
         (b"\x1f\x8b\x08" + bytes(2000), "is compressed"),
         (b"BZh9" + bytes(2000), "is compressed"),
         (b"\x28\xb5\x2f\xfd" + bytes(2000), "is compressed"),
