@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import random
 import struct
 import zlib
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samebits.data.images import read_rgb
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.data import ImageFiles, preprocess
@@ -67,23 +65,6 @@ def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_pat
 
     whole = resized(pixels, None, 256, int(256 * size[0] / size[1]))
     assert torch.equal(crop_centre(pixels, DataConfig()), centre_square(whole, 224))
-
-
-def _with_head(form: str) -> bytes:
-    whole = _encoded("GIF" if form.startswith("GIF") else "JPEG")
-    if form.startswith("GIF"):
-        at = 13 + (3 << (whole[10] & 7) + 1 if whole[10] & 0x80 else 0)
-        blocks = b"\x21\xfe" + b"\x01x" * 500_000 + b"\0" if form == "GIF comment" else b"\x21\xf9\0" * 500_000
-        return whole[:at] + blocks + whole[at:]
-    more = {"JPEG fill": b"\xff" * 3_000_000, "JPEG comments": b"\xff\xfe\0\2" * 500_000, "JPEG junk": b"a" * 3_000_000}
-    return whole[:2] + b"\xff\xe0\0\2" + more[form] + whole[2:]
-
-
-@pytest.mark.parametrize("form", ["GIF comment", "GIF extensions", "JPEG fill", "JPEG comments", "JPEG junk"])
-def test_a_head_that_takes_minutes_to_go_through_is_refused(tmp_path: Path, form: str) -> None:
-    (tmp_path / "a.jpg").write_bytes(_with_head(form))
-    with pytest.raises(DataError, match="has so many parts"):
-        read_rgb(tmp_path / "a.jpg")
 
 
 def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_path: Path) -> None:
@@ -159,36 +140,11 @@ def _read_all(folder: Path) -> int:
         packed_lmdb._close_all()
 
 
-@pytest.mark.parametrize("num", [1, 3000])
-def test_damaged_pages_of_an_lmdb_file_never_end_the_process(tmp_path: Path, num: int) -> None:
-    """Unchecked, about every tenth of these files ends in a segmentation fault or a bus error."""
-    path = _set(tmp_path, num)
-    assert _read_all(tmp_path) > 0
-    whole, refused = path.read_bytes(), 0
-    for seed in range(60):
-        chance, content = random.Random(seed), bytearray(whole)
-        for _ in range(chance.randint(1, 4)):
-            page = chance.randrange(min(len(content) // 4096, 60)) * 4096
-            word = chance.choice((b"\xff\xff", b"\0\0", b"\2\0\0\0", b"\xff" * 8, b"\x10\0", chance.randbytes(3)))
-            at = page + chance.randrange(160)
-            content[at : at + len(word)] = word
-        path.write_bytes(content)
-        try:
-            _read_all(tmp_path)
-        except DataError:
-            refused += 1
-    assert refused > 10
-
-
-def test_a_tree_of_pages_that_leads_back_into_itself_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_lmdb_file_is_refused(tmp_path: Path) -> None:
     path = _set(tmp_path, 3000)
-    content = bytearray(path.read_bytes())
-    branches = [at for at in range(8192, len(content), 4096) if content[at + 10] == 1]
-    for at in branches:
-        node = struct.unpack_from("<H", content, at + 16)[0]
-        struct.pack_into("<I", content, at + node, at // 4096)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"contains a page twice|is no page of the tree|page"):
+    assert _read_all(tmp_path) > 0
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"bytes, .* needed"):
         _read_all(tmp_path)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import stat
 import warnings
 from pathlib import Path
@@ -37,7 +36,7 @@ _PLUGINS = (
 FORMATS = tuple(plugin.format for plugin in _PLUGINS if plugin.format)
 FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 
-# A file of a few bytes can claim any size. The same limit as Pillow's.
+# A file of a few bytes can claim any size. Pillow refuses to open more pixels.
 MAX_PIXELS = 178_956_970
 # Peak memory of reading an image: the file and the decoder.
 MAX_MEMORY_BYTES = 700_000_000
@@ -52,14 +51,6 @@ BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
 # Limits on the scans of a progressive JPEG file. Usual files have about 10 scans. Each scan decodes the whole image,
 # even if it has only a few bytes.
 _MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
-
-# Pillow parses headers in Python, a segment or a byte at a time. Usual files have about ten segments.
-MAX_SEGMENTS, _MAX_SKIPPED_BYTES = 10_000, 1 << 20
-_MAX_CHUNKS = 100_000  # of a PNG file, whose pixels are in chunks of about 8 KB
-_MAX_PLAIN_BYTES = 1 << 23  # of a PPM file with pixels as digits, which Pillow reads one by one
-_MARKER = re.compile(rb"[^\xff]*\xff+(.)", re.DOTALL)
-_MARKERS_WITHOUT_LENGTH = frozenset((0x00, *range(0xD0, 0xDA)))
-_START_OF_SCAN = 0xDA
 
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
 
@@ -102,17 +93,12 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
     Raises:
         DataError: It is not an image of these formats, is damaged, or claims too many pixels.
     """
-    if _has_many_parts(content):
-        raise DataError(
-            f"image {name} has so many parts that reading it would take too long",
-            cause="the file is damaged, or made to waste time",
-            fix="Save the image again, or remove it from the dataset.",
-        )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is our limit
+            # Pillow warns from half of MAX_PIXELS, and raises DecompressionBombError above MAX_PIXELS.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=FORMATS)
-        is_small = image.width * image.height <= MAX_PIXELS and _tiles_are_small(image)
+        is_small = _tiles_are_small(image)
     except Image.DecompressionBombError:
         raise enormous(name) from None
     except UnidentifiedImageError:
@@ -180,62 +166,6 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
             cause="the file is damaged, or made to waste time",
             fix="Save the image again, or remove it from the dataset.",
         )
-
-
-def _has_many_parts(content: bytes | bytearray) -> bool:
-    """Return whether a file has so many parts before its pixels that Pillow would take long to parse them."""
-    if content[:3] == b"\xff\xd8\xff":
-        return _has_many_segments(content)
-    if content[:8] == b"\x89PNG\r\n\x1a\n":
-        return _has_many_chunks(content)
-    if content[:4] == b"GIF8":
-        return _has_many_blocks(content)
-    return content[:1] == b"P" and content[1:2] in b"123" and len(content) > _MAX_PLAIN_BYTES
-
-
-def _has_many_segments(content: bytes | bytearray) -> bool:
-    offset, num_skipped_bytes = 2, 0
-    for _ in range(MAX_SEGMENTS):
-        match = _MARKER.match(content, offset)
-        num_skipped_bytes += (len(content) if match is None else match.end()) - offset
-        if num_skipped_bytes > _MAX_SKIPPED_BYTES:
-            return True
-        if match is None or match[1][0] == _START_OF_SCAN:
-            return False
-        offset = match.end()
-        if match[1][0] not in _MARKERS_WITHOUT_LENGTH:
-            offset += max(2, int.from_bytes(content[offset : offset + 2], "big"))
-    return True
-
-
-def _has_many_chunks(content: bytes | bytearray) -> bool:
-    offset = 8
-    for _ in range(_MAX_CHUNKS):
-        if offset >= len(content):
-            return False
-        offset += 12 + int.from_bytes(content[offset : offset + 4], "big")
-    return True
-
-
-def _has_many_blocks(content: bytes | bytearray) -> bool:
-    """Return whether extensions before the first frame of a GIF file have many blocks of up to 255 bytes."""
-    colours = content[10:11] or b"\0"
-    offset = 13 + (3 << (colours[0] & 7) + 1 if colours[0] & 0x80 else 0)
-    for _ in range(MAX_SEGMENTS):
-        if content[offset : offset + 1] in (b"", b"\x2c"):
-            return False
-        if content[offset : offset + 1] != b"\x21":
-            offset += 1  # Pillow skips unknown bytes
-            continue
-        offset += 2
-        for _ in range(MAX_SEGMENTS):
-            length = (content[offset : offset + 1] or b"\0")[0]
-            offset += 1 + length
-            if not length:
-                break
-        else:
-            return True
-    return True
 
 
 def _tiles_are_small(image: Image.Image) -> bool:

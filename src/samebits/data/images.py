@@ -17,7 +17,6 @@ from PIL import Image, ImageFile, ImageOps
 from samebits.data.image_file import (
     BASELINE_BYTES_PER_PIXEL,
     MAX_PIXELS,
-    MAX_SEGMENTS,
     PROGRESSIVE_BYTES_PER_PIXEL,
     check_memory,
     check_scans,
@@ -37,6 +36,7 @@ _ORIENTATION = 0x0112
 # Extra rows to decode below those that are needed: with vertical chroma subsampling, the chroma of two rows is
 # interpolated with that of the next two.
 _MORE_ROWS = 2
+_MAX_SEGMENTS = 10_000  # of a JPEG file before its pixels; usual files have about ten
 _STRIP_PIXELS = 1 << 22  # larger images are converted in strips, since each conversion makes one or more copies
 
 
@@ -207,7 +207,7 @@ class JpegHead(NamedTuple):
         if content[:2] != b"\xff\xd8":
             return None
         offset, end, is_plain = 2, len(content) - 9, True
-        for _ in range(MAX_SEGMENTS):
+        for _ in range(_MAX_SEGMENTS):
             if offset >= end or content[offset] != 0xFF:
                 return None
             marker = content[offset + 1]

@@ -11,7 +11,6 @@ from typing import Any
 from samebits.data.image_file import MAX_FILE_BYTES, too_large
 from samebits.errors import DataError
 from samebits.extras import pip_line
-from samebits.recipes.text.lmdb_pages import check_pages
 
 _MAX_DIGITS = 9  # digits in the names of entries
 _MAX_LABEL_BYTES = 1 << 20
@@ -71,8 +70,6 @@ def read_image(folder: Path, number: int) -> bytes:
 
 
 _open: dict[Path, Any] = {}
-# Checked files, with modification time and size. Forked DataLoader workers inherit this, and do not check again.
-_checked: set[tuple[Path, int, int]] = set()
 
 
 def _close_all() -> None:
@@ -120,14 +117,11 @@ def _opened(folder: Path) -> Any:
             allowed="an LMDB dataset, or a file with labels",
             fix="Set data.train and data.eval to LMDB folders or label files.",
         )
-    _check(folder / "data.mdb")
-    return lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
-
-
-def _check(path: Path) -> None:
-    """Check that the file cannot crash the process: the library maps it into memory and trusts its pages."""
-    status = path.stat()
-    stamp = (path, status.st_mtime_ns, status.st_size)
-    if stamp not in _checked:
-        check_pages(path)
-        _checked.add(stamp)
+    environment = lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+    # The library maps the file into memory: reading beyond the end of a truncated file would end the process.
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    found = (folder / "data.mdb").stat().st_size
+    if found < needed:
+        environment.close()
+        raise ValueError(f"data.mdb has {found:,} bytes, {needed:,} needed")
+    return environment

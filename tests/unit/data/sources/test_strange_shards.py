@@ -152,7 +152,7 @@ END = bytes(2 * BLOCK)
         (one_entry(kind=tarfile.GNUTYPE_LONGNAME, size=1 << 21) + bytes(1 << 21) + END, "extended header of 2,097,152"),
         (pax(b"-5 size=1\n") + END, "is damaged"),
         (
-            one_entry(kind=tarfile.XHDTYPE, size=BLOCK) + b"10 size=-1\n".ljust(BLOCK, b"\0") + one_entry() + END,
+            pax(b"11 size=-1\n") + one_entry() + END,
             "claims -1 bytes",
         ),
         (pax(b"0 size=1\n") + END, "is damaged"),
