@@ -61,7 +61,7 @@ def read_members(path: str, descriptor: int) -> Iterator[Member]:
                 info = archive.next()
                 if info is None:
                     break
-                archive.members.clear()  # a TarInfo has a kilobyte, and an archive may have millions
+                archive.members.clear()  # type: ignore[attr-defined]  # 1 KB for each of up to millions
                 _check_size(path, info, size)
                 name = _clean(path, info.name)
                 if info.issparse() or not (info.isreg() or info.isdir()):
