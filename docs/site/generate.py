@@ -103,7 +103,8 @@ def settings_pages() -> Iterator[Page]:
 
     lines = [
         "# Settings\n",
-        "Every setting of each recipe: its type, its default and what it controls.\n",
+        "Every setting of each recipe: its type, its default, what it controls, and whether it may change at a resume. "
+        "Settings that may not change determine the result.\n",
         "```console\n$ samebits train digits epochs=3 optim.lr=0.05     # on the command line\n"
         "$ samebits config digits                           # the same table in a terminal\n```\n",
         "In a YAML file, sections are nested:\n",
@@ -122,6 +123,7 @@ def settings_pages() -> Iterator[Page]:
 def _settings_page(recipe: str) -> str:
     from samebits.config import describe
     from samebits.config.load import preview
+    from samebits.provenance.same_run import is_free
     from samebits.recipes.catalog import find
 
     found = find(recipe)
@@ -129,8 +131,9 @@ def _settings_page(recipe: str) -> str:
     blocks = [
         f"# Settings of {recipe}\n",
         f"Defaults are those of the preset `{recipe}`; `samebits config {recipe}/PRESET` shows another preset's.\n",
+        "Settings of evaluation may change at a resume unless `stop_early.patience` is set.\n",
     ]
-    head = "| setting | type | default | what it controls |\n|---|---|---|---|"
+    head = "| setting | type | default | what it controls | at a resume |\n|---|---|---|---|---|"
     table = [head]
     for row in describe.table(found.config_class, values):
         if row.key == "recipe":
@@ -142,6 +145,7 @@ def _settings_page(recipe: str) -> str:
         default = f"`{row.default}`" if row.default else "needed"
         anchor = re.sub(r"[._]", "-", row.key)
         cells = [f"[`{row.key}`]{{#{anchor}}}", _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
+        cells.append("may change" if is_free(row.key) else "")
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join([*blocks, *table, ""])
 

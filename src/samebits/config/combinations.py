@@ -1,30 +1,108 @@
-"""Modes of training that exclude other settings, with the reason for the user."""
+"""Settings that exclude each other, as one table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
 
 
-def check_load_balancing(config: RunConfig) -> None:
-    """Check that the work of a step can be divided by speed, if configured.
+class Exclusion(NamedTuple):
+    """Settings that cannot be combined.
 
-    Raises:
-        ValueError: Another setting excludes it.
+    Attributes:
+        when: A condition: `name=value`, `name!=value`, or `name` for any value but null, false or an empty list.
+        not_with: Another condition, or several with "and" between them.
+        do: How to resolve it.
+        why: The reason, as the end of the message.
     """
-    if not config.cluster.load_balancing:
-        return
-    obstacles = {
-        f"mode={config.mode}": config.mode != "exact",
-        f"parallel={config.parallel}": config.parallel != "ddp",
-        "batch_norm=sync": config.batch_norm == "sync",
-        "watch.recheck": config.watch.recheck is not None,
-        "record.content=true": config.record.content,
-    }
-    for name, is_there in obstacles.items():
-        if is_there:
-            raise ValueError(
-                f"cluster.load_balancing=true cannot be combined with {name}; fix: Set cluster.load_balancing=false."
-            )
+
+    when: str
+    not_with: str
+    do: str
+    why: str = ""
+
+
+_WHOLE_TENSORS = ", because it needs whole tensors"
+
+# The first row that applies is reported.
+EXCLUSIONS = (
+    Exclusion("loss_scale!=dynamic", "precision!=fp16", "Set precision=fp16, or loss_scale=dynamic."),
+    Exclusion(
+        "parallel=dp",
+        "mode=exact",
+        "Set mode=fast, or parallel=ddp.",
+        ", because its order of summation depends on the number of GPUs",
+    ),
+    Exclusion("watch.recheck", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("record.content=true", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("parallel!=ddp", "batch_norm=sync", "Set batch_norm=micro."),
+    Exclusion(
+        "activation_checkpointing",
+        "batch_norm=sync",
+        "Set batch_norm=micro.",
+        ", because recomputation would run its all-reduce twice",
+    ),
+    Exclusion("activation_checkpointing", "parallel=dp", "Set parallel=ddp.", ", which copies the model"),
+    Exclusion("compress!=none", "parallel!=ddp", "Set compress=none, or parallel=ddp."),
+    Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
+    Exclusion("compile=true", "parallel!=ddp", "Set compile=false."),
+    Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
+    Exclusion("optim.name=muon", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
+    Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
+    Exclusion(
+        "compile=true",
+        "batch_norm=sync",
+        "Set compile=false, or batch_norm=micro.",
+        ", whose micro-batches wait for each other inside the model",
+    ),
+    Exclusion(
+        "watch.recheck",
+        "mode!=exact",
+        "Set mode=exact, or watch.recheck=null.",
+        ", in which ranks may compute other bits",
+    ),
+    Exclusion(
+        "watch.recheck",
+        "batch_norm=sync",
+        "Set batch_norm=micro, or watch.recheck=null.",
+        ", in which no micro-batch can be computed without the others",
+    ),
+    Exclusion("cluster.load_balancing=true", "mode!=exact", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "parallel!=ddp", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "batch_norm=sync", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "watch.recheck", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "record.content=true", "Set cluster.load_balancing=false."),
+)
+
+
+def find_exclusion(config: RunConfig) -> str | None:
+    """Return the message of the first exclusion that applies to the settings, with its fix; None if none does."""
+    for row in EXCLUSIONS:
+        met = [first_met(config, condition) for condition in (row.when, *row.not_with.split(" and "))]
+        if all(met):
+            return f"{met[0]} cannot be combined with {' and '.join(met[1:])}{row.why}; fix: {row.do}"
+    return None
+
+
+def first_met(config: RunConfig, *conditions: str) -> str:
+    """Return the first condition that the settings meet, with the value: `mode=fast` for `mode!=exact`; or "".
+
+    Args:
+        config: The settings.
+        conditions: Each as in `Exclusion`.
+    """
+    for condition in conditions:
+        name, equals, wanted = condition.partition("=")
+        is_negated = name.endswith("!")
+        name = name.removesuffix("!")
+        value: object = config
+        for key in name.split("."):
+            value = getattr(value, key)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not equals and value not in (None, False, ()):
+            return name
+        if equals and (text == wanted) != is_negated:
+            return f"{name}={text}"
+    return ""

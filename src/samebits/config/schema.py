@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samebits.config.combinations import check_load_balancing
+from samebits.config.combinations import find_exclusion
 from samebits.config.interval import Interval, parse_interval
+from samebits.config.marks import DATA_MARKS, Mark
 from samebits.config.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,98 +27,121 @@ from samebits.config.sections import (
     WatchConfig,
 )
 
+Count = Annotated[int, Field(gt=0)]
+LossScale = Annotated[float, Field(ge=1, le=2.0**24)]
+
 
 class RunConfig(Settings):
-    """All settings of a run. Recipes add `data` and `model`."""
+    """All settings of a run, each with its marks. Recipes add `data` and `model`."""
 
-    recipe: str = Field(description="What to train: the name of a recipe, or the path of a recipe file.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers of the run.")
-    epochs: int = Field(default=10, gt=0, le=10**9, description="Passes over the training set.")
-    max_steps: Annotated[int, Field(gt=0)] | None = Field(
+    recipe: Annotated[str, Mark.RESULT] = Field(
+        description="What to train: the name of a recipe, or the path of a recipe file."
+    )
+    seed: Annotated[int, Mark.RESULT] = Field(
+        default=0, ge=0, lt=2**63, description="Seed of all random numbers of the run."
+    )
+    epochs: Annotated[int, Mark.RESULT, Mark.TRAINING] = Field(
+        default=10, gt=0, le=10**9, description="Passes over the training set."
+    )
+    max_steps: Annotated[Count | None, Mark.RESULT, Mark.TRAINING] = Field(
         default=None,
         description="Number of optimizer steps after which training ends, if the epochs have more. The learning rate "
         "schedule spans these steps. null: all epochs.",
     )
-    global_batch: int = Field(default=64, gt=0, description="Samples per optimizer step, over all processes.")
-    micro_batch: int = Field(
+    global_batch: Annotated[int, Mark.RESULT, Mark.TRAINING] = Field(
+        default=64, gt=0, description="Samples per optimizer step, over all processes."
+    )
+    micro_batch: Annotated[int, Mark.RESULT] = Field(
         default=32,
         gt=0,
         description="Samples per forward pass in training. It does not depend on the number of processes.",
     )
-    eval_batch: int = Field(default=256, gt=0, description="Samples per forward pass in evaluation.")
-    eval_every: Annotated[int, Field(gt=0)] | str = Field(
+    eval_batch: Annotated[int, Mark.VALIDATION] = Field(
+        default=256, gt=0, description="Samples per forward pass in evaluation."
+    )
+    eval_every: Annotated[Count | str, Mark.VALIDATION, Mark.TRAINING] = Field(
         default=1,
         description='Interval between evaluations: a number of epochs, or "500 steps". The last step is always '
         "followed by one.",
     )
-    stop_early: StopEarlyConfig = Field(
+    stop_early: Annotated[StopEarlyConfig, Mark.RESULT, Mark.TRAINING] = Field(
         default=StopEarlyConfig(), description="End training when validations no longer improve."
     )
-    mode: Literal["exact", "fast"] = Field(
+    mode: Annotated[Literal["exact", "fast"], Mark.RESULT] = Field(
         default="exact",
         description="exact: equal weights, bit for bit, at any number of processes; fast: equal up to rounding.",
     )
-    batch_norm: Literal["micro", "sync"] = Field(
+    batch_norm: Annotated[Literal["micro", "sync"], Mark.RESULT] = Field(
         default="micro",
         description="Samples that batch norm computes its statistics over. micro: each micro-batch; sync: the global "
         "batch (for small micro-batches; slower, and needs memory for all micro-batches of a process).",
     )
-    parallel: Literal["ddp", "fsdp", "dp"] = Field(
+    parallel: Annotated[Literal["ddp", "fsdp", "dp"], Mark.EXECUTION] = Field(
         default="ddp",
         description="ddp: each process holds the whole model; fsdp: parameters, gradients and optimizer state are "
         "sharded: by whole tensors in mode=exact, by torch's fully_shard in mode=fast (docs/memory.md). dp: torch's "
         "DataParallel, for comparison only.",
     )
-    activation_checkpointing: bool | tuple[str, ...] = Field(
+    activation_checkpointing: Annotated[bool | tuple[str, ...], Mark.EXECUTION] = Field(
         default=False,
         description="Recompute activations in the backward pass instead of storing them: true for the innermost "
         "blocks, or a list of module name patterns. Results do not change.",
     )
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+    precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], Mark.RESULT] = Field(
         default="fp32",
         description="Precision of the model's computation. Weights, loss and optimizer stay in fp32; tf32: GPUs only.",
     )
-    loss_scale: Literal["dynamic"] | Annotated[float, Field(ge=1, le=2.0**24)] = Field(
+    loss_scale: Annotated[Literal["dynamic"] | LossScale, Mark.RESULT] = Field(
         default="dynamic",
         description="Loss scale in fp16, which keeps small gradients from underflowing: a power of two, or dynamic.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    device: Annotated[Literal["auto", "cpu", "cuda"], Mark.EXECUTION] = Field(
         default="auto", description="Device of each process. auto: cuda where there is a GPU, else cpu."
     )
-    num_threads: int = Field(
+    num_threads: Annotated[int, Mark.RESULT] = Field(
         default=1,
         ge=1,
         le=1024,
         description="CPU threads per process. Another number changes the last bits of the result.",
     )
-    kernels: Literal["auto", "avx2", "portable"] = Field(
+    kernels: Annotated[Literal["auto", "avx2", "portable"], Mark.RESULT] = Field(
         default="auto",
         description="CPU kernels. auto: the fastest ones of each processor; avx2: those for AVX2, for runs on several "
         "kinds of x86-64 processors; portable: without AVX, slow. Another choice changes the last bits of the result.",
     )
-    channels_last: bool = Field(
+    channels_last: Annotated[bool, Mark.RESULT] = Field(
         default=True, description="Store images in channels-last memory format, which is faster."
     )
-    compress: Literal["none", "bf16", "fp16"] = Field(
+    compress: Annotated[Literal["none", "bf16", "fp16"], Mark.RESULT] = Field(
         default="none",
         description="Compression of gradients between processes. bf16, fp16: half the bytes, also in exact mode.",
     )
-    compile: bool = Field(
+    compile: Annotated[bool, Mark.RESULT] = Field(
         default=False,
         description="Train with torch.compile: slower first step, faster steps afterwards. Results differ in the last "
         "bits from an uncompiled run.",
     )
-    optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer and learning rate schedule.")
-    checkpoint: CheckpointConfig = Field(
+    optim: Annotated[OptimConfig, Mark.RESULT, Mark.TRAINING] = Field(
+        default=OptimConfig(), description="Optimizer and learning rate schedule."
+    )
+    checkpoint: Annotated[CheckpointConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
         default=CheckpointConfig(), description="When checkpoints are written, and how many are kept."
     )
-    record: RecordConfig = Field(default=RecordConfig(), description="The record of the steps, for samebits verify.")
-    loader: LoaderConfig = Field(default=LoaderConfig(), description="How samples are loaded.")
-    cluster: ClusterConfig = Field(default=ClusterConfig(), description="How processes join and wait for each other.")
-    watch: WatchConfig = Field(
+    record: Annotated[RecordConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
+        default=RecordConfig(), description="The record of the steps, for samebits verify."
+    )
+    loader: Annotated[LoaderConfig, Mark.EXECUTION] = Field(
+        default=LoaderConfig(), description="How samples are loaded."
+    )
+    cluster: Annotated[ClusterConfig, Mark.EXECUTION] = Field(
+        default=ClusterConfig(), description="How processes join and wait for each other."
+    )
+    watch: Annotated[WatchConfig, Mark.EXECUTION] = Field(
         default=WatchConfig(), description="Detection of hangs, diverged ranks and non-finite values."
     )
-    report: ReportConfig = Field(default=ReportConfig(), description="Records of the training.")
+    report: Annotated[ReportConfig, Mark.EXECUTION] = Field(
+        default=ReportConfig(), description="Records of the training."
+    )
 
     def check_inputs(self) -> None:
         """Check that the files that the settings name exist. A recipe overrides it.
@@ -154,95 +178,15 @@ class RunConfig(Settings):
         return self.optim.lr if meant_for is None else self.optim.lr * self.global_batch / meant_for
 
     @model_validator(mode="after")
-    def _precision_fits_together(self) -> RunConfig:
-        if self.loss_scale != "dynamic":
-            if self.precision != "fp16":
-                raise ValueError(
-                    f"loss_scale is for precision fp16, and precision is {self.precision}; fix: Set precision=fp16, or "
-                    "loss_scale=dynamic."
-                )
-            if math.frexp(self.loss_scale)[0] != 0.5:
-                below = 2.0 ** math.floor(math.log2(self.loss_scale))
-                raise ValueError(
-                    f"loss_scale is {self.loss_scale:g}, which is not a power of two and would round gradients; "
-                    f"fix: Set loss_scale={below:g} or loss_scale={2 * below:g}."
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _parallel_fits_together(self) -> RunConfig:
-        if self.parallel == "dp" and self.mode == "exact":
+    def _settings_fit_together(self) -> RunConfig:
+        if (message := find_exclusion(self)) is not None:
+            raise ValueError(message)
+        if self.loss_scale != "dynamic" and math.frexp(self.loss_scale)[0] != 0.5:
+            below = 2.0 ** math.floor(math.log2(self.loss_scale))
             raise ValueError(
-                "parallel=dp cannot be combined with mode=exact, because its order of summation depends on the number "
-                "of GPUs; fix: Set mode=fast, or parallel=ddp."
+                f"loss_scale is {self.loss_scale:g}, which is not a power of two and would round gradients; "
+                f"fix: Set loss_scale={below:g} or loss_scale={2 * below:g}."
             )
-        if self.parallel == "fsdp" and self.mode == "exact":
-            for name, is_there in (("watch.recheck", self.watch.recheck), ("record.content=true", self.record.content)):
-                if is_there:
-                    raise ValueError(f"{name} cannot be combined with parallel=fsdp; fix: Set parallel=ddp.")
-        if self.parallel != "ddp" and self.batch_norm == "sync":
-            raise ValueError(
-                f"parallel={self.parallel} cannot be combined with batch_norm=sync; fix: Set batch_norm=micro."
-            )
-        if self.activation_checkpointing and self.batch_norm == "sync":
-            raise ValueError(
-                "activation_checkpointing cannot be combined with batch_norm=sync, because recomputation would run its "
-                "all-reduce twice; fix: Set batch_norm=micro."
-            )
-        if self.activation_checkpointing and self.parallel == "dp":
-            raise ValueError(
-                "activation_checkpointing cannot be combined with parallel=dp, which copies the model; "
-                "fix: Set parallel=ddp."
-            )
-        if self.compress != "none" and self.parallel != "ddp":
-            raise ValueError(
-                f"compress={self.compress} cannot be combined with parallel={self.parallel}; "
-                "fix: Set compress=none, or parallel=ddp."
-            )
-        if self.compile and (self.parallel != "ddp" or self.activation_checkpointing):
-            other = "activation_checkpointing" if self.activation_checkpointing else f"parallel={self.parallel}"
-            raise ValueError(f"compile=true cannot be combined with {other}; fix: Set compile=false.")
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> RunConfig:
-        if self.parallel == "fsdp" and self.optim.name in ("lamb", "muon"):
-            raise ValueError(
-                f"optim.name={self.optim.name} cannot be combined with parallel=fsdp, because it needs whole tensors; "
-                "fix: Set optim.name=adamw, or parallel=ddp."
-            )
-        if self.parallel == "fsdp" and self.optim.layer_decay is not None:
-            raise ValueError(
-                "optim.layer_decay cannot be combined with parallel=fsdp; "
-                "fix: Set optim.layer_decay=null, or parallel=ddp."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _speed_fits_together(self) -> RunConfig:
-        if self.compile and self.batch_norm == "sync":
-            raise ValueError(
-                "compile=true cannot be combined with batch_norm=sync, whose micro-batches wait for each other inside "
-                "the model; fix: Set compile=false, or batch_norm=micro."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _recheck_fits(self) -> RunConfig:
-        if self.watch.recheck is not None and self.mode != "exact":
-            raise ValueError(
-                f"watch.recheck cannot be combined with mode={self.mode}, in which ranks may compute other bits; "
-                "fix: Set mode=exact, or watch.recheck=null."
-            )
-        if self.watch.recheck is not None and self.batch_norm == "sync":
-            raise ValueError(
-                "watch.recheck cannot be combined with batch_norm=sync, in which no micro-batch can be computed "
-                "without the others; fix: Set batch_norm=micro, or watch.recheck=null."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batches_fit_together(self) -> RunConfig:
         if self.micro_batch > self.global_batch:
             raise ValueError(
                 f"micro_batch ({self.micro_batch}) is more than global_batch ({self.global_batch}); "
@@ -250,7 +194,15 @@ class RunConfig(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _modes_fit(self) -> RunConfig:
-        check_load_balancing(self)
-        return self
+
+def marks_of(name: str) -> frozenset[Mark]:
+    """Return the marks of a setting. One that only a recipe has determines the result.
+
+    Args:
+        name: Its dotted name.
+    """
+    section, _, inside = name.partition(".")
+    if section == "data":
+        return frozenset({DATA_MARKS.get(inside.partition(".")[0], Mark.RESULT)})
+    field = RunConfig.model_fields.get(section)
+    return frozenset({Mark.RESULT} if field is None else (item for item in field.metadata if isinstance(item, Mark)))

@@ -16,7 +16,9 @@ import numpy as np
 from samebits.cluster import collectives
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.world import World
-from samebits.config.schema import RunConfig
+from samebits.config.given import flat
+from samebits.config.marks import Mark
+from samebits.config.schema import RunConfig, marks_of
 from samebits.data.keyed import keys
 from samebits.data.samples import Batch, SampleSource
 from samebits.doctor.check_result import CheckResult
@@ -55,8 +57,8 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
         "device": device_name(world.device),
     }
     if config is not None:
-        settings = config.model_dump(mode="json", exclude={"loader", "cluster", "report"})
-        settings.get("data", {}).pop("root", None)  # may differ between machines
+        every = flat(config.model_dump(mode="json"))
+        settings = {name: value for name, value in every.items() if Mark.MACHINE not in marks_of(name)}
         found["settings"] = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     if data:
         found["data"] = ", ".join(fingerprint(samples) for samples in data)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.config.load import load
-from samebits.config.schema import RunConfig
+from samebits.config.marks import Mark
+from samebits.config.schema import RunConfig, marks_of
 from samebits.errors import ConfigError
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
     from samebits.cluster.world import World
     from samebits.engine.parts import Parts
-
-# Settings and sections that only training reads. `samebits verify` and `samebits diff` train.
-_OF_TRAINING = frozenset(
-    {"epochs", "max_steps", "global_batch", "eval_every", "stop_early", "optim", "sync", "checkpoint", "record"}
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class TrainedModel:
         """
         for override in self.overrides:
             name = override.partition("=")[0].strip()
-            if name.partition(".")[0] in _OF_TRAINING:
+            if Mark.TRAINING in marks_of(name):
                 raise ConfigError(
                     f"{name} has no effect on a trained model",
                     given=override,

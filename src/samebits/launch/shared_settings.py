@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.given import flat
+from samebits.config.marks import Mark
+from samebits.config.schema import marks_of
 from samebits.version import __version__
-
-# Paths that may differ between machines.
-_OF_A_MACHINE = ("data.root", "data.cache")
 
 
 def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
@@ -29,7 +28,9 @@ def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
         with suppress(OSError):  # loading the recipe reports a file that cannot be read
             found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
     values = flat(settings)
-    return found | {f"setting {name}": json.dumps(values[name]) for name in values if name not in _OF_A_MACHINE}
+    return found | {
+        f"setting {name}": json.dumps(values[name]) for name in values if Mark.MACHINE not in marks_of(name)
+    }
 
 
 def _version_of(package: str) -> str:

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from samebits.config import document
 from samebits.config.given import flat
+from samebits.config.marks import Mark
 from samebits.config.plain_file import read_plain
-from samebits.config.schema import RunConfig
+from samebits.config.schema import RunConfig, marks_of
 from samebits.errors import ConfigError, LaunchError
 from samebits.storage.run_folder import RunFolder, holds_a_run
 from samebits.storage.run_path import check_version
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from samebits.cluster.world import World
     from samebits.provenance.fingerprint import Fingerprint
 
-EVAL_SETS = "data.eval_sets"  # one setting per set below it
-# Settings that change how a run is executed, but not its result.
-FREE = {"loader", "cluster", "report", "checkpoint", "record", "watch", "device", "eval_batch", "eval_every"}
-FREE |= {"parallel", "activation_checkpointing"}
-EVALUATION = {"eval_batch", "eval_every", EVAL_SETS}  # free unless the validations decide when the run ends
-FREE |= {"data.root", "data.cache", "data.cache_gb", EVAL_SETS}
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
@@ -152,10 +147,10 @@ def is_free(name: str, config: RunConfig | None = None) -> bool:
         name: Its dotted name.
         config: All settings; None: those of a run that does not stop early.
     """
-    name = EVAL_SETS if name.startswith(f"{EVAL_SETS}.") else name
-    if config is not None and config.stop_early.patience is not None and name in EVALUATION:
-        return False
-    return name in FREE or name.split(".")[0] in FREE
+    marks = marks_of(name)
+    if Mark.VALIDATION in marks:
+        return config is None or config.stop_early.patience is None
+    return Mark.RESULT not in marks
 
 
 def result_settings(config: RunConfig) -> dict[str, Any]:
@@ -204,15 +199,17 @@ def check_ranks_agree(
         "samebits": __version__,
         "torch": torch.__version__,
         "device": device_name(world.device),
-        **{f"setting {name}": value for name, value in flat(config.model_dump(mode="json")).items()},
+        **{
+            f"setting {name}": value
+            for name, value in flat(config.model_dump(mode="json")).items()
+            if Mark.MACHINE not in marks_of(name)
+        },
         **{f"{name} samples": size for name, size in sizes.items()},
         **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
         **fingerprint.code,
         **fingerprint.data,
         **fingerprint.trial,
     }
-    for name in ("data.root", "data.cache"):  # machines may have the data under different folders
-        mine.pop(f"setting {name}", None)
     kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
     first, first_kernels = collectives.broadcast_object(world, (mine, kernels))
     differences = _unequal(first_kernels, kernels, world.rank), _unequal(first, mine, world.rank)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from samebits.config.combinations import first_met
 from samebits.config.schema import RunConfig
 from samebits.data.micro_batches import num_micro_batches
 from samebits.engine.build import build_parts
@@ -38,7 +39,7 @@ def plan_values(
     """
     inputs = example(config, build_parts(config, build))
     cost, sizes = pass_through(config, build, inputs, config.micro_batch)
-    no_fsdp_with = _incompatible_with_fsdp(config)
+    no_fsdp_with = first_met(config, "batch_norm=sync", "compress!=none", "compile=true") or None
     num_micro = num_micro_batches(config.global_batch, config.micro_batch)
     ways: dict[str, dict[str, Any]] = {
         way: {
@@ -64,14 +65,6 @@ def plan_values(
         "ways": ways,
         "no_fsdp_with": no_fsdp_with,
     }
-
-
-def _incompatible_with_fsdp(config: RunConfig) -> str | None:
-    if config.batch_norm == "sync":
-        return "batch_norm=sync"
-    if config.compress != "none":
-        return f"compress={config.compress}"
-    return "compile=true" if config.compile else None
 
 
 def _largest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from samebits.config.combinations import first_met
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 
@@ -12,12 +13,5 @@ def check_simulated(config: RunConfig) -> None:
     Raises:
         ConfigError: They need a part of Samebits that the simulation does not run.
     """
-    obstacles = {
-        f"mode={config.mode}": config.mode != "exact",
-        f"parallel={config.parallel}": config.parallel != "ddp",
-        "watch.recheck": config.watch.recheck is not None,
-        "compile=true": config.compile,
-    }
-    for name, is_there in obstacles.items():
-        if is_there:
-            raise ConfigError(f"{name} cannot be simulated", fix="Simulate the run without this setting.")
+    if obstacle := first_met(config, "mode!=exact", "parallel!=ddp", "watch.recheck", "compile=true"):
+        raise ConfigError(f"{obstacle} cannot be simulated", fix="Simulate the run without this setting.")

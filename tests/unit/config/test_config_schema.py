@@ -71,33 +71,6 @@ def test_a_micro_batch_is_not_more_than_the_global_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"mode": "fast"}, "cannot be combined with mode=fast"),
-        ({"mode": "fast", "parallel": "fsdp"}, "cannot be combined with mode=fast"),
-        ({"batch_norm": "sync"}, "cannot be combined with batch_norm=sync"),
-    ],
-)
-def test_rechecks_are_refused_where_ranks_may_compute_other_bits(values: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        RunConfig.model_validate({"recipe": "x", "watch": {"recheck": "1/50"}, **values})
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"mode": "fast"}, "mode=fast"),
-        ({"batch_norm": "sync"}, "batch_norm=sync"),
-        ({"watch": {"recheck": "1/50"}}, "watch.recheck"),
-        ({"record": {"content": True}}, "record.content=true"),
-    ],
-)
-def test_load_balancing_is_refused_where_a_division_must_stay(values: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=f"load_balancing=true cannot be combined with {words}"):
-        RunConfig.model_validate({"recipe": "x", "cluster": {"load_balancing": True}, **values})
-
-
-@pytest.mark.parametrize(
     "values",
     [
         {"lr": 0},

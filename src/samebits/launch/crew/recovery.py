@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import sys
 
+from samebits.config.combinations import first_met
 from samebits.config.process_range import RendezvousConfig
 from samebits.config.schema import RunConfig
 
@@ -37,15 +38,19 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         num_procs: Number of processes.
     """
     has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))
-    obstacles = {
-        "one process": num_procs < 2 and nodes is None,
-        "GPUs": has_gpus,
-        f"cluster.backend={config.cluster.backend}": config.cluster.backend not in ("auto", "gloo"),
-        f"mode={config.mode}": config.mode != "exact",
-        f"parallel={config.parallel}": config.parallel != "ddp",
-        "batch_norm=sync": config.batch_norm == "sync",
-        "watch.recheck": config.watch.recheck is not None,
-        f"watch.nonfinite={config.watch.nonfinite}": config.watch.nonfinite != "stop",
-        "record.content=true": config.record.content,
-    }
-    return next((name for name, is_there in obstacles.items() if is_there), "")
+    if num_procs < 2 and nodes is None:
+        return "one process"
+    if has_gpus:
+        return "GPUs"
+    # The backend is one of auto, gloo, nccl and mpi.
+    return first_met(
+        config,
+        "cluster.backend=nccl",
+        "cluster.backend=mpi",
+        "mode!=exact",
+        "parallel!=ddp",
+        "batch_norm=sync",
+        "watch.recheck",
+        "watch.nonfinite!=stop",
+        "record.content=true",
+    )
