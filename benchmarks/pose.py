@@ -32,7 +32,7 @@ import torch
 from benchmarks.peers import pose_plain as plain
 from benchmarks.peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
 from samebits.data.keyed import keys
-from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.data import TrainImages
 from samebits.recipes.pose.group import Grouping

@@ -7,15 +7,14 @@ from pathlib import Path
 
 
 def coco(path: Path) -> None:
-    from samebits.recipes.pose.coco.annotations import read_annotations
-    from samebits.recipes.pose.coco.regions import draw_mask
+    from samebits.data.coco.regions import draw_regions
+    from samebits.recipes.pose.annotations import is_hidden, read_annotations
     from samebits.recipes.pose.skeletons import SKELETONS
 
     found = read_annotations(path, SKELETONS["coco"])
-    for place in range(len(found)):
-        found.ground_truth(place)
-        if found.sizes[place].prod() < 1 << 24:  # a larger one would have to be the picture's size
-            draw_mask(found, place)
+    for number, image in found.imgs.items():
+        if image["width"] * image["height"] < 1 << 24:  # a larger one would have to be the picture's size
+            draw_regions(found, filter(is_hidden, found.imgToAnns.get(number, [])), number)
 
 
 def zipped(path: Path) -> None:

@@ -259,7 +259,7 @@ def main() -> None:
 
     from samebits.recipes.classify import listing
     from samebits.recipes.mnist import predict as mnist_picture
-    from samebits.recipes.pose.coco import annotations
+    from samebits.recipes.pose import annotations
     from samebits.recipes.segment import data
     from samebits.recipes.text import files
     from samebits.storage import pretrained

@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "no people": (lambda c: c["categories"][0].update(name="dog"), r"no category person(.|\n)*dog"),
     "too few numbers": (
         lambda c: c["annotations"][1].update(keypoints=[1, 2, 2]),
-        r"keypoints of annotation \d+ is \[1, 2, 2\](.|\n)*51 numbers",
+        r"keypoints of annotation \d+ is \[1, 2, 2\](.|\n)*at least 51 items",
     ),
     "a number that is none": (
         lambda c: c["annotations"][0]["keypoints"].__setitem__(3, "x"),
@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "not finite": (
         lambda c: c["annotations"][0]["bbox"].__setitem__(2, float("inf")),
-        r"bbox\[2\] of annotation 100 is Infinity(.|\n)*4 of them: x, y, width, height",
+        r"bbox\[2\] of annotation 100 is Infinity(.|\n)*annotations\[0\]\.bbox\[2\]\n",
     ),
     "a number that no float holds": (
         lambda c: c["annotations"][0]["bbox"].__setitem__(0, -(10**400)),
@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "a number whose square no float holds": (
         lambda c: c["annotations"][0]["keypoints"].__setitem__(1, 1e300),
-        r"keypoints\[1\] of annotation 100 is 1e\+300(.|\n)*up to 1,000,000,000",
+        r"keypoints\[1\] of annotation 100 is 1e\+300(.|\n)*less than or equal to 1000000000",
     ),
     "lists for numbers": (
         lambda c: [entry.update(bbox=[[1, 2]] * 4) for entry in c["annotations"]],
@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an enormous area": (lambda c: c["annotations"][1].update(area=10**400), r"area of annotation \d+ is 1000"),
     "a box of less than nothing": (
         lambda c: c["annotations"][1].update(bbox=[3, 4, 5, -6]),
-        r"bbox of annotation 101 is \[3, 4, 5, -6\](.|\n)*from 0",
+        r"bbox\[3\] of annotation 101 is -6\n(.|\n)*greater than or equal to 0",
     ),
     "an area below nothing": (lambda c: c["annotations"][0].update(area=-1), r"area of annotation 100 is -1\n"),
     "an area in some": (lambda c: c["annotations"][0].pop("area"), r"annotation 100 has no area"),
@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "more joints than there are": (
         lambda c: c["annotations"][0].update(num_keypoints=18),
-        r"num_keypoints of annotation 100 is 18(.|\n)*from 0 to 17",
+        r"num_keypoints of annotation 100 is 18(.|\n)*less than or equal to 17",
     ),
     "after entries of another kind": (
         lambda c: (
@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a size of nothing": (lambda c: c["images"][1].update(width=0), r"width of image 2 is 0(.|\n)*images\[1\]\.width"),
     "an enormous side": (
         lambda c: c["images"][0].update(width=10**400),
-        r"width of image 1 is 1000.{,60}\n(.|\n)*up to 178,956,970",
+        r"width of image 1 is 1000.{,60}\n(.|\n)*less than or equal to 178956970",
     ),
     "an enormous picture": (lambda c: c["images"][0].update(width=10**6, height=10**6), r"image 1 is 1000000x1000000"),
     "a way out of the folder": (

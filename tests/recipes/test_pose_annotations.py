@@ -15,7 +15,7 @@ from PIL import Image
 
 from samebits.data.keyed import keys
 from samebits.errors import DataError
-from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.data import EvalImages, TrainImages
 from samebits.recipes.pose.skeletons import COCO

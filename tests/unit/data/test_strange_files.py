@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from samebits.config.document import read
-from samebits.data.coco.fields import read_json
+from samebits.data.coco.annotations import read_coco
 from samebits.data.coco.store import Zip
 from samebits.data.images import EncodedImage, read_rgb
 from samebits.data.names import first_outside
@@ -44,7 +44,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "labels": lambda path: read_labels(path, DataConfig(train=str(path), eval=str(path))),
     "an alphabet": read_alphabet,
     "a list": read_csv,
-    "annotations": read_json,
+    "annotations": read_coco,
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from samebits.data.normalise import MEAN, STD
 from samebits.engine.parts import Parts
-from samebits.recipes.pose.coco.files import open_files
+from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, TrainImages
 from samebits.recipes.pose.drawing import draw_evaluation, draw_prediction, draw_samples

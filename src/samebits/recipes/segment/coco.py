@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel
 
-from samebits.data.coco.fields import (
-    Fields,
-    check_pixels,
-    entries_of,
-    is_id,
-    is_name,
-    is_side,
-    read_json,
+from samebits.data.coco.annotations import (
+    Id,
+    RegionEntry,
+    check_entries,
+    check_known,
+    check_unique,
+    index_coco,
+    read_coco,
 )
-from samebits.data.coco.regions import MAX_OUTLINES_PX, Annotated, draw_regions, read_region
+from samebits.data.coco.regions import draw_regions
 from samebits.data.coco.store import decode, open_store
-from samebits.data.image_file import MAX_PIXELS
 from samebits.data.images import ByteArray
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.segment import masks
 
 BACKGROUND = "background"
-_NO_BOX = np.zeros(4)
+
+
+def _class_name(name: str) -> str:
+    if not (0 < len(name) <= 200 and name.isprintable()):
+        raise ValueError("a name of one line")
+    return name
+
+
+class _Category(BaseModel):
+    id: Id
+    name: Annotated[str, AfterValidator(_class_name)]
 
 
 class CocoFile:
@@ -44,46 +56,24 @@ class CocoFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
-        content = read_json(self.path)
-        parts = {name: entries_of(content, name, self.path) for name in ("images", "annotations", "categories")}
-        images, regions, categories = (Fields(entries, name, self.path) for name, entries in parts.items())
-        numbers = categories.column("id", is_id, "a whole number of 64 bits")
-        categories.unique("id", numbers)
-        texts = categories.column("name", is_class_name, "a name of one line")
-        self.categories = dict(sorted(zip(numbers, texts, strict=True)))
-
-        ids = images.column("id", is_id, "a whole number of 64 bits")
-        images.unique("id", ids)
-        names = images.column("file_name", is_name, "a file name that can be printed, without .. or a leading /")
-        sizes = f"a whole number of pixels, up to {MAX_PIXELS:,} in the image"
-        widths, heights = (images.column(name, is_side, sizes) for name in ("width", "height"))
-        check_pixels(widths, heights, ids, self.path)
-        self._images: dict[str, tuple[int, int, int]] = dict(
-            zip(names, zip(ids, widths, heights, strict=True), strict=True)
-        )
-        if len(self._images) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        content = read_coco(self.path)
+        categories = check_entries(content["categories"], _Category, "categories", self.path)
+        check_unique(categories, "categories", self.path)
+        self.categories = dict(sorted((entry["id"], entry["name"]) for entry in categories))
+        regions = check_entries(content["annotations"], RegionEntry, "annotations", self.path)
+        self._coco = index_coco({"images": content["images"], "annotations": regions, "categories": categories})
+        check_known(enumerate(regions), "image_id", self._coco.imgs, self.path)
+        check_known(enumerate(regions), "category_id", self._coco.cats, self.path)
+        self._images: dict[str, dict[str, Any]] = {image["file_name"]: image for image in content["images"]}
+        self.names = sorted(image["file_name"] for image in content["images"])
+        twice = next((name for name, other in pairwise(self.names) if name == other), None)
+        if twice is not None:
             raise DataError(f"{twice} is listed twice in {self.path}", fix="Remove one of the entries.")
-        self.names = sorted(names)
-
-        known = dict.fromkeys(ids)
-        owners = regions.column("image_id", known.__contains__, "the id of one of the file's images")
-        owned = regions.column("category_id", self.categories.__contains__, "the id of one of the file's categories")
-        crowds = regions.column("iscrowd", lambda value: value in (0, 1, None), "0 or 1")
-        self._regions: dict[int, list[tuple[str | None, Annotated]]] = {}
-        annotation_ids = regions.column("id", is_id, "a whole number of 64 bits")
-        for place, (owner, category, is_crowd) in enumerate(zip(owners, owned, crowds, strict=True)):
-            region = read_region(regions, place)
-            if region is None:
-                raise regions.wrong(place, "segmentation", "polygons, or run lengths with size and counts")
-            name = None if is_crowd else self.categories[category]
-            found = Annotated(annotation_ids[place], region, _NO_BOX)
-            self._regions.setdefault(owner, []).append((name, found))
 
     def size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation, pixels."""
-        _, width, height = self._entry(name)
-        return width, height
+        image = self._entry(name)
+        return image["width"], image["height"]
 
     def labels(self, name: str, classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image.
@@ -101,22 +91,23 @@ class CocoFile:
         Raises:
             DataError: A region does not fit the image.
         """
-        number, width, height = self._entry(name)
-        labels = np.zeros((height, width), np.uint8)
-        by_class: dict[str | None, list[Annotated]] = {}
-        for owner, region in self._regions.get(number, []):
-            if owner is None or owner in classes[1:]:
+        image = self._entry(name)
+        labels = np.zeros((image["height"], image["width"]), np.uint8)
+        crowds: list[dict[str, Any]] = []
+        by_class: dict[str, list[dict[str, Any]]] = {}
+        for region in self._coco.imgToAnns.get(image["id"], []):
+            owner = self.categories[region["category_id"]]
+            if region["iscrowd"]:
+                crowds.append(region)
+            elif owner in classes[1:]:
                 by_class.setdefault(owner, []).append(region)
-        crowds, left_px = by_class.pop(None, []), float(MAX_OUTLINES_PX)
         for owner, regions in by_class.items():
-            inside, left_px = draw_regions(regions, (width, height), number, left_px=left_px)
+            inside = draw_regions(self._coco, regions, image["id"])
             labels = np.where(inside, np.where(labels, np.uint8(IGNORED), np.uint8(classes.index(owner))), labels)
-        if crowds:
-            inside, _ = draw_regions(crowds, (width, height), number, left_px=left_px)
-            labels[inside > 0] = IGNORED
+        labels[draw_regions(self._coco, crowds, image["id"]) > 0] = IGNORED
         return labels
 
-    def _entry(self, name: str) -> tuple[int, int, int]:
+    def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._images:
             raise DataError(
                 f"{self.path} has no image {name}",
@@ -124,11 +115,6 @@ class CocoFile:
                 fix="Restore the file, or start a new run.",
             )
         return self._images[name]
-
-
-def is_class_name(value: object) -> bool:
-    """Return whether a value can be the name of a class in tables and pictures."""
-    return isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()
 
 
 class LabelledFile:

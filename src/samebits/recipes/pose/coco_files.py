@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from faster_coco_eval import COCO
 
+from samebits.data.coco.regions import draw_regions
 from samebits.data.coco.store import Store, decode, open_store
 from samebits.errors import DataError
-from samebits.recipes.pose.coco.annotations import Annotations, read_annotations
-from samebits.recipes.pose.coco.regions import draw_mask
+from samebits.recipes.pose.affine import Pixels
+from samebits.recipes.pose.annotations import is_hidden, read_annotations
 from samebits.recipes.pose.config import SPLITS, DataConfig
 from samebits.recipes.pose.data import Example
 
@@ -31,15 +33,19 @@ class AnnotatedImages:
     """Images of one annotation file.
 
     Args:
-        annotations: The annotations of the file.
+        coco: The annotations of the file.
         store: The folders or zip files of the images.
-        images: Indices of the used images in the file.
+        images: The used images of the file.
+        num_joints: Joints of a person.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
-    def __init__(self, annotations: Annotations, store: Store, images: list[int], *, with_masks: bool) -> None:
-        self.annotations, self._store, self._images, self._with_masks = annotations, store, images, with_masks
-        missing = store.missing([annotations.names[image] for image in images])
+    def __init__(
+        self, coco: COCO, store: Store, images: list[dict[str, Any]], num_joints: int, *, with_masks: bool
+    ) -> None:
+        self._coco, self._store, self._images = coco, store, images
+        self._num_joints, self._with_masks = num_joints, with_masks
+        missing = store.missing([image["file_name"] for image in images])
         if missing:
             more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
             raise DataError(
@@ -57,25 +63,45 @@ class AnnotatedImages:
         place = self._store.title
         if Path(place).is_file():
             return [place]
-        return [f"{place}/{self.annotations.names[image]}" for image in self._images]
+        return [f"{place}/{image['file_name']}" for image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
-        image, known = self._images[index], self.annotations
-        rows = known.rows(image)
-        is_person = ~known.is_crowd[rows] | (known.num_keypoints[rows] > 0)
-        name = known.names[image]
-        width, height = known.sizes[image].tolist()
+        image = self._images[index]
+        people = self._coco.imgToAnns.get(image["id"], [])
+        shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
+        name, size = image["file_name"], (image["width"], image["height"])
+        joints = np.array([person["keypoints"] for person in shown], np.float64)
+        boxes = np.array([person["bbox"] for person in shown], np.float64).reshape(-1, 4)
         return Example(
-            rgb=decode(self._store.read(name), f"{self._store.title}/{name}", (width, height)),
-            joints=known.keypoints[rows][is_person],
-            sizes=known.boxes[rows][is_person, 2:].max(axis=1, initial=0),
-            mask=draw_mask(known, image) if self._with_masks else None,
+            rgb=decode(self._store.read(name), f"{self._store.title}/{name}", size),
+            joints=joints.reshape(-1, self._num_joints, 3),
+            sizes=boxes[:, 2:].max(axis=1, initial=0),
+            mask=self._mask(image["id"]) if self._with_masks else None,
         )
+
+    def _mask(self, image_id: int) -> Pixels | None:
+        """Draw (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None if all count."""
+        hidden = [person for person in self._coco.imgToAnns.get(image_id, []) if is_hidden(person)]
+        # 0 becomes 255, and 1 becomes 0.
+        return draw_regions(self._coco, hidden, image_id) - np.uint8(1) if hidden else None
 
     def ground_truth(self, index: int) -> dict[str, Any]:
         """Return the ground truth of an image."""
-        return self.annotations.ground_truth(self._images[index])
+        image = self._images[index]
+        people = []
+        for found in self._coco.imgToAnns.get(image["id"], []):
+            person = {**found, "bbox": list(found["bbox"]), "iscrowd": int(found["iscrowd"] or 0)}
+            del person["segmentation"]
+            if person["area"] is None:
+                del person["area"]
+            people.append(person)
+        return {
+            "image_id": image["id"],
+            **{name: image[name] for name in ("file_name", "width", "height")},
+            "crowd_index": image["crowdIndex"],
+            "annotations": people,
+        }
 
 
 class ConcatImages:
@@ -122,19 +148,20 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
     parts, limit = [], config.num_train if train else config.num_eval
     for name in names:
         path = _annotations(config, name)
-        known = read_annotations(path, config.skeleton)
-        if not train and config.name == "coco" and known.areas is None and len(known.people_ids):
+        coco = read_annotations(path, config.skeleton)
+        lacks_area = any(person["area"] is None for person in coco.anns.values())
+        if not train and config.name == "coco" and lacks_area:
             raise DataError(
                 f"no annotation of split {name} has an area, which COCO's evaluation requires",
                 where=f"{path}: annotations",
                 fix="Add the area of each person, in pixels.",
             )
-        counts = np.diff(known.starts)
-        images = np.flatnonzero(counts > 0).tolist() if train else list(range(len(known)))
+        images = [image for image in coco.dataset["images"] if not train or image["id"] in coco.imgToAnns]
         if limit is not None:
             images, limit = images[:limit], max(0, limit - len(images))
         folders = [config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]]
-        parts.append(AnnotatedImages(known, open_store(folders), images, with_masks=config.name == "coco"))
+        store, num_joints = open_store(folders), config.skeleton.num_joints
+        parts.append(AnnotatedImages(coco, store, images, num_joints, with_masks=config.name == "coco"))
     if not any(len(part) for part in parts):
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),
