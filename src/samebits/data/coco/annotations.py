@@ -178,7 +178,13 @@ def wrong(
 
 
 def check_unique(entries: Sequence[Mapping[str, Any]], part: str, path: Path) -> None:
-    """Refuse two entries of one id."""
+    """Refuse two entries of one id.
+
+    Args:
+        entries: The entries.
+        part: The list of the file.
+        path: The file.
+    """
     seen: dict[int, int] = {}
     for place, entry in enumerate(entries):
         if seen.setdefault(entry["id"], place) != place:
@@ -212,7 +218,7 @@ def check_known(entries: Iterable[tuple[int, Any]], field: str, known: Any, path
 def index_coco(content: Mapping[str, list[Any]]) -> COCO:
     """Make faster_coco_eval's index of checked lists."""
     with warnings.catch_warnings():
-        # COCO warns of id 0, which its own matching can't tell from no match. Samebits gives its own ids there.
+        # COCO warns of id 0, which its evaluation takes for no match; the pose metric replaces ids there.
         warnings.simplefilter("ignore", UserWarning)
         return COCO(dict(content))
 
