@@ -24,9 +24,9 @@ Out = Annotated[
 def push(run: Run, target: Target, debug: Debug = False) -> None:
     """Publish a trained model to a folder or the Hugging Face Hub.
 
-    It gets a card, its preprocessing and its provenance. Only hf:// uses the network.
+    It gets a card and its provenance. Only hf:// uses the network.
     """
-    from samebits.inference.hub.push import push
+    from samebits.inference.hub import push
 
     print(f"model      {line_text(push(run, target))}")
 
@@ -36,7 +36,7 @@ def pull(source: Source, out: Out, debug: Debug = False) -> None:
 
     Only hf:// uses the network.
     """
-    from samebits.inference.hub.pull import pull
+    from samebits.inference.hub import pull
 
     folder = pull(source, out)
     print(f"model      {line_text(str(folder))}")

@@ -1,0 +1,296 @@
+"""Publish a trained model as a repository in Hugging Face's format, and copy a published one.
+
+A repository is a folder, or one on the Hub. Only names that begin with hf:// use the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import yaml
+
+from samebits.config.plain_file import parse_json, read_plain
+from samebits.errors import CheckpointError, ConfigError, cannot_write_result
+from samebits.extras import require
+from samebits.inference.trained_model import TrainedModel
+from samebits.recipes.catalog import find, list_recipes
+from samebits.scratch import scratch_folder
+from samebits.version import __version__
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
+    from samebits.engine.parts import Parts
+
+_CARD, _MODEL, _CONFIG = "README.md", "model.safetensors", "config.json"
+_SETTINGS, _INFO, _RESULT, _PROVENANCE = "config.yaml", "dataset_info.json", "result.json", "provenance.json"
+_FILES = (_CARD, _MODEL, _CONFIG, _SETTINGS, _INFO, _RESULT, _PROVENANCE)
+_WEIGHTS = "weights.safetensors"  # the name of _MODEL in a run folder
+# Lists of files in a recipe's dataset info. They are not published: prediction does not need them.
+_FILE_LISTS = ("train", "held_out", "eval_sets", "skipped")
+
+_Answer = TypeVar("_Answer")
+
+
+class _HubName(NamedTuple):
+    repository: str
+    revision: str | None
+
+
+def push(run: Path, target: str) -> str:
+    """Publish the final weights of a run with card and provenance.
+
+    Args:
+        run: The run folder.
+        target: A folder that does not exist or is empty; or `hf://OWNER/NAME`, which uses the network.
+
+    Returns:
+        The folder, or the address of the repository.
+
+    Raises:
+        CheckpointError: The run is not complete, or was altered.
+        ConfigError: The recipe is a file of the user, the folder is not empty, or the upload fails.
+    """
+    require("hub", "samebits push")
+    remote = _hub_name(target)
+    if remote is None:
+        with _new_folder(Path(target).expanduser()) as folder:
+            _write(run, folder)
+        return str(Path(target).expanduser())
+    with scratch_folder(Path(run)) as scratch:
+        folder = scratch / "model"
+        folder.mkdir()
+        _write(run, folder)
+        return _upload(folder, remote)
+
+
+def pull(source: str, out: Path) -> Path:
+    """Copy a model that `push` published, after checking its files. No code of it is run.
+
+    Args:
+        source: The folder of a model repository; or `hf://OWNER/NAME[@REVISION]`, which uses the network.
+        out: Folder for the model; it must not exist or be empty.
+
+    Returns:
+        The folder: a run folder for predict, eval and export.
+
+    Raises:
+        CheckpointError: A file is missing, or the weights are not those of `provenance.json`.
+        ConfigError: The folder is not empty, the download fails, or the recipe is not part of Samebits.
+    """
+    out = Path(out).expanduser()
+    remote = _hub_name(source)
+    with _new_folder(out) as model:
+        folder = Path(source).expanduser() if remote is None else _download(remote)
+        for name in _FILES:
+            # The Hub's cache consists of links to its own files.
+            path = folder / name
+            if not path.is_file() or (path.is_symlink() and remote is None):
+                raise CheckpointError(
+                    f"{path} is missing, or is not a regular file",
+                    fix="Give the folder of a repository that samebits push wrote, or hf://OWNER/NAME.",
+                )
+            shutil.copyfile(path, model / (_WEIGHTS if name == _MODEL else name))
+        _check(model, source)
+    return out
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `out` if there is no error."""
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder", fix="Give another name.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(out.parent) as scratch:
+            (scratch / "model").mkdir()
+            yield scratch / "model"
+            if out.exists():
+                out.rmdir()
+            os.rename(scratch / "model", out)
+    except OSError as error:
+        raise cannot_write_result(out, error) from None
+
+
+def _write(run: Path, folder: Path) -> None:
+    from samebits.engine.build import build_parts
+    from samebits.engine.dataset_info import build_from, read_dataset_info
+    from samebits.storage.run_weights import is_as_recorded
+
+    trained = TrainedModel(Path(run))
+    found, config = trained.settings()
+    if config.recipe not in list_recipes():
+        raise ConfigError(
+            f"{run} was trained with the recipe file {config.recipe}, and push publishes no code",
+            fix="Export the weights instead: samebits export RUN.",
+        )
+    trained.check_settings(found)
+    if not is_as_recorded(run):
+        raise CheckpointError(
+            f"{run} has no final weights with a matching result.json",
+            fix=f"Run samebits train --run-dir {run} --resume auto.",
+        )
+    info = read_dataset_info(run) or {}
+    parts = build_parts(config, lambda: build_from(found, config, info, run))
+    for name in (_PROVENANCE, _RESULT):
+        shutil.copyfile(run / name, folder / name)
+    shutil.copyfile(run / _WEIGHTS, folder / _MODEL)
+    settings = yaml.safe_load(read_plain(run / _SETTINGS))
+    (folder / _SETTINGS).write_text(yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8")
+    _write_json(folder / _INFO, {name: _published(name, value) for name, value in info.items()})
+    _write_json(folder / _CONFIG, _network(config, parts))
+    _write_card(folder / _CARD, config, parts, parse_json(read_plain(run / _RESULT)))
+
+
+def _published(name: str, value: Any) -> Any:
+    if name == "held_out_from":
+        return None
+    return type(value)() if name in _FILE_LISTS and isinstance(value, dict | list) else value
+
+
+def _without_folders(value: Any) -> Any:
+    """Reduce absolute paths in settings to their last part: they name folders of this machine."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _network(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """Describe the network in timm's format, so that timm can load its own networks."""
+    name = str(getattr(getattr(config, "model", None), "name", config.recipe))
+    classes = list(parts.metadata.get("classes", ()))
+    head = {"num_classes": len(classes), "label_names": classes}
+    described = {"architecture": name.removeprefix("timm/"), "recipe": config.recipe, **head}
+    if name.startswith("timm/") and parts.input_shape is not None:
+        statistics = {key: list(parts.metadata[key]) for key in ("mean", "std")}
+        described["pretrained_cfg"] = {**head, "input_size": list(parts.input_shape), **statistics}
+    return described
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str, Any]) -> None:
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    name = str(result.get("name", config.recipe))
+    is_classifier = "classes" in parts.metadata and parts.monitor[0] == "top1"
+    task = "image-classification" if is_classifier else "other"
+    metrics = {key: value for key, value in (result.get("metrics") or {}).items() if isinstance(value, int | float)}
+    network = str(getattr(getattr(config, "model", None), "name", ""))
+    data = ModelCardData(
+        library_name="timm" if network.startswith("timm/") else "samebits",
+        pipeline_tag=task if is_classifier else None,
+        tags=["samebits", config.recipe],
+        model_name=name,
+        eval_results=[
+            EvalResult(task, "own", "validation set", "accuracy" if key == "top1" else key, value, metric_name=key)
+            for key, value in metrics.items()
+            if key == parts.monitor[0]
+        ]
+        or None,
+    )
+    rows = {
+        "network": network,
+        "epochs": config.epochs,
+        "global batch": config.global_batch,
+        "optimizer": f"{config.optim.name}, learning rate {config.optim.lr:g}, {config.optim.schedule}",
+        "seed": config.seed,
+        "weights sha256": result.get("weights_sha256", ""),
+        "Samebits": __version__,
+        **{key: f"{value:.6g}" for key, value in list(metrics.items())[:20]},
+    }
+    table = "\n".join(f"| {key} | {str(value).replace('|', '/')} |" for key, value in rows.items() if value != "")
+    ModelCard(
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n"
+        f"Trained with Samebits, recipe {config.recipe}. `provenance.json` has settings, code, data and versions.\n\n"
+        "```console\n$ samebits pull THIS --out model\n$ samebits predict model FILE\n```\n\n"
+        f"| setting or metric | value |\n|---|---|\n{table}\n"
+    ).save(path)
+
+
+def _check(model: Path, source: str) -> None:
+    try:
+        statement = parse_json(read_plain(model / _PROVENANCE))
+        expected = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}[_WEIGHTS]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{_PROVENANCE} of {source} can't be read", cause=str(error)[:200], fix="Pull from another source."
+        ) from error
+    with (model / _WEIGHTS).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise CheckpointError(
+            f"the weights of {source} are not those of its {_PROVENANCE}",
+            given=f"SHA-256 {found}",
+            allowed=f"SHA-256 {expected}",
+            fix="Pull it again, or from another source.",
+        )
+    recipe = find(str(model / _SETTINGS)).recipe
+    if recipe not in list_recipes():
+        raise ConfigError(
+            f"{source} was trained with the recipe {recipe}, which is not part of Samebits",
+            fix="Update Samebits, or pull another model.",
+        )
+
+
+def _hub_name(text: str) -> _HubName | None:
+    """Return the repository on the Hub that a text names; None if it names a folder."""
+    if not text.startswith("hf://"):
+        return None
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text.removeprefix("hf://"))
+    if match is None:
+        raise ConfigError(
+            f"{text} is no name of a model repository",
+            allowed="hf://OWNER/NAME, or hf://OWNER/NAME@REVISION",
+            fix="Correct the name, or give a folder.",
+        )
+    return _HubName(match[1], match[2])
+
+
+def _upload(folder: Path, remote: _HubName) -> str:
+    import huggingface_hub
+
+    api, name = huggingface_hub.HfApi(), remote.repository
+    message = "Upload a model trained with Samebits"
+
+    def upload() -> None:
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, revision=remote.revision, commit_message=message)
+
+    _ask_hub(upload, f"the model can't be uploaded to {name}")
+    return f"https://huggingface.co/{name}"
+
+
+def _download(remote: _HubName) -> Path:
+    require("hub", "samebits pull hf://")
+    import huggingface_hub
+
+    name, revision = remote
+    return Path(
+        _ask_hub(
+            lambda: huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*_FILES]),
+            f"{name} can't be downloaded",
+        )
+    )
+
+
+def _ask_hub(function: Callable[[], _Answer], problem: str) -> _Answer:
+    try:
+        return function()
+    except (OSError, ValueError, RuntimeError) as error:  # the Hub's errors derive from these
+        raise ConfigError(
+            problem,
+            cause=str(error).partition("\n")[0][:200] or type(error).__name__,
+            fix="Check the name and the network, and log in with hf auth login to upload; or use a folder.",
+        ) from error
