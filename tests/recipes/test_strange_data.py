@@ -7,7 +7,6 @@ import io
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from samebits.recipes.text import packed_lmdb
 from samebits.recipes.text.alphabet import MAX_CHARACTERS, Alphabet
 from samebits.recipes.text.config import DataConfig as TextData
 from samebits.recipes.text.labels import read_labels
-from samebits.report.fonts import covered, family_of, font_files, font_places
 
 
 def _png(width: int, height: int) -> bytes:
@@ -146,19 +144,3 @@ def test_a_truncated_lmdb_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(DataError, match=r"bytes, .* needed"):
         _read_all(tmp_path)
-
-
-@pytest.mark.parametrize("table", [b"head"])
-def test_a_font_whose_characters_are_enormous_is_left_out(tmp_path: Path, table: bytes) -> None:
-    fonts = sorted(path for path in font_files(font_places()) if path.suffix == ".ttf")
-    if not fonts:
-        pytest.skip("this machine has no fonts")
-    assert covered(str(fonts[0]), "a\U0010fffd ") in ("a", "")
-    content = bytearray(fonts[0].read_bytes())
-    entry = content.index(table, 12)
-    start: Any = struct.unpack_from(">I", content, entry + 8)[0]
-    struct.pack_into(">H", content, start + 18, 16)  # units of a character's height: 128 times as few as usual
-    path = tmp_path / "huge.ttf"
-    path.write_bytes(content)
-    assert family_of(path) is None
-    assert covered(str(path), "abc") == ""

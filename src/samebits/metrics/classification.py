@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from samebits.data.samples import Batch
 from samebits.metrics import confusion
-from samebits.metrics.confusion import ConfusionMatrix, SparseConfusion
+from samebits.metrics.confusion import ClassCounts, ConfusionMatrix
 from samebits.metrics.guessing import guess, is_guessing, single_answer
 
 # With more classes than this, per-class accuracies are left out of the result: they would hide the other values.
@@ -39,7 +39,7 @@ class Accuracy:
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
         is_dense = num_classes <= confusion.MAX_DENSE_CLASSES
-        self._confusion = (ConfusionMatrix if is_dense else SparseConfusion)(num_classes)
+        self._confusion = (ConfusionMatrix if is_dense else ClassCounts)(num_classes)
         self._worst: list[tuple[float, int, int, int]] = []
 
     @property
@@ -68,8 +68,7 @@ class Accuracy:
     def state(self) -> dict[str, Any]:
         """Return the counts: `confusion[label][prediction]`, `in_top`, and the worst samples.
 
-        With more than 2,000 classes, `samples` and `correct` by class and `pairs` of confused classes, as in
-        `SparseConfusion.state`, take the place of `confusion`.
+        With more than 2,000 classes, `samples`, `correct` and `predicted` by class take the place of `confusion`.
 
         A worst sample is `[loss, index, label, prediction]`; its loss is infinite if it was not finite.
         """
@@ -109,7 +108,7 @@ class Accuracy:
         labels, correct = self._confusion.totals()
         answers = self._confusion.predictions()
         num_samples, num_correct = int(labels.sum()), int(correct.sum())
-        if answers is None or num_samples == 0:
+        if num_samples == 0:
             return []
         one = single_answer(labels, answers)
         if one is not None:

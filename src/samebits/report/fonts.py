@@ -1,10 +1,9 @@
-"""Find the fonts of the machine, the characters that each can draw, and a font for a text in any script."""
+"""Find a font of the machine for a text in any script."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import ImageFont
@@ -18,20 +17,8 @@ _FOLDERS = (
 # A code point that will never be a character: a font draws the same glyph for it as for each character it lacks.
 _MISSING = "\uffff"
 _PROBE_PX = 24  # font size at which fonts are examined
-_MAX_TIMES = 8  # largest size of a character or line relative to the font size; a font's own metrics allow 100,000
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-
-def font_places() -> list[Path]:
-    """Return the folders in which the operating system keeps fonts."""
-    return [Path(folder).expanduser() for folder in _FOLDERS]
-
-
-def font_files(folders: Iterable[Path]) -> set[Path]:
-    """Return the font files in folders and their subfolders."""
-    files = (file for folder in folders for file in folder.rglob("*"))
-    return {file for file in files if file.suffix.lower() in _ENDINGS and file.is_file()}
 
 
 @functools.lru_cache(maxsize=512)
@@ -73,28 +60,12 @@ def font_path_for(text: str) -> str | None:
 
 @functools.cache
 def _system_files() -> list[str]:
-    return sorted(str(file) for file in font_files(font_places()) if family_of(file) is not None)
-
-
-def family_of(file: Path) -> str | None:
-    """Return the family of a font, such as "DejaVu Sans"; None if it is damaged, bitmap only, or has enormous lines."""
-    try:
-        font = load_font(str(file), _PROBE_PX)
-        if sum(font.getmetrics()) > _MAX_TIMES * _PROBE_PX:
-            return None
-        return str(font.getname()[0])
-    except (OSError, ValueError):
-        return None
+    files = (file for folder in _FOLDERS for file in Path(folder).expanduser().rglob("*"))
+    return sorted(str(file) for file in files if file.suffix.lower() in _ENDINGS and file.is_file())
 
 
 def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
-    """Return the size of a rendered character, and its bytes; no bytes if it is blank.
-
-    Raises:
-        ValueError: The character is far larger than the font size.
-    """
-    if max(*map(abs, font.getbbox(character)), font.getlength(character)) > _MAX_TIMES * _PROBE_PX:
-        raise ValueError("a character is far larger than the font")
+    """Return the size of a rendered character, and its bytes; no bytes if it is blank."""
     mask = font.getmask(character)
     content = bytes(mask)
     return mask.size, content if any(content) else b""

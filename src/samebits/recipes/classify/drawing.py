@@ -11,22 +11,20 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from samebits.data.images import read_rgb
+from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.metrics.classification import Accuracy
-from samebits.metrics.confusion import Counts
 from samebits.report.fonts import font_for
 from samebits.report.pictures import draw_confusion, draw_sheet
 
 # A larger confusion matrix is not readable as an image.
 _MAX_CLASSES = 40
-_NUM_MISTAKES = 5  # of a class, where a matrix would be too large
 
 
 def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
     """Draw the confusion matrix and the images with the largest loss, and write the counts to confusion.csv.
 
-    With too many classes for a matrix, the file has the most frequent mistakes of each class. With too many different
-    mistakes, it has none, and no matrix is drawn.
+    With too many classes for a matrix, the file has the samples of each class and how many were correct.
 
     Args:
         metric: The merged metric of the evaluation.
@@ -35,16 +33,16 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
         classes: Names of the classes.
     """
     state = metric.state()
-    counts, rows = Counts.of(state), state["worst"]
+    rows = state["worst"]
     folder.mkdir(parents=True, exist_ok=True)
     if "confusion" in state:
-        _write_matrix(state["confusion"], classes, folder / "confusion.csv")
+        matrix = np.array(state["confusion"], np.int64)
+        table = np.column_stack([matrix.sum(1), matrix.diagonal(), matrix])
+        _write_counts(table, [f"predicted {name}" for name in classes], classes, folder / "confusion.csv")
+        draw_confusion(*_most_confused(matrix, classes), folder / "confusion.png")
     else:
-        _write_mistakes(counts, classes, folder / "confusion.csv")
-    if counts.has_pairs:
-        draw_confusion(*_most_confused(counts, classes), folder / "confusion.png")
-    else:
-        (folder / "confusion.png").unlink(missing_ok=True)  # of an earlier evaluation
+        table = np.column_stack([state["samples"], state["correct"]])
+        _write_counts(table, [], classes, folder / "confusion.csv")
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
     tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
     captions = [
@@ -69,42 +67,25 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
     draw_sheet("Training samples after augmentation, with their labels", tiles, captions, path)
 
 
-def _write_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
+def _write_counts(table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["ground truth", "samples", "correct", *(f"predicted {name}" for name in classes)])
-        for label, (name, row) in enumerate(zip(classes, counts, strict=True)):
-            table.writerow([name, sum(row), row[label], *row])
+        rows = csv.writer(file)
+        rows.writerow(["ground truth", "samples", "correct", *columns])
+        rows.writerows([name, *row] for name, row in zip(classes, table.tolist(), strict=True))
 
 
-def _write_mistakes(counts: Counts, classes: Sequence[str], path: Path) -> None:
-    bounds = np.searchsorted(counts.labels, np.arange(len(classes) + 1))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["ground truth", "samples", "correct", "most frequent mistakes"])
-        for label, name in enumerate(classes):
-            pairs = slice(bounds[label], bounds[label + 1])
-            numbers, predictions = counts.counts[pairs], counts.predictions[pairs]
-            order = np.argsort(-numbers, kind="stable")[:_NUM_MISTAKES]
-            mistakes = "; ".join(f"{classes[predictions[at]]} ({numbers[at]})" for at in order)
-            table.writerow([name, counts.samples[label], counts.correct[label], mistakes])
-
-
-def _most_confused(counts: Counts, classes: Sequence[str]) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
+def _most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
     """Return the matrix; of many classes those with the most mistakes, and all others as one class."""
     num_classes = len(classes)
-    row, names = np.arange(num_classes), list(classes)
-    if num_classes > _MAX_CLASSES:
-        mistakes = counts.samples - counts.correct
-        np.add.at(mistakes, counts.predictions, counts.counts)
-        shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
-        row = np.full(num_classes, len(shown))
-        row[shown] = np.arange(len(shown))
-        names = [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
-    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
-    np.add.at(matrix, (row, row), counts.correct)
-    np.add.at(matrix, (row[counts.labels], row[counts.predictions]), counts.counts)
-    return matrix.tolist(), names
+    if num_classes <= _MAX_CLASSES:
+        return matrix.tolist(), list(classes)
+    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
+    places = np.full(num_classes, len(shown))
+    places[shown] = np.arange(len(shown))
+    small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), np.int64)
+    np.add.at(small, (places[:, None], places[None]), matrix)
+    return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
