@@ -18,7 +18,6 @@ import numpy.typing as npt
 from benchmarks.diff_trials import recipe as recipe_module
 from samebits.cluster.env import ALONE
 from samebits.cluster.signals import StopSignal
-from samebits.config.load import load
 from samebits.data.loader import Loader
 from samebits.data.order import Order, Step
 from samebits.diff.diff import RunDifference, diff_runs
@@ -127,7 +126,7 @@ class Trials:
         """Train a run in this process."""
         found = find(str(self.folder / source / "recipe.py"))
         root = f"data.root={self.folder / data}"
-        config = load(found.config_class, found.layers, [root, *settings]).config
+        config = found.load([root, *settings]).config
         spec = RunSpec("trial", config, {}, folder, resume, False, time.time())
         with (
             join_world(ALONE, config) as world,

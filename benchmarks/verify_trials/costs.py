@@ -18,7 +18,6 @@ from unittest.mock import patch
 from benchmarks.small_networks import job_of
 from benchmarks.verify_trials.runs import alone
 from samebits.cluster.signals import StopSignal
-from samebits.config.load import load
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import loop
@@ -90,7 +89,7 @@ def cost_of_verification(folder: Path, epochs: int = 20) -> dict[str, float]:
     """Train digits and verify it: every step, 1% five times, and every step by two verifiers."""
     found = find("digits")
     overrides = [f"epochs={epochs}", "checkpoint.keep_every=5 steps", "report.tensorboard=false", "device=cpu"]
-    config = load(found.config_class, found.layers, overrides).config
+    config = found.load(overrides).config
     training_s = 0.0
 
     def timed(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:

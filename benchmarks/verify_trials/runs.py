@@ -13,7 +13,6 @@ from unittest.mock import patch
 from samebits.cluster.env import ALONE
 from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import World
-from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader
 from samebits.data.order import Step
@@ -51,7 +50,7 @@ class Killed(BaseException):
 def settings(overrides: tuple[str, ...] = ()) -> tuple[RecipeSpec, RunConfig]:
     """Return the tiny recipe and its settings."""
     found = find(str(TINY))
-    return found, load(found.config_class, found.layers, [*SETTINGS, *overrides]).config
+    return found, found.load([*SETTINGS, *overrides]).config
 
 
 def prepare_process() -> None:

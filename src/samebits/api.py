@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.config.given import as_overrides, given_path
-from samebits.config.load import load
 from samebits.config.process_range import parse_range
 from samebits.errors import ConfigError, LaunchError
 from samebits.launch.commands import SAMEBITS
@@ -56,7 +55,7 @@ def train(
         )
     found = find(str(source))
     overrides = as_overrides(settings)
-    loaded = load(found.config_class, found.layers, overrides)
+    loaded = found.load(overrides)
     check_tracker_files(loaded.config.report.trackers, overrides)
     if procs is not None:
         parse_range(str(procs), "procs")

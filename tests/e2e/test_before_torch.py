@@ -20,7 +20,6 @@ IMPORTED = re.compile(r"^import time:.*\|\s+(\S+)$", re.MULTILINE)
 def run(tmp_path: Path) -> Path:
     """A run folder of two epochs of digits with a checkpoint after the first, as far as a start looks into it."""
     from samebits.config.document import to_yaml
-    from samebits.config.load import load
     from samebits.recipes.catalog import find
 
     found = find("digits")
@@ -28,9 +27,7 @@ def run(tmp_path: Path) -> Path:
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
     (tmp_path / "run" / "run.lock").touch()
-    (tmp_path / "run" / "config.yaml").write_text(
-        to_yaml(load(found.config_class, found.layers, ["epochs=2"]).resolved)
-    )
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(found.load(["epochs=2"]).resolved))
     return tmp_path / "run"
 
 
@@ -102,11 +99,10 @@ def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) ->
 
 def test_the_same_settings_are_not_refused(run: Path) -> None:
     from samebits.cli.start_run import check_before_start
-    from samebits.config.load import load
     from samebits.recipes.catalog import find
 
     found = find(str(run / "config.yaml"))
-    config = load(found.config_class, found.layers).config
+    config = found.load().config
     assert isinstance(config, samebits.RunConfig)
     check_before_start(config, run, "auto")
     check_before_start(config, None, str(run / "checkpoints" / "step-000023"))

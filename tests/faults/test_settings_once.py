@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from samebits.config.load import load
 from samebits.engine.run_spec import RunSpec, recipe_of
 from samebits.recipes.catalog import command_arguments, find
 from tests.faults.faults import SETTINGS, SLOW, job
@@ -23,7 +22,7 @@ def test_a_specification_is_equal_after_its_way_through_json(tmp_path: Path) -> 
     file = tmp_path / "my.yaml"
     file.write_text(YAML)
     found = find(str(file))
-    loaded = load(found.config_class, found.layers, ["seed=7"])
+    loaded = found.load(["seed=7"])
     spec = RunSpec("my", loaded.config, loaded.diff, tmp_path / "run", "never", is_restart=False, started_at=1.5)
     assert recipe_of(spec.to_json()) == "mnist"
     assert RunSpec.from_json(spec.to_json(), found.config_class) == spec
@@ -34,11 +33,11 @@ def test_the_arguments_of_a_run_give_its_settings_without_the_yaml_file(tmp_path
     file = tmp_path / "my.yaml"
     file.write_text(YAML + "data:\n  root: " + json.dumps(root) + "\n")
     found = find(str(file))
-    loaded = load(found.config_class, found.layers, ["seed=7"])
+    loaded = found.load(["seed=7"])
     file.unlink()
     source, *overrides = command_arguments(found, loaded.diff)
     again = find(source)
-    assert load(again.config_class, again.layers, overrides) == loaded
+    assert again.load(overrides) == loaded
 
 
 @pytest.mark.full

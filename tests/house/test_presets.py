@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from samebits.config.describe import settings
-from samebits.config.load import load
 from samebits.recipes import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,7 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("path", PRESETS, ids=_name)
 def test_a_preset_loads_under_its_full_name(path: Path) -> None:
     source = catalog.find(_name(path))
-    config = load(source.config_class, source.layers, []).config
+    config = source.load().config
     assert config.recipe == path.parent.parent.name
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samebits.config.load import load
 from samebits.data.keyed import keys
 from samebits.engine.parts import Parts
 from samebits.recipes.catalog import find
@@ -102,7 +101,7 @@ def test_the_presets_are_the_official_settings(parity_folder: Path, preset: str,
     name = preset.partition("/")[2]
     official = json.loads((parity_folder / "pose_models.json").read_text())[name]["config"]
     source = find(preset)
-    config = load(source.config_class, source.layers, []).config
+    config = source.load().config
     assert isinstance(config, Config)
     data, train, test = official["DATASET"], official["TRAIN"], official["TEST"]
     assert config.skeleton.num_joints == num_joints == official["MODEL"]["NUM_JOINTS"]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samebits.config.load import load
 from samebits.data.keyed import keys
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
@@ -42,7 +41,7 @@ def _parts(name: str, tmp_path: Path) -> Parts:
     if name == "text":
         draw_digits(tmp_path, 30)
     found = find(name)
-    config = load(found.config_class, found.layers, overrides).config
+    config = found.load(overrides).config
     builders: dict[str, Callable[[], Parts]] = {
         "digits": lambda: mnist.build(config),  # type: ignore[arg-type]
         "classify": lambda: classify.build(config, classify.dataset_info(config)),  # type: ignore[arg-type]

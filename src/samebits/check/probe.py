@@ -17,7 +17,6 @@ from samebits.check.sizes import small_sizes
 from samebits.check.state import LineWatch, global_generators
 from samebits.cluster import codec
 from samebits.cluster.world import alone
-from samebits.config.load import load
 from samebits.data.micro_batches import Alone
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Samples
@@ -50,7 +49,7 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
         spec = find(source)
         spec.load_module()
     notes.add_state([cells[name] for name in watch.lines], watch.lines)
-    config = load(spec.config_class, spec.layers, overrides).config
+    config = spec.load(overrides).config
     device = alone(config.device).device
     use_deterministic_algorithms(config, device)
     with notes.during("build"):
@@ -63,7 +62,7 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
         data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     check_not_empty({"training": len(data[0]), "validation": len(data[1])})
     notes.settings = small_sizes(config, len(data[0]))
-    probed.config = load(spec.config_class, spec.layers, [*overrides, *notes.settings]).config
+    probed.config = spec.load([*overrides, *notes.settings]).config
     leaves = _first_step(probed, data[0])
     probe_samples(probed, data, leaves[0])
     model = probe_model(probed, parts, data[0], leaves)

@@ -18,7 +18,6 @@ from samebits.check.steps import Trial, run_steps
 from samebits.cluster import codec
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.cluster.signals import exit_with_parent
-from samebits.config.load import load
 from samebits.data.groups import groups_of
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch, Samples, as_samples
@@ -86,7 +85,7 @@ def run_trial(
 
 def _run(source: str, overrides: list[str], trial: Trial, num_eval: int, here: RankAssignment, stacks: Path) -> Record:
     found = find(source)
-    config = load(found.config_class, found.layers, [*overrides, f"loader.num_workers={trial.workers}"]).config
+    config = found.load([*overrides, f"loader.num_workers={trial.workers}"]).config
     with join_world(here, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
 

@@ -23,7 +23,7 @@ from samebits.cli import (
 )
 from samebits.cli.finders import find, sweep
 from samebits.cli.machines import doctor, plan, scale, simulate, submit
-from samebits.cli.options import Commands, LocalRank
+from samebits.cli.options import CONTEXT, Commands, LocalRank
 from samebits.cli.views import compare, report, runs
 from samebits.version import __version__
 
@@ -35,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings=CONTEXT,
 )
 
 

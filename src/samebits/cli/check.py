@@ -23,7 +23,6 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     minute for a small model, and writes nothing. The exit code is 1 if the recipe or script is not exact. What follows
     a script are its arguments: samebits check train.py -- --epochs 1
     """
-    from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
     from samebits.own_loop.scripts import is_script
@@ -36,7 +35,7 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
         return _check_script(source, overrides or [], as_json)
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
-    config = load(found.config_class, found.layers, given).config
+    config = found.load(given).config
     config.check_inputs()
     pin_kernels(config.kernels, only_children=True)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)

@@ -10,31 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Commands, Debug, path_of
+from samebits.cli.options import Debug, command_group, path_option
 from samebits.errors import ConfigError, cannot_write_result
 from samebits.scratch import OWNER, scratch_folder, sweep
 
 if TYPE_CHECKING:
     from samebits.recipes.makers import Maker
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Make synthetic data to train on.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
+app = command_group("Make synthetic data to train on.")
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify or segment.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--out"),
-        metavar="DIR",
-        help="A new or empty folder. Default: show the settings.",
-        show_default=False,
-    ),
-]
+Out = Annotated[Path | None, path_option("--out", "DIR", "A new or empty folder. Default: show the settings.")]
 
 
 @app.callback()

@@ -7,21 +7,15 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, MachineOverrides, json_text, line_text, path_of, print_report
+from samebits.cli.options import Debug, Json, MachineOverrides, json_text, line_text, path_option, print_report
 
 RunA = Annotated[Path, typer.Argument(metavar="A", help="A run folder.", show_default=False)]
 RunB = Annotated[Path, typer.Argument(metavar="B", help="Another run folder.", show_default=False)]
 RecipeA = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--recipe-a"), metavar="FILE", help="Replay A with this recipe file, which is executed."
-    ),
+    Path | None, path_option("--recipe-a", "FILE", "Replay A with this recipe file, which is executed.")
 ]
 RecipeB = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--recipe-b"), metavar="FILE", help="Replay B with this recipe file, which is executed."
-    ),
+    Path | None, path_option("--recipe-b", "FILE", "Replay B with this recipe file, which is executed.")
 ]
 NoReplay = Annotated[bool, typer.Option("--no-replay", help="Compare files only; run no recipe.")]
 

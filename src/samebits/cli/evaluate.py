@@ -9,27 +9,11 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, MachineOverrides
+from samebits.cli.options import Checkpoint, Debug, Json, MachineOverrides, Model, Preset
 from samebits.config.process_range import MAX_PROCS
 
-Model = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder, such as runs/digits-0007; or a file of weights (.pth ...).",
-        show_default=False,
-    ),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
-]
 Procs = Annotated[
     int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; default: 1.")
-]
-Checkpoint = Annotated[
-    str,
-    typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),
 ]
 
 

@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.evaluate import Checkpoint, Model, Preset, print_weights
-from samebits.cli.options import Debug, Json, MachineOverrides, json_text, line_text, path_of
+from samebits.cli.evaluate import print_weights
+from samebits.cli.options import (
+    Checkpoint,
+    Debug,
+    Json,
+    MachineOverrides,
+    Model,
+    Preset,
+    json_text,
+    line_text,
+    path_option,
+)
 
 To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--out"),
-        metavar="FILE",
-        help="File to write; default: model.ENDING in the run folder.",
-        show_default=False,
-    ),
-]
+Out = Annotated[Path | None, path_option("--out", "FILE", "File to write; default: model.ENDING in the run folder.")]
 
 
 def export(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, line_text, path_of
+from samebits.cli.options import Debug, line_text, path_option
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A new folder; or hf://OWNER/NAME.", show_default=False)]
@@ -15,10 +15,7 @@ Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A folder; or hf://OWNER/NAME[@REVISION].", show_default=False),
 ]
-Out = Annotated[
-    Path,
-    typer.Option(parser=path_of("--out"), metavar="DIR", help="New folder for the model.", show_default=False),
-]
+Out = Annotated[Path, path_option("--out", "DIR", "New folder for the model.")]
 
 
 def push(run: Run, target: Target, debug: Debug = False) -> None:

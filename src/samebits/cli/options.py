@@ -18,12 +18,24 @@ from samebits.config.given import given_path
 from samebits.errors import printable
 
 DEBUG_VARIABLE = "SAMEBITS_DEBUG"
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 _LABEL = 11  # columns of the labels in reports
 
 
 def _switch_on_debug(value: bool) -> None:
     if value:
         os.environ[DEBUG_VARIABLE] = "1"  # inherited by child processes
+
+
+def path_option(name: str, metavar: str, help: str) -> Any:
+    """Return an option that is a path.
+
+    Args:
+        name: Its name, such as --out.
+        metavar: What stands for its value in the help.
+        help: Its meaning.
+    """
+    return typer.Option(name, parser=path_of(name), metavar=metavar, help=help)
 
 
 def path_of(option: str) -> Callable[[str], Path]:
@@ -81,6 +93,11 @@ class Commands(TyperGroup):
                 parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
 
 
+def command_group(help: str) -> typer.Typer:
+    """Return a group of commands within `samebits`, such as `samebits data`."""
+    return typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help=help, context_settings=CONTEXT)
+
+
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1.")
 ]
@@ -94,3 +111,35 @@ Debug = Annotated[
 ]
 # Old launchers add it to the command; torchrun sets a variable too.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
+# A recipe, preset or file with the settings to train with.
+SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False)
+]
+# A trained model: run folder or file, the preset of a file, and the weights to take.
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, such as runs/digits-0007; or a file of weights (.pth ...).",
+        show_default=False,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),
+]
+# A world that the user starts process by process.
+Init = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Join other processes at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size.",
+    ),
+]
+Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
+WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]

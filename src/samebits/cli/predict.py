@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from samebits.cli.evaluate import Checkpoint, Model, Preset, print_weights
-from samebits.cli.options import Debug, Json, json_text, line_text, path_of
+from samebits.cli.evaluate import print_weights
+from samebits.cli.options import Checkpoint, Debug, Json, Model, Preset, json_text, line_text, path_option
 from samebits.errors import DataError
 
 Arguments = Annotated[
@@ -19,13 +19,7 @@ Arguments = Annotated[
     typer.Argument(metavar="FILE", help="Files, and folders of them; settings as KEY=VALUE.", show_default=False),
 ]
 Draw = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--draw"),
-        metavar="PATH",
-        help="Draw the predictions: into a file, or into a folder for several.",
-        show_default=False,
-    ),
+    Path | None, path_option("--draw", "PATH", "Draw the predictions: into a file, or into a folder for several.")
 ]
 
 _SHARES = ("probability", "confidence", "share")

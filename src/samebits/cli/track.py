@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, path_of
+from samebits.cli.options import Debug, RunFolder
 from samebits.errors import CheckpointError, ConfigError
 
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False)
-]
 To = Annotated[
     list[str],
     typer.Option(metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, LocalRank, Overrides, path_of
+from samebits.cli.options import Debug, Init, LocalRank, Overrides, Rank, WorldSize, path_option
 from samebits.errors import ConfigError
 from samebits.launch.commands import SAMEBITS
 
@@ -79,10 +79,7 @@ Hosts = Annotated[
 ]
 
 
-RunDir = Annotated[
-    Path | None,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder; default: a new one below runs/."),
-]
+RunDir = Annotated[Path | None, path_option("--run-dir", "DIR", "Run folder; default: a new one below runs/.")]
 Resume = Annotated[
     str,
     typer.Option(
@@ -90,15 +87,6 @@ Resume = Annotated[
         help="never; auto: from the newest complete checkpoint of --run-dir, if any; or the folder of a checkpoint.",
     ),
 ]
-Init = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Join other processes at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size.",
-    ),
-]
-Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
-WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]
 MaxRestarts = Annotated[
     int, typer.Option(min=0, metavar="N", help="How often to restart after a process of this machine was lost.")
 ]
@@ -136,10 +124,10 @@ def train(
     `samebits config SOURCE` shows every setting. Under torchrun, srun or mpirun the command joins their world.
     """
     from samebits.cluster.env import read_assignment
-    from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.recipes.catalog import command_arguments, find
-    from samebits.recipes.trust import trust_named
+    from samebits.recipes.trust import check_tracker_files, trust_named
+    from samebits.report.trackers.known import check_trackers
     from samebits.storage.run_folder import check_run_dir
 
     if source is not None and "=" in source and not Path(source).exists():
@@ -147,23 +135,23 @@ def train(
     # Checked before torch is imported, so that a wrong option is refused at once.
     _check_ranges(procs, nodes)
     here = read_assignment(os.environ, init, rank, world_size)
-    is_restart = here is not None and here.restart > 0
-    source, overrides = _stored_source(source, overrides or [], run_dir, is_restart=is_restart)
+    source, overrides = _stored_source(source, overrides or [], run_dir, None if here is None else here.restart)
     # The launcher imports torch too for a recipe file, so both imports run at the same time.
     is_early = source.endswith(".py") and here is None and hosts is None and _starts_processes(procs, nodes)
     with forkserver.early() if is_early else nullcontext():
         found = find(source)
-        loaded = load(found.config_class, found.layers, overrides)
+        loaded = found.load(overrides)
         trust_named(source)
-        _check_trackers(loaded.config.report.trackers, overrides, is_rank=here is not None)
+        check_tracker_files(loaded.config.report.trackers, overrides)
+        if here is None:  # of ranks, rank 0 checks
+            check_trackers(loaded.config.report.trackers)
         if hosts is not None:
             given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
                      "--master": master}  # fmt: skip
-            _check_no_options_of_a_node(hosts, given)
-            if run_dir is not None:
-                check_run_dir(run_dir, resume)
-            arguments = [*command_arguments(found, loaded.diff), *_stop_option(stop_after)]
-            return _on_hosts(hosts, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts)
+            arguments = command_arguments(found, loaded.diff)
+            return _on_hosts(
+                hosts, given, found.name, arguments, rdzv_endpoint, run_dir, resume, max_restarts, stop_after
+            )
         if run_dir is not None:
             check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
         from samebits.cli import start_run
@@ -183,20 +171,6 @@ def _starts_processes(procs: str | None, nodes: str | None) -> bool:
     return nodes is not None or (num_cores() > 1 if procs is None else procs != "1")
 
 
-def _stop_option(stop_after: int | None) -> list[str]:
-    return [] if stop_after is None else ["--stop-after", str(stop_after)]
-
-
-def _check_trackers(trackers: Sequence[str], overrides: list[str], *, is_rank: bool) -> None:
-    """Check that trackers are trusted; and that they can be imported, unless this process is a rank: rank 0 checks."""
-    from samebits.recipes.trust import check_tracker_files
-    from samebits.report.trackers.known import check_trackers
-
-    check_tracker_files(trackers, overrides)
-    if not is_rank:
-        check_trackers(trackers)
-
-
 def _check_ranges(procs: str | None, nodes: str | None) -> None:
     from samebits.config.process_range import MAX_NODES, MAX_PROCS, parse_range
 
@@ -205,28 +179,29 @@ def _check_ranges(procs: str | None, nodes: str | None) -> None:
             parse_range(text, option, limit)
 
 
-def _check_no_options_of_a_node(hosts: str, given: Mapping[str, object]) -> None:
-    names = [name for name, value in given.items() if value is not None]
-    if names:
-        raise ConfigError(
-            f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
-            fix=f"Remove {', '.join(names)}.",
-        )
-
-
 def _on_hosts(
     hosts: str,
+    given: Mapping[str, object],
     name: str,
     arguments: list[str],
     endpoint: str | None,
     run_dir: Path | None,
     resume: str,
     max_restarts: int,
+    stop_after: int | None,
 ) -> int:
+    """Start this command on hosts by ssh, without the options that only a command of one node has."""
     from samebits.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
     from samebits.launch.start import DEFAULT_PORT
-    from samebits.storage.run_folder import drop_empty, new_folder
+    from samebits.storage.run_folder import check_run_dir, drop_empty, new_folder
 
+    if names := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
+            fix=f"Remove {', '.join(names)}.",
+        )
+    if run_dir is not None:
+        check_run_dir(run_dir, resume)
     machines = parse_hosts(hosts)
     folder = run_dir or new_folder(name)
 
@@ -234,6 +209,7 @@ def _on_hosts(
         parts = [*SAMEBITS, "train", *arguments]
         parts += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
         parts += ["--procs", str(machine.procs)] if machine.procs is not None else []
+        parts += ["--stop-after", str(stop_after)] if stop_after is not None else []
         if len(machines) > 1:
             parts += ["--nodes", str(len(machines))]
             parts += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
@@ -261,7 +237,7 @@ def _with_port(master: str | None, port: int | None) -> str | None:
 
 
 def _stored_source(
-    source: str | None, overrides: list[str], run_dir: Path | None, *, is_restart: bool
+    source: str | None, overrides: list[str], run_dir: Path | None, restart: int | None
 ) -> tuple[str, list[str]]:
     """Return source and overrides; those stored with the run if the user named none, or may have edited the YAML file.
 
@@ -269,11 +245,11 @@ def _stored_source(
         source: What the command line names.
         overrides: Its settings.
         run_dir: The run folder.
-        is_restart: Whether another launcher has restarted this process: the run then keeps its settings.
+        restart: How often another launcher has restarted this process; the run then keeps its settings. None: no rank.
     """
     if source is None:
         return _source_of(run_dir), overrides
-    is_stored = is_restart and run_dir is not None and (run_dir / "config.yaml").is_file()
+    is_stored = bool(restart) and run_dir is not None and (run_dir / "config.yaml").is_file()
     if is_stored and source.endswith((".yaml", ".yml")):
         return _source_of(run_dir), []
     return source, overrides

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, MachineOverrides, path_of, print_report
+from samebits.cli.options import Debug, Json, MachineOverrides, path_option, print_report
 from samebits.config.process_range import MAX_PROCS
 from samebits.errors import ConfigError
 
@@ -34,7 +34,7 @@ Procs = Annotated[int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Pro
 Part = Annotated[str, typer.Option(metavar="K/N", help="Replay one of N parts of the chosen steps.")]
 Merge = Annotated[
     list[Path] | None,
-    typer.Option(parser=path_of("--merge"), metavar="FILE", help="Merge a part's --json output; repeat for each part."),
+    path_option("--merge", "FILE", "Merge a part's --json output; repeat for each part."),
 ]
 Challenge = Annotated[
     str,
@@ -43,10 +43,7 @@ Challenge = Annotated[
         help="Your own random text, mixed into the choice of steps.",
     ),
 ]
-Code = Annotated[
-    Path | None,
-    typer.Option(parser=path_of("--code"), metavar="DIR", help="Replay with another checkout of Samebits."),
-]
+Code = Annotated[Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")]
 
 
 def verify(

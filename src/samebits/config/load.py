@@ -90,12 +90,9 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
         ConfigError: A key is unknown, a setting is missing, or a value is not allowed. The error names the origin, the
             allowed values and the nearest setting.
     """
-    merged = _merged(model, layers, overrides)
-    try:
-        config = _check(model, merged.values)
-    except ValidationError as error:
-        raise explain(model, error, merged.values, merged.origins, merged.source) from None
-    return Loaded(config, _difference(merged.base, config.model_dump(mode="json")))
+    config, _, diff = _resolve(model, layers, overrides, may_lack=False)
+    assert config is not None
+    return Loaded(config, diff)
 
 
 def preview(
@@ -114,40 +111,42 @@ def preview(
     Raises:
         ConfigError: As for `load`, except for a missing setting.
     """
-    merged = _merged(model, layers, overrides)
-    values = merged.values
-    try:
-        values = _check(model, values).model_dump(mode="json")
-    except ValidationError as error:
-        if not all(is_missing(fault) for fault in error.errors()):
-            raise explain(model, error, values, merged.origins, merged.source) from None
-    return values, _difference(merged.base, values)
+    _, values, diff = _resolve(model, layers, overrides, may_lack=True)
+    return values, diff
 
 
-@dataclass(frozen=True)
-class _Merged:
-    values: dict[str, Any]
-    base: dict[str, Any]
-    origins: dict[KeyPath, str]
-    source: str | None
+def _resolve(
+    model: type[C], layers: Sequence[Layer], overrides: Sequence[str], *, may_lack: bool
+) -> tuple[C | None, dict[str, Any], dict[str, Any]]:
+    """Merge and validate settings.
 
+    Args:
+        model: The recipe's `Config`.
+        layers: Presets first.
+        overrides: `section.key=value`, with the value as YAML.
+        may_lack: Whether settings may be missing. The config is then None.
 
-def _merged(model: type[Settings], layers: Sequence[Layer], overrides: Sequence[str]) -> _Merged:
-    values, base = describe.defaults(model), describe.defaults(model)
+    Returns:
+        The config; all values; and those that differ from the preset.
+    """
+    values = base = describe.defaults(model)
     origins: dict[KeyPath, str] = {}
     for layer in (*layers, *(override_layer(model, text) for text in overrides)):
         values = _merge(values, layer.values)
         origins.update(layer.origins)
         if layer.is_preset:
             base = _merge(base, layer.values)
-    source = next((layer.source for layer in layers if layer.source is not None), values.get("recipe"))
-    return _Merged(values, base, origins, source)
-
-
-def _check(model: type[C], values: Mapping[str, Any]) -> C:
-    # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python values
-    # refuses [0.9, 0.999] for a tuple and "mnist" for a Path.
-    return model.model_validate_json(json.dumps(values), strict=True)
+    config = None
+    try:
+        # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python
+        # values refuses [0.9, 0.999] for a tuple and "mnist" for a Path.
+        config = model.model_validate_json(json.dumps(values), strict=True)
+        values = config.model_dump(mode="json")
+    except ValidationError as error:
+        if not may_lack or not all(is_missing(fault) for fault in error.errors()):
+            source = next((layer.source for layer in layers if layer.source is not None), values.get("recipe"))
+            raise explain(model, error, values, origins, source) from None
+    return config, values, _difference(base, values)
 
 
 def override_layer(model: type[Settings], text: str) -> Layer:
@@ -174,23 +173,20 @@ def override_layer(model: type[Settings], text: str) -> Layer:
         raise ConfigError(
             "the recipe can't be changed by an override", given=origin, fix="Name it first: samebits train RECIPE"
         )
+    value: Any = value_text.strip()
     kinds = {setting.path: setting.type.split(" or ") for setting in describe.settings(model)}.get(path, [])
-    value = _override_value(key, value_text.strip(), origin, is_text="text" in kinds or "path" in kinds)
+    is_verbatim = ("text" in kinds or "path" in kinds) and value not in ("", "null", "~") and value[0] not in "'\""
+    if not is_verbatim:  # a folder may be called 2024 or @home
+        try:
+            value = document.parse_value(value)
+        except ConfigError as error:
+            what = f"the value of {key} is not YAML"
+            raise error.with_slots(what, given=origin, cause=error.slots.get("cause", error.what)) from error
     nested: Any = value
     for word in reversed(path):
         nested = {word: nested}
     inner = {(*path, *below): origin for below, _ in _every(value)} if isinstance(value, Mapping) else {}
     return Layer(nested, {path: origin, **inner})
-
-
-def _override_value(key: str, text: str, origin: str, *, is_text: bool) -> Any:
-    if is_text and text not in ("", "null", "~") and text[0] not in "'\"":
-        return text  # verbatim: a folder may be called 2024 or @home
-    try:
-        return document.parse_value(text)
-    except ConfigError as error:
-        what = f"the value of {key} is not YAML"
-        raise error.with_slots(what, given=origin, cause=error.slots.get("cause", error.what)) from error
 
 
 def short_path(path: Path) -> str:

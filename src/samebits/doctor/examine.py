@@ -10,7 +10,6 @@ from pathlib import Path
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.cluster.world import World
-from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.data.samples import SampleSource
 from samebits.doctor import compare, links, machine
@@ -45,7 +44,7 @@ def examine(
         The exit code: 0, or 1 if there is a problem. The same on every rank.
     """
     found = find(source) if source is not None else None
-    config = load(found.config_class, found.layers, overrides).config if found is not None else RunConfig(recipe="none")
+    config = found.load(overrides).config if found is not None else RunConfig(recipe="none")
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         data: list[SampleSource] = []
         if found is not None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
-from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.engine.assemble import init_weights, make_job
 from samebits.engine.dataset_info import dataset_info_for
@@ -92,7 +91,7 @@ def measure(
         The exit code, 0.
     """
     found = find(source)
-    config = load(found.config_class, found.layers, overrides).config
+    config = found.load(overrides).config
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
         job = make_job(config, lambda: found.build(config, dataset_info), world)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config.load import load
 from samebits.config.marks import Mark
 from samebits.config.schema import RunConfig, marks_of
 from samebits.errors import ConfigError
@@ -58,7 +57,7 @@ class TrainedModel:
         """
         self.check_path()
         found = self._find_run() if self.preset is None else find(self.preset)
-        return found, load(found.config_class, found.layers, self.overrides).config
+        return found, found.load(self.overrides).config
 
     def check_unused(self) -> None:
         """Check that no setting was given that only training reads.
@@ -171,7 +170,7 @@ class TrainedModel:
         from samebits.storage.run_weights import identity_of
 
         checkpoint, kept = identity_of(self.path, self.checkpoint)
-        check_settings(kept, load(found.config_class, found.layers).config, checkpoint, is_resume=False)
+        check_settings(kept, found.load().config, checkpoint, is_resume=False)
 
 
 def _lines(*texts: str | None) -> str:

@@ -13,7 +13,7 @@ import json
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import samebits.recipes
 from samebits.config import describe
 from samebits.config.explain import wrapped
-from samebits.config.load import Layer, leaves, mapping_layer, read_layer, short_path
+from samebits.config.load import Layer, Loaded, leaves, load, mapping_layer, read_layer, short_path
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.extras import require_recipe
@@ -51,6 +51,17 @@ class RecipeSpec:
     preset_name: str | None
     layers: tuple[Layer, ...]
     config_class: type[RunConfig]
+
+    def load(self, overrides: Sequence[str] = ()) -> Loaded[RunConfig]:
+        """Resolve the settings: the layers, then the overrides.
+
+        Args:
+            overrides: `section.key=value`, with the value as YAML.
+
+        Raises:
+            ConfigError: A key is unknown, a setting is missing, or a value is not allowed.
+        """
+        return load(self.config_class, self.layers, overrides)
 
     def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
         """Read from the dataset what the run stores: classes, alphabet, split.

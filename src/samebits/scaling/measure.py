@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
-from samebits.config.load import load
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.data.samples import Batch
@@ -87,7 +86,7 @@ def measure(
         The exit code, 0.
     """
     found = find(source)
-    config = load(found.config_class, found.layers, overrides).config
+    config = found.load(overrides).config
     with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
         dataset_info = dataset_info_for(found, config, world, None)
         job = make_job(config, lambda: found.build(config, dataset_info), world)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samebits.cluster.signals import StopSignal
-from samebits.config.load import load
 from samebits.errors import CheckpointError, ConfigError
 from samebits.recipes.catalog import command_arguments, find
 from samebits.recipes.trust import check_tracker_files, trust_named
@@ -68,7 +67,7 @@ def _define(source: str, overrides: Sequence[str], keys: list[str]) -> Sweep:
         if (key := text.partition("=")[0]) in keys:
             raise ConfigError(f"{key} is given both as {text} and with values to try", fix=f"Remove {text}.")
     found = find(source)
-    loaded = load(found.config_class, found.layers, overrides)
+    loaded = found.load(overrides)
     check_tracker_files(loaded.config.report.trackers, list(overrides))
     trust_named(source)
     return Sweep(command_arguments(found, loaded.diff), keys, [])

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from samebits.config.load import Loaded, load
+from samebits.config.load import Loaded
 from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError
@@ -104,7 +104,7 @@ class Sweep:
         Args:
             overrides: The settings in which it differs.
         """
-        return load(self.recipe.config_class, self.recipe.layers, [*self.arguments[1:], *overrides])
+        return self.recipe.load([*self.arguments[1:], *overrides])
 
     def write(self, folder: Path) -> None:
         """Write the file.

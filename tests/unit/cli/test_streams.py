@@ -120,7 +120,7 @@ def test_a_file_that_ends_too_early_is_not_taken_for_ctrl_c(monkeypatch: pytest.
     def read(*arguments: object, **settings: object) -> None:
         gzip.decompress((tmp_path / "torn.gz").read_bytes())
 
-    monkeypatch.setattr("samebits.config.load.load", read)
+    monkeypatch.setattr("samebits.recipes.catalog.load", read)
     with pytest.raises(EOFError):
         run(["train", "digits"])
 

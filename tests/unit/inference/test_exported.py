@@ -19,7 +19,6 @@ from torch import nn
 
 from samebits.cli.main import run as command
 from samebits.cluster.world import alone
-from samebits.config.load import load
 from samebits.engine.build import build_parts, input_shape
 from samebits.engine.dataset_info import dataset_info_for
 from samebits.engine.parts import Parts
@@ -55,7 +54,7 @@ def model_of(preset: str) -> tuple[Parts, list[str]]:
         draw_digits(Path(), 30)
         settings += ["data.train=l.tsv", "data.val_fraction=0.1"]
     found = find(preset)
-    config = load(found.config_class, found.layers, settings).config
+    config = found.load(settings).config
     dataset_info = dataset_info_for(found, config, alone("cpu"), None)
     parts = build_parts(config, lambda: found.build(config, dataset_info))
     for module in parts.model.modules():
@@ -211,13 +210,13 @@ def test_another_format_is_refused() -> None:
 def test_a_recipe_without_an_input_shape_uses_that_of_a_validation_sample() -> None:
     parts, settings = model_of("digits")
     found = find("digits")
-    config = load(found.config_class, found.layers, settings).config
+    config = found.load(settings).config
     assert input_shape(replace(parts, input_shape=None), config) == (1, 8, 8)
 
 
 def test_a_model_that_takes_a_dict_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find(DOTS)
-    config = load(found.config_class, found.layers, []).config
+    config = found.load().config
     with pytest.raises(ConfigError, match="one tensor of floats"):
         input_shape(found.build(config, {"classes": ["dark", "bright"]}), config)
 

@@ -42,10 +42,9 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def _config():
-    from samebits.config.load import load
 
     found = find(str(RECIPE))
-    return load(found.config_class, found.layers, ["eval_batch=1", "device=cpu"]).config
+    return found.load(["eval_batch=1", "device=cpu"]).config
 
 
 @pytest.fixture

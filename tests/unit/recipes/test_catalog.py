@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import samebits.recipes
-from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.recipes import catalog
@@ -61,7 +60,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(source: RecipeSpec, *overrides: str) -> RunConfig:
-    return load(source.config_class, source.layers, overrides).config
+    return source.load(overrides).config
 
 
 def built(source: RecipeSpec, *overrides: str) -> Any:
@@ -140,7 +139,7 @@ def test_a_folder_of_images_is_no_misspelt_name(shelf: Path) -> None:
 def test_a_yaml_file_goes_over_the_recipes_default_preset(shelf: Path) -> None:
     (shelf / "my.yaml").write_text("recipe: shapes\ndata: {sides: 7}\n")
     source = find("my.yaml")
-    loaded = load(source.config_class, source.layers)
+    loaded = source.load()
     assert (source.name, source.recipe, source.preset_name) == ("my", "shapes", "shapes")
     assert (loaded.config.epochs, loaded.config.recipe) == (2, "shapes")
     assert loaded.diff == {"data": {"sides": 7}}
@@ -156,7 +155,7 @@ def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
     from samebits.config.document import to_yaml
 
     source = find("stars")
-    first = load(source.config_class, source.layers, ["seed=3"])
+    first = source.load(["seed=3"])
     (shelf / "config.yaml").write_text(to_yaml(first.resolved))
     assert config_of(find("config.yaml")) == first.config
 
@@ -202,7 +201,7 @@ def test_a_recipe_file_is_used_with_its_own_settings_and_neighbours(shelf: Path)
         + "def build(config):\n    import corners\n    return config.data.sides + corners.EXTRA\n"
     )
     source = find("project/recipe.py")
-    loaded = load(source.config_class, source.layers, ["seed=2"])
+    loaded = source.load(["seed=2"])
     assert source.name == "project"
     assert loaded.config.recipe == source.recipe == str(folder / "recipe.py")
     assert (loaded.config.epochs, loaded.diff) == (4, {"seed": 2})

@@ -13,27 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli.options import Commands, Debug, Overrides, path_of
+from samebits.cli.options import Debug, Overrides, SourceName, command_group, path_option
 from samebits.errors import ConfigError, LaunchError, SamebitsError
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
     from samebits.recipes.catalog import RecipeSpec
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Find a learning rate by short trainings.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-)
+app = command_group("Find a learning rate by short trainings.")
 
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[str | None, typer.Option(metavar="N", help="Processes; default: as for train.", show_default=False)]
 Steps = Annotated[int, typer.Option(min=10, max=10_000, metavar="N", help="Steps, one per learning rate.")]
 First = Annotated[float, typer.Option("--from", min=1e-12, metavar="LR", help="First learning rate.")]
 Last = Annotated[float, typer.Option("--to", max=1e6, metavar="LR", help="Last learning rate.")]
-Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for lr.json and lr.png.")]
+Out = Annotated[Path, path_option("--out", "DIR", "Folder for lr.json and lr.png.")]
 
 
 @app.callback()
@@ -89,13 +82,12 @@ def find_lr(
 
 def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
     """Resolve the settings, and start the fork server."""
-    from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
     from samebits.recipes.catalog import find
 
     found = find(source)
-    config = load(found.config_class, found.layers, list(overrides or [])).config
+    config = found.load(overrides or []).config
     config.check_inputs()
     pin_kernels(config.kernels)
     forkserver.prepare([*forkserver.PRELOAD, module], config.num_threads)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from samebits.cli.options import Debug, Json, Overrides, is_ascii_output, json_text, path_of, table_columns
+from samebits.cli.options import Debug, Json, Overrides, is_ascii_output, json_text, path_option, table_columns
 from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ Jobs = Annotated[
 ]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes of each trial; does not change results.")]
 SweepDir = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of("--sweep-dir"), metavar="DIR", help="Folder of the sweep; default: a new one below runs/."
-    ),
+    Path | None, path_option("--sweep-dir", "DIR", "Folder of the sweep; default: a new one below runs/.")
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the table of the sweep in SOURCE, and train nothing.")]
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, LocalRank, MachineOverrides, path_of
-from samebits.cli.train import Init, Rank, WorldSize
+from samebits.cli.options import Debug, Init, Json, LocalRank, MachineOverrides, Rank, WorldSize, path_option
 from samebits.config.process_range import MAX_PROCS
 from samebits.errors import ConfigError
 from samebits.launch.commands import SAMEBITS
@@ -30,10 +29,7 @@ Hosts = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[
-    Path,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Folder of the runs; its disk is checked."),
-]
+RunDir = Annotated[Path, path_option("--run-dir", "DIR", "Folder of the runs; its disk is checked.")]
 
 
 def doctor(
@@ -55,14 +51,13 @@ def doctor(
 
     The exit code is 1 if training cannot work.
     """
-    from samebits.config.load import load
     from samebits.config.schema import RunConfig
     from samebits.launch.start import rank_assignment
     from samebits.recipes.catalog import find
 
     if source is not None:
         found = find(source)
-        load(found.config_class, found.layers, overrides or [])
+        found.load(overrides or [])
     if hosts is not None:
         if procs is not None or init is not None:
             raise ConfigError(

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, Overrides
+from samebits.cli.options import Debug, Json, Overrides, SourceName
 from samebits.errors import DataError
 
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes, one per GPU.")]
 MemoryGb = Annotated[
     float | None, typer.Option(min=0.1, metavar="G", help="Memory of each process, GB: print what fits.")
@@ -27,11 +26,10 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Estimate memory, FLOPs and bytes sent per step of a run."""
-    from samebits.config.load import load
     from samebits.recipes.catalog import find
 
     found = find(source)
-    config = load(found.config_class, found.layers, list(overrides or [])).config
+    config = found.load(overrides or []).config
     from samebits.engine.dataset_info import find_dataset_info
     from samebits.report.console import Console
     from samebits.scaling.plan_table import plan_values, show

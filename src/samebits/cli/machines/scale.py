@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli.options import Debug, Overrides, path_of
+from samebits.cli.options import Debug, Overrides, SourceName, path_option
 from samebits.config.process_range import MAX_PROCS
 from samebits.cores import describe_other_load, num_cores
 from samebits.data.micro_batches import num_micro_batches
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
     from samebits.report.console import Console
 
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
 Compare = Annotated[
     str,
     typer.Option(metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, ddp (torch's own)."),
 ]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
-Out = Annotated[Path, typer.Option(parser=path_of("--out"), metavar="DIR", help="Folder for scale.json and scale.png.")]
+Out = Annotated[Path, path_option("--out", "DIR", "Folder for scale.json and scale.png.")]
 
 # The settings of each variant; ddp trains through torch's own DistributedDataParallel.
 VARIANTS: Mapping[str, tuple[str, ...]] = {
@@ -60,7 +59,6 @@ def scale(
 
     Prints a table, and writes a chart and a JSON file. Takes minutes: each measurement starts new processes.
     """
-    from samebits.config.load import load
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
     from samebits.recipes.catalog import find
@@ -69,9 +67,9 @@ def scale(
     _check_out(out)
     found = find(source)
     given = list(overrides or [])
-    config = load(found.config_class, found.layers, given).config
+    config = found.load(given).config
     for name in names:
-        load(found.config_class, found.layers, [*given, *VARIANTS[name]])
+        found.load([*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts
     pin_kernels(config.kernels)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.scaling.measure"], config.num_threads)

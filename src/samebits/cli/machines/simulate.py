@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from samebits.cli.options import Debug, Json, Overrides
+from samebits.cli.options import Debug, Json, Overrides, SourceName
 from samebits.config.process_range import MAX_PROCS
 from samebits.errors import ConfigError, TrainError
 
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Procs = Annotated[
     str,
     typer.Option(metavar="1,64,1000-900", help="Numbers of ranks, a run for each. 1000-900: they take turns in a run."),
@@ -34,14 +33,13 @@ def simulate(
     Shows what each rank sends and holds in a world that this machine does not have. The exit code is 6 if the weights
     are not equal.
     """
-    from samebits.config.load import load
     from samebits.launch.kernels import pin_kernels
     from samebits.recipes.catalog import find
     from samebits.simulate.settings import check_simulated
 
     sizes = _sizes(procs)
     found = find(source)
-    config = load(found.config_class, found.layers, list(overrides or [])).config
+    config = found.load(overrides or []).config
     check_simulated(config)
     pin_kernels(config.kernels)
     import torch

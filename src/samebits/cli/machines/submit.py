@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Overrides, path_of
+from samebits.cli.options import Debug, Overrides, SourceName, path_option
 from samebits.errors import ConfigError, LaunchError, cannot_make
 from samebits.launch.commands import SAMEBITS
 
 if TYPE_CHECKING:
     from samebits.launch.slurm import BatchJob
 
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
 Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
 Procs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes per node; default: one per GPU.")]
 Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")]
@@ -28,10 +27,7 @@ Time = Annotated[str, typer.Option(metavar="H:MM:SS", help="Time limit of a job.
 Warning = Annotated[
     int, typer.Option("--warning-s", min=10, metavar="S", help="Seconds before the time limit at which the run saves.")
 ]
-RunDir = Annotated[
-    Path,
-    typer.Option(parser=path_of("--run-dir"), metavar="DIR", help="Run folder, on a file system that all nodes share."),
-]
+RunDir = Annotated[Path, path_option("--run-dir", "DIR", "Run folder, on a file system that all nodes share.")]
 Sbatch = Annotated[
     list[str] | None,
     typer.Option("--sbatch", metavar="OPTION", help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable."),
@@ -69,18 +65,17 @@ def submit(
     debug: Debug = False,
 ) -> None:
     """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
-    from samebits.config.load import load
     from samebits.launch.slurm import BatchJob, batch_script
     from samebits.recipes.catalog import command_arguments, find
     from samebits.recipes.trust import check_tracker_files
     from samebits.storage.run_folder import check_run_dir
 
     found = find(source)
-    loaded = load(found.config_class, found.layers, overrides or [])
+    loaded = found.load(overrides or [])
     check_tracker_files(loaded.config.report.trackers, overrides or [])
     each = [shlex.split(variant) for variant in variants or []]
     for settings in each:
-        load(found.config_class, found.layers, [*(overrides or []), *settings])  # refused now, not in the queue
+        found.load([*(overrides or []), *settings])  # refused now, not in the queue
     job = BatchJob(
         # Resolved now: the job does not read the YAML file, which may change while it waits.
         command=[*SAMEBITS, "train", *command_arguments(found, loaded.diff)],

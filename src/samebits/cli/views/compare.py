@@ -8,17 +8,12 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_of, table_columns
+from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_option, table_columns
 from samebits.errors import ConfigError
 
 MAX_RUNS = 26
 Runs = Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Run folders.", show_default=False)]
-Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", parser=path_of("--html"), metavar="FILE", help="Write a page with curves that opens offline."
-    ),
-]
+Html = Annotated[Path | None, path_option("--html", "FILE", "Write a page with curves that opens offline.")]
 
 
 def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug = False) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, path_of
+from samebits.cli.options import Debug, path_option
 from samebits.errors import ConfigError
 
 MAX_RUNS = 26
@@ -15,12 +15,7 @@ MAX_COMPARED = 8  # trials of a sweep
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder of a sweep.", show_default=False)
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", parser=path_of("--out"), metavar="FILE", help="The HTML file; default: report.html in the run folder."
-    ),
-]
+Out = Annotated[Path | None, path_option("--out", "FILE", "The HTML file; default: report.html in the run folder.")]
 
 
 def report(runs: Runs, out: Out = None, debug: Debug = False) -> None:

@@ -11,8 +11,7 @@ import typer
 from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_of, table_columns
 
 Folder = Annotated[
-    Path,
-    typer.Argument(metavar="DIR", parser=path_of("DIR"), help="The folder that holds run folders."),
+    Path, typer.Argument(metavar="DIR", parser=path_of("DIR"), help="The folder that holds run folders.")
 ]
 Where = Annotated[
     list[str] | None,
