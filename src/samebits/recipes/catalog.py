@@ -26,8 +26,7 @@ from samebits.config.load import Layer, Loaded, leaves, load, mapping_layer, rea
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.extras import require_recipe
-from samebits.recipes.recipe_file import check_file, expand_user, load_file
-from samebits.recipes.trust import check_trusted, read_recipe
+from samebits.recipes.recipe_file import check_file, expand_user, import_recipe, load_file
 
 if TYPE_CHECKING:
     from samebits.engine.parts import Parts
@@ -202,7 +201,6 @@ def _from_yaml(path: Path) -> RecipeSpec:
     layer = read_layer(path)
     named = layer.values.get("recipe")
     where = layer.origins.get(("recipe",), short_path(path))
-    name = _name_of_yaml(path)
     if not isinstance(named, str) or not named:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
@@ -223,12 +221,9 @@ def _from_yaml(path: Path) -> RecipeSpec:
             base = _from_package(named)
     except ConfigError as error:
         raise error.with_slots(where=error.slots.get("where", where)) from error
+    # The config.yaml of a run folder has the name of the run, without its number.
+    name = re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
-
-
-def _name_of_yaml(path: Path) -> str:
-    """Return the stem; for the config.yaml of a run folder, the name of the run without its number."""
-    return re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
 
 
 def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
@@ -238,12 +233,7 @@ def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
         path: The file.
         named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
     """
-    check_file(path)
-    path = path.resolve()
-    content = read_recipe(path)
-    if named_in is not None:
-        check_trusted(path, content, named_in)
-    module = load_file(path, content)
+    path, module = import_recipe(path, named_in)
     shown = short_path(path)
     config_class = getattr(module, "Config", RunConfig)
     if not (isinstance(config_class, type) and issubclass(config_class, RunConfig)):

@@ -15,7 +15,7 @@ from samebits.config.load import short_path
 from samebits.errors import ConfigError
 from samebits.extras import extra_with, pip_line
 from samebits.garbage import without_collections
-from samebits.recipes.trust import MAX_RECIPE_BYTES, read_recipe
+from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
 
 
 def check_file(path: Path) -> None:
@@ -27,7 +27,13 @@ def check_file(path: Path) -> None:
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise _no_file(path) from None
+        beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        raise ConfigError(
+            f"there is no file {short_path(path)}",
+            cause=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
+            fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ConfigError(
             f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
@@ -44,16 +50,6 @@ def check_file(path: Path) -> None:
         )
 
 
-def _no_file(path: Path) -> ConfigError:
-    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return ConfigError(
-        f"there is no file {short_path(path)}",
-        cause=None if path.parent.is_dir() else f"there is no folder {short_path(path.parent)} either",
-        fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
-    )
-
-
 def expand_user(text: str) -> Path:
     """Replace ~ by the home folder of the user.
 
@@ -64,6 +60,27 @@ def expand_user(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ConfigError(f"{text!r} can't be found: there is no such user", fix="Write the full path.") from None
+
+
+def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
+    """Check a recipe file, and import the bytes that were checked.
+
+    Args:
+        path: The file.
+        named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
+
+    Returns:
+        The resolved path, and the module.
+
+    Raises:
+        ConfigError: There is no such file, it is not trusted, or it raises an exception.
+    """
+    check_file(path)
+    path = path.resolve()
+    content = read_recipe(path)
+    if named_in is not None:
+        check_trusted(path, content, named_in)
+    return path, load_file(path, content)
 
 
 def load_file(path: Path, content: bytes | None) -> ModuleType:
