@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from samebits.cluster.world import World
     from samebits.config.schema import RunConfig
     from samebits.config.sections import Settings
-    from samebits.data.keyed import seeded, uniform, uniforms
+    from samebits.data.keyed import uniform, uniforms
     from samebits.data.order import MicroBatch, Order, Step
     from samebits.data.samples import Batch, DatasetSamples, Samples
+    from samebits.data.seeding import seeded
     from samebits.data.sources.decoding import decode_rgb
     from samebits.data.sources.parquet_rows import ParquetRows
     from samebits.data.sources.tar_shards import TarShards
@@ -117,9 +118,10 @@ _MODULES = {
     "samebits.cluster.world": ("World",),
     "samebits.config.schema": ("RunConfig",),
     "samebits.config.sections": ("Settings",),
-    "samebits.data.keyed": ("seeded", "uniform", "uniforms"),
+    "samebits.data.keyed": ("uniform", "uniforms"),
     "samebits.data.order": ("MicroBatch", "Order", "Step"),
     "samebits.data.samples": ("Batch", "DatasetSamples", "Samples"),
+    "samebits.data.seeding": ("seeded",),
     "samebits.data.sources.decoding": ("decode_rgb",),
     "samebits.data.sources.parquet_rows": ("ParquetRows",),
     "samebits.data.sources.tar_shards": ("TarShards",),

@@ -11,9 +11,10 @@ from torch import nn
 from samebits.check.context import Probed
 from samebits.check.sizes import NUM_EVAL
 from samebits.cluster import codec
-from samebits.data.groups import Batches, groups_of
-from samebits.data.keyed import FORWARD, key, keys, seed_forward
-from samebits.data.samples import Batch, Samples
+from samebits.data.groups import Batches
+from samebits.data.keyed import keys
+from samebits.data.samples import Batch, Samples, groups_of
+from samebits.data.seeding import seed_between
 from samebits.engine.parts import Parts
 
 WORLDS = (1, 2, 3)
@@ -37,7 +38,7 @@ def probe_metric(probed: Probed, parts: Parts, model: nn.Module, samples: Sample
         for number in range(len(batches)):
             indices = batches[number]
             batch = loader.batch(indices, keys(0, 0, indices))
-            seed_forward(key(0, FORWARD, int(indices[0])), probed.device)
+            seed_between(probed.device, 0, int(indices[0]))
             outputs = model(batch.inputs) if parts.infer is None else parts.infer(model, batch.inputs)
             pairs.append((outputs, batch))
     with notes.during("metric"):

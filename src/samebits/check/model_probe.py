@@ -14,9 +14,9 @@ from samebits.check.compare import first_in_pass
 from samebits.check.context import REPLACED, UNSAVED, WRITTEN, Probed
 from samebits.check.digest import ModuleRecorder, digests, gradients
 from samebits.check.state import Cell, LineWatch, changed
-from samebits.data.keyed import seed_forward, seeded
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, Samples
+from samebits.data.seeding import seed_forward, seeded
 from samebits.engine.build import prepare_model
 from samebits.engine.parts import Parts
 

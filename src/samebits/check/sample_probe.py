@@ -7,11 +7,10 @@ from typing import Any
 from samebits.check.context import Probed
 from samebits.check.state import changed
 from samebits.data.digests import sample_digests
-from samebits.data.groups import groups_of
 from samebits.data.keyed import keys
 from samebits.data.loader import Loader, Request
 from samebits.data.order import MicroBatch
-from samebits.data.samples import DatasetSamples, Samples
+from samebits.data.samples import DatasetSamples, Samples, groups_of
 from samebits.engine.build import open_data
 
 

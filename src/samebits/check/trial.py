@@ -18,9 +18,8 @@ from samebits.check.steps import Trial, run_steps
 from samebits.cluster import codec
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.cluster.signals import exit_with_parent
-from samebits.data.groups import groups_of
 from samebits.data.keyed import IntArray, KeyArray
-from samebits.data.samples import Batch, Samples, as_samples
+from samebits.data.samples import Batch, Samples, as_samples, groups_of
 from samebits.engine.assemble import init_weights, make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.dataset_info import dataset_info_for

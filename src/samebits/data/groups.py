@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from samebits.data.keyed import IntArray
-from samebits.data.samples import SampleSource, as_samples
 
 
 class Groups:
@@ -98,8 +97,3 @@ class Batches:
             return self._cuts[index]
         start = index * self._batch_size
         return np.arange(start, min(start + self._batch_size, self._num_samples))
-
-
-def groups_of(samples: SampleSource) -> IntArray | None:
-    """Return the group of each sample of a dataset, (N,) int64 from 0; None if it has no groups."""
-    return as_samples(samples).groups

@@ -7,14 +7,10 @@ and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), a bij
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 IntArray = npt.NDArray[np.int64]
 KeyArray = npt.NDArray[np.uint64]
@@ -87,43 +83,3 @@ def uniforms(keys: KeyArray, columns: range) -> npt.NDArray[np.float64]:
 @lru_cache(maxsize=16)
 def _mixed(columns: range) -> KeyArray:
     return np.array([mix(column) for column in columns], np.uint64)
-
-
-@contextmanager
-def seeded(key: int) -> Iterator[None]:
-    """Seed the CPU generators of torch, numpy and Python by a key, and restore them afterwards."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    key &= MASK
-    random.seed(key)
-    np.random.seed([key & 0xFFFFFFFF, key >> 32])
-    torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-
-
-def seed_host(key: int) -> None:
-    """Seed the global generators of numpy and Python.
-
-    numpy takes 32 bits of the key: an array of 64 bits costs 8 us more at each micro-batch.
-    """
-    np.random.seed(key & 0xFFFFFFFF)
-    random.seed(key & MASK)
-
-
-def seed_reading(keys: KeyArray) -> None:
-    """Seed the global generators by the first of (N,) sample keys, so that every process reads the same values."""
-    key = int(keys[0]) if len(keys) else 0
-    torch.default_generator.manual_seed(key)
-    seed_host(key)
-
-
-def seed_forward(forward_key: int, device: torch.device) -> None:
-    """Seed the generators that a forward pass can use: torch's on CPU and the device, numpy's and Python's."""
-    torch.default_generator.manual_seed(forward_key)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(forward_key)
-    seed_host(forward_key)

@@ -32,9 +32,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from samebits.cluster.signals import exit_with_parent
 from samebits.cores import num_cores
 from samebits.data.digests import digest_of
-from samebits.data.keyed import IntArray, KeyArray, seed_reading
+from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.order import Step
 from samebits.data.samples import Batch, SampleSource, as_samples, with_channels_last
+from samebits.data.seeding import seed_reading
 from samebits.errors import ConfigError, DataError, ReaderLost, SamebitsError, no_shared_memory
 from samebits.open_files import is_too_many_files, too_many_files
 

@@ -185,6 +185,11 @@ def as_samples(source: SampleSource) -> Samples:
     return source if isinstance(source, Samples) else _Adapter(source)
 
 
+def groups_of(samples: SampleSource) -> IntArray | None:
+    """Return the group of each sample of a dataset, (N,) int64 from 0; None if it has no groups."""
+    return as_samples(samples).groups
+
+
 class DatasetSamples(Samples):
     """Adapter of a torch map-style dataset. The generators of torch, numpy and Python are seeded for each sample.
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from samebits.config.interval import parse_fraction
 from samebits.config.schema import RunConfig
-from samebits.data.groups import groups_of
-from samebits.data.keyed import DATA, key, keys, seeded
+from samebits.data.keyed import DATA, key, keys
 from samebits.data.loader import read
 from samebits.data.order import Order
 from samebits.data.padded_order import DealtOrder, PaddedOrder
 from samebits.data.rechecked_order import RecheckedOrder
-from samebits.data.samples import Samples, as_samples
+from samebits.data.samples import Samples, as_samples, groups_of
+from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError, DataError, is_out_of_memory
 from samebits.metrics.make import make_metric

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
-from samebits.data.keyed import seeded
+from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import CheckpointError, ConfigError, is_out_of_memory
 from samebits.provenance.run_identity import check_dataset_info, is_vouched

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.groups import Batches, groups_of
-from samebits.data.keyed import FORWARD, key, keys, seed_forward
+from samebits.data.groups import Batches
+from samebits.data.keyed import keys
 from samebits.data.loader import Loader, Request
-from samebits.data.samples import Batch, Samples
+from samebits.data.samples import Batch, Samples, groups_of
+from samebits.data.seeding import seed_between
 from samebits.errors import ConfigError, DataError, SamebitsError, TrainError
 from samebits.metrics.metric import Metric
 
@@ -108,7 +109,7 @@ def evaluate(
                 world.activity.enter("evaluating")
                 batch = loader.batch(*request)
                 world.activity.enter("evaluating", waits=even)
-                seed_forward(key(0, FORWARD, int(request[0][0])), world.device)
+                seed_between(world.device, 0, int(request[0][0]))
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
                 if done > len(mine):
                     break

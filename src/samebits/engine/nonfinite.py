@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from samebits.cluster import collectives
-from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Step
 from samebits.data.samples import Batch
+from samebits.data.seeding import seed_forward
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.forward import forward
 from samebits.engine.job import Job

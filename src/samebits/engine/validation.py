@@ -15,10 +15,10 @@ import torch
 
 from samebits.cluster import codec, collectives
 from samebits.data.collation import describe
-from samebits.data.groups import groups_of
-from samebits.data.keyed import FORWARD, key, keys, seed_forward, seeded
+from samebits.data.keyed import keys
 from samebits.data.loader import Loader
-from samebits.data.samples import Batch, Samples
+from samebits.data.samples import Batch, Samples, groups_of
+from samebits.data.seeding import seed_between, seeded
 from samebits.engine.evaluate import evaluate, evaluating, no_metric
 from samebits.engine.forward import check_terms
 from samebits.engine.job import Job
@@ -124,7 +124,7 @@ def _try(job: Job) -> None:
         batch = _first_samples(job)
         if batch is None:
             return
-        seed_forward(key(0, FORWARD, 0), device)
+        seed_between(device, 0, 0)
         names: list[str] = []
         if parts.infer is not None:
             with _faults_of("the recipe's infer"):

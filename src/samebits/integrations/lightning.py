@@ -28,8 +28,8 @@ from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.keyed import FORWARD, key, seed_forward
 from samebits.data.order import MicroBatch
+from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.integrations.lightning_data import StepLoader
 from samebits.integrations.lightning_evaluation import EvalSteps, EvaluationBatches
@@ -243,7 +243,7 @@ class ExactStrategy(DDPStrategy):
     def _run_one(self, micro_batch: MicroBatch, work: Callable[[], Any], results: ExactResults) -> Any:
         is_padding = micro_batch.weight == 0.0
         # Hooks may have drawn random numbers since the start of the step's first micro-batch.
-        seed_forward(key(micro_batch.forward_key, TRAINING_STEP), self.root_device)
+        seed_forward(micro_batch.forward_key, self.root_device, TRAINING_STEP)
         self._is_running = True
         try:
             with (
@@ -270,7 +270,7 @@ class ExactStrategy(DDPStrategy):
     def on_validation_end(self) -> None:
         """Seed the generators again: ranks have drawn different numbers in their batches."""
         if self._loop is not None:
-            seed_forward(key(self._seed, FORWARD, self._loop.step, AFTER_EVALUATION), self.root_device)
+            seed_between(self.root_device, self._seed, self._loop.step, AFTER_EVALUATION)
 
     # Collectives.
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from samebits.cluster.world import World
-from samebits.data.keyed import key, seed_forward
+from samebits.data.keyed import key
 from samebits.data.loader import Loader, requests_of
 from samebits.data.micro_batches import part
 from samebits.data.order import MicroBatch
+from samebits.data.seeding import seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop.samples import LoaderSource, LoopOrder
 

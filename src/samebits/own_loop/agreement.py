@@ -12,8 +12,9 @@ import torch
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.digests import sample_digests
-from samebits.data.keyed import keys, seeded
+from samebits.data.keyed import keys
 from samebits.data.loader import Loader
+from samebits.data.seeding import seeded
 from samebits.errors import DataError, TrainError
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop

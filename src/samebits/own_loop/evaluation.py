@@ -12,8 +12,9 @@ from torch import Tensor
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.groups import Batches
-from samebits.data.keyed import FORWARD, key, keys, seed_forward
+from samebits.data.keyed import keys
 from samebits.data.loader import Loader, Request
+from samebits.data.seeding import seed_between
 from samebits.errors import ConfigError
 from samebits.own_loop.current import current_world
 from samebits.own_loop.samples import source_of
@@ -74,7 +75,7 @@ class EvalLoader:
             for self._current, request in zip(mine, requests(), strict=True):
                 self.world.activity.enter("evaluating")
                 batch = loader.batch(*request)
-                seed_forward(key(0, FORWARD, int(request[0][0])), self._device)
+                seed_between(self._device, 0, int(request[0][0]))
                 yield batch.inputs
         finally:
             self._current = -1

@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from samebits.cluster import collectives
 from samebits.cluster.activity import COMPUTING, READING
 from samebits.cluster.world import World
-from samebits.data.keyed import FORWARD, key, seed_forward
 from samebits.data.order import MicroBatch, Step
+from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop import mistakes
 from samebits.own_loop.gradients import StepNodes
@@ -125,7 +125,7 @@ class ExactLoop:
         """End the current micro-batch, and with its last one the step. Does nothing if none is running."""
         if self._finish():
             # What is drawn between steps must not depend on the micro-batches that this rank had.
-            seed_forward(key(self._seed, FORWARD, self.step, 1 << 32), self._world.device)
+            seed_between(self._world.device, self._seed, self.step, 1 << 32)
 
     def _finish(self) -> bool:
         """End the current micro-batch; return whether it was its step's last one."""

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from samebits.cluster.world import World
 from samebits.cores import LAYER_TIME_SLICE_MS, let_gloo_threads_preempt, time_slice
-from samebits.data.keyed import key, seed_host
+from samebits.data.keyed import key
 from samebits.data.order import MicroBatch
+from samebits.data.seeding import seed_host
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.doubling import Round, plan_rounds

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Step
+from samebits.data.seeding import seed_forward
 from samebits.parallel.batch_norm import synchronise
 from samebits.parallel.bucket import Bucket, Leaf, is_dense
 from samebits.parallel.compress import LOW_PRECISION, make_buckets

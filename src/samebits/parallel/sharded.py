@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Order, Step
+from samebits.data.seeding import seed_forward
 from samebits.parallel.blocks import shard_blocks
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.running import RunningBuffers

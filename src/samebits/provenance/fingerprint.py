@@ -31,12 +31,11 @@ from torch import Tensor, nn
 
 from samebits.config.schema import RunConfig
 from samebits.data.digests import sample_digests, short_digest
-from samebits.data.groups import groups_of
 from samebits.data.keyed import CHECK, key, keys
 from samebits.data.loader import Loader, Request, choose_num_workers
 from samebits.data.micro_batches import Alone
 from samebits.data.order import MicroBatch, Order, permute
-from samebits.data.samples import Batch, Samples, as_samples
+from samebits.data.samples import Batch, Samples, as_samples, groups_of
 from samebits.provenance.environment import describe_kernels
 from samebits.provenance.self_check import check_same_samples, try_micro_batch
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samebits.data.keyed import seed_forward, seeded
 from samebits.data.samples import Batch
+from samebits.data.seeding import seed_forward, seeded
 from samebits.errors import ConfigError, SamebitsError
 
 LOGGER = logging.getLogger("samebits")

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils.flop_counter import FlopCounterMode
 
 from samebits.config.schema import RunConfig
-from samebits.data.keyed import seeded
 from samebits.data.micro_batches import even_shares, num_micro_batches
+from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
 from samebits.module.activation_checkpointing import choose_parts

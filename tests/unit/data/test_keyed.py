@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, seeded, uniform, uniforms
+from samebits.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, uniform, uniforms
+from samebits.data.seeding import seeded
 
 words = st.integers(0, 2**64 - 1)
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.data.groups import groups_of
 from samebits.data.keyed import IntArray, KeyArray, keys
 from samebits.data.loader import Loader, Request, choose_num_workers
-from samebits.data.samples import Batch, Samples, as_samples
+from samebits.data.samples import Batch, Samples, as_samples, groups_of
 
 CPU = torch.device("cpu")
 

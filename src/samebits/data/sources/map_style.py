@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from samebits.data.keyed import IntArray, KeyArray, seeded
+from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.seeding import seeded
 from samebits.errors import ConfigError, SamebitsError, SampleError, is_out_of_memory
 from samebits.frames import error_line
 from samebits.open_files import is_too_many_files

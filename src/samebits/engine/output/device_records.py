@@ -6,10 +6,10 @@ import logging
 
 import numpy as np
 
-from samebits.data.groups import groups_of
-from samebits.data.keyed import keys, seeded
+from samebits.data.keyed import keys
 from samebits.data.loader import read
-from samebits.data.samples import as_samples
+from samebits.data.samples import as_samples, groups_of
+from samebits.data.seeding import seeded
 from samebits.engine.job import Job
 from samebits.module.flops import training_flops
 from samebits.report.device_use import DeviceUse

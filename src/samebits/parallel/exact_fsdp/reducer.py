@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.data.keyed import seed_forward
 from samebits.data.order import MicroBatch, Step
+from samebits.data.seeding import seed_forward
 from samebits.parallel.exact_fsdp.unit import ShardUnit
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.running import RunningBuffers

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from samebits.data.keyed import IntArray, KeyArray
-from samebits.data.normalise import MEAN, STD
 from samebits.data.samples import Batch
+from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.affine import UNIT_PX, Floats, Pixels, Placement, draw_placement
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.targets import Maps, draw_heatmaps, index_joints

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from samebits.data.images import read_rgb
-from samebits.data.normalise import MEAN, STD
 from samebits.data.samples import Batch
+from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.data import STRIDES
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.skeletons import Skeleton

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samebits.data.images import read_rgb
-from samebits.data.normalise import normalise
+from samebits.recipes.normalize import normalize
 from samebits.recipes.pose.assign import SCORE, Y
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.group import Grouping
@@ -160,7 +160,7 @@ def forward_views(
     total: Tensor | None = None
     tags: Tensor | None = None
     for scale, seen in views.items():
-        heat, own_tags = _forward_view(model, normalise(seen.sample(image)), mirrored)
+        heat, own_tags = _forward_view(model, normalize(seen.sample(image)), mirrored)
         size = size or (heat.shape[-2], heat.shape[-1])
         heat = _resized(heat, size)
         total = heat if total is None else total.add_(heat)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from samebits.data.normalise import MEAN, STD
 from samebits.engine.parts import Parts
+from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, TrainImages

@@ -18,8 +18,8 @@ from torch import Tensor
 from samebits.data.crop import Box, RandomBoxes, resize_into, resized
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
-from samebits.data.normalise import normalise
 from samebits.data.samples import Batch, Samples
+from samebits.recipes.normalize import normalize
 from samebits.recipes.segment.config import DataConfig
 from samebits.recipes.segment.masks import MAX_PIXELS
 
@@ -98,7 +98,7 @@ class LabelledImages(Samples):
 
     def finish(self, batch: Batch) -> Batch:
         """Normalize on the device: inputs become (N, 3, h, w) float32."""
-        return dataclasses.replace(batch, inputs=normalise(batch.inputs.permute(0, 3, 1, 2)))
+        return dataclasses.replace(batch, inputs=normalize(batch.inputs.permute(0, 3, 1, 2)))
 
 
 def _scaled(box: Box, width: int, height: int) -> Box:
@@ -122,4 +122,4 @@ def read_image(path: Path, config: DataConfig) -> Tensor:
         DataError: The file is not an image, or is damaged.
     """
     pixels = EncodedImage(path, max_pixels=MAX_PIXELS).pixels()
-    return normalise(resized(pixels, None, *config.size_px).permute(2, 0, 1))
+    return normalize(resized(pixels, None, *config.size_px).permute(2, 0, 1))

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from samebits.data.normalise import MEAN, STD
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import SegmentationMetric
+from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.segment.config import Config
 from samebits.recipes.segment.data import LabelledImages, read_image
 from samebits.recipes.segment.drawing import draw_evaluation, draw_prediction, draw_samples, to_prediction

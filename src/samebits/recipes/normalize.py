@@ -9,7 +9,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-def normalise(pixels: Tensor) -> Tensor:
+def normalize(pixels: Tensor) -> Tensor:
     """Normalize (..., 3, H, W) uint8 (red, green, blue) to float32 of the same shape, on the same device."""
     mean = torch.tensor(MEAN, device=pixels.device).mul_(255).view(3, 1, 1)
     std = torch.tensor(STD, device=pixels.device).mul_(255).view(3, 1, 1)
