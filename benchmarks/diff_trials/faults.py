@@ -24,7 +24,8 @@ from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import step as step_module
 from samebits.engine.job import Job
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.progress import StepResult
+from samebits.engine.step import run_step
 from samebits.provenance import statement
 from samebits.provenance.statement import make_statement, read_statement
 from samebits.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file

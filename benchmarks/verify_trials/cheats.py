@@ -17,7 +17,8 @@ from samebits.data.order import Step
 from samebits.data.samples import Batch
 from samebits.engine import step as step_module
 from samebits.engine.job import Job
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.progress import StepResult
+from samebits.engine.step import run_step
 
 
 class Changed:

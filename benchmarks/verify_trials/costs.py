@@ -24,9 +24,10 @@ from samebits.engine import loop
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import StepRecorder, sample_ids
 from samebits.engine.output.reports import Reports
+from samebits.engine.progress import StepResult
 from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.step import run_step
 from samebits.provenance.step_log import FILE_NAME
 from samebits.recipes.catalog import find
 from samebits.verify import replay

@@ -19,9 +19,10 @@ from samebits.data.order import Step
 from samebits.engine import loop
 from samebits.engine.job import Job
 from samebits.engine.output.reports import Reports
+from samebits.engine.progress import StepResult
 from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.step import run_step
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import RecipeSpec, find

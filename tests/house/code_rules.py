@@ -99,6 +99,17 @@ def borrowed_names(root: Path) -> list[str]:
     return problems
 
 
+def imports_of_the_root(root: Path) -> list[str]:
+    """Modules of the package that import the package itself, whose public names come from them: an import circle."""
+    return [
+        f"{name}:{node.lineno}: imports samebits; import the module that defines the name"
+        for name, path in sources(root, "src")
+        for node in nodes(path)
+        if isinstance(node, ast.Import) and any(item.name == "samebits" for item in node.names)
+        if name != "src/samebits/__main__.py"
+    ]
+
+
 def missing_docstrings(root: Path) -> list[str]:
     """Public modules, classes, functions and methods of the package without a docstring."""
     problems = []
@@ -216,6 +227,7 @@ ALL = (
     ranks_read_from_environment,
     stray_speech,
     borrowed_names,
+    imports_of_the_root,
     missing_docstrings,
     twin_classes,
     old_words,

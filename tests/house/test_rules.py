@@ -74,6 +74,9 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("samebits/engine/x.py", "from samebits.errors import ClassVar\n", "does not define ClassVar"),
         ("tests/test_x.py", "from samebits.gone import Thing\n", "does not define Thing"),
     ],
+    code_rules.imports_of_the_root: [
+        ("samebits/x.py", "def f():\n    import samebits\n", "x.py:2: imports samebits"),
+    ],
     code_rules.missing_docstrings: [
         ("samebits/x.py", "x = 1\n", "the module has no docstring"),
         ("samebits/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from samebits.cluster.world import World
-from samebits.engine import loss_scale
+from samebits.engine import progress as run_progress
 from samebits.storage.checkpoint import load_checkpoint, steps
 from tests.ranks.networks import Sometimes, WithGaps
 from tests.ranks.rank_pool import RankPool, new_pool
@@ -199,7 +199,7 @@ def test_precision_and_loss_scale_are_those_of_ddp(pool: RankPool, tmp_path: Pat
 
 
 def carry_out_from_a_large_scale(world: World, *arguments: Any) -> Any:
-    with patch.object(loss_scale, "INIT_SCALE", 2.0**20):
+    with patch.object(run_progress, "INIT_SCALE", 2.0**20):
         return carry_out(world, *arguments)
 
 

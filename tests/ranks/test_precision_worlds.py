@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.order import MicroBatch, Order
-from samebits.engine import loss_scale
+from samebits.engine import progress as run_progress
 from samebits.module.precision import use_precision
 from samebits.parallel.reduce import Reducer
 from tests.ranks import runs_in_ranks
@@ -23,7 +23,7 @@ from tests.ranks.runs_in_ranks import carry_out
 
 def carry_out_from_scale(world: World, scale: float, floor: float, *arguments: Any) -> Any:
     """A run whose dynamic loss scale begins and ends elsewhere."""
-    with patch.object(loss_scale, "INIT_SCALE", scale), patch.object(loss_scale, "MIN_SCALE", floor):
+    with patch.object(run_progress, "INIT_SCALE", scale), patch.object(run_progress, "MIN_SCALE", floor):
         return carry_out(world, *arguments)
 
 

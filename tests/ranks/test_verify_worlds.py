@@ -20,7 +20,8 @@ from samebits.data.order import Order, Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_of_step, sample_ids
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.progress import StepResult
+from samebits.engine.step import run_step
 from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
 from samebits.verify.segments import Segment
 from samebits.verify.verdict import Verdict, lines, read_verdict

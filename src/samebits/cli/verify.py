@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from samebits import version
 from samebits.cli.options import Debug, Json, MachineOverrides, path_option, print_report
 from samebits.config.process_range import MAX_PROCS
 from samebits.errors import ConfigError
@@ -138,15 +139,13 @@ def _part(text: str) -> tuple[int, int]:
 
 def _run_with(code: Path) -> None:
     """Repeat this command with the package of another checkout, in this process; returns only there."""
-    import samebits
-
     package = code / "src" / "samebits" / "__main__.py"
     if not os.path.isfile(package):
         raise ConfigError(
             f"--code {code} is not a checkout of Samebits: it has no src/samebits/__main__.py",
             fix="Give the folder that contains the package samebits.",
         )
-    if Path(samebits.__file__).resolve().parent == package.resolve().parent:
+    if Path(version.__file__).resolve().parent == package.resolve().parent:
         return
     environment = {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
     os.execve(sys.executable, [sys.executable, "-P", "-m", "samebits", *sys.argv[1:]], environment)

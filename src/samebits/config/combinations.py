@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from samebits.config.schema import RunConfig
+from samebits.config.sections import Settings
 
 
 class Exclusion(NamedTuple):
@@ -77,7 +76,7 @@ EXCLUSIONS = (
 )
 
 
-def find_exclusion(config: RunConfig) -> str | None:
+def find_exclusion(config: Settings) -> str | None:
     """Return the message of the first exclusion that applies to the settings, with its fix; None if none does."""
     for row in EXCLUSIONS:
         met = [first_met(config, condition) for condition in (row.when, *row.not_with.split(" and "))]
@@ -86,7 +85,7 @@ def find_exclusion(config: RunConfig) -> str | None:
     return None
 
 
-def first_met(config: RunConfig, *conditions: str) -> str:
+def first_met(config: Settings, *conditions: str) -> str:
     """Return the first condition that the settings meet, with the value: `mode=fast` for `mode!=exact`; or "".
 
     Args:

@@ -18,8 +18,8 @@ from samebits.diff.tensors import digest
 from samebits.engine.assemble import init_weights
 from samebits.engine.checkpoints.restoring import restore_step
 from samebits.engine.checkpoints.saving import pack_job
-from samebits.engine.job import Progress
 from samebits.engine.output.recorder import digest_content, record_of
+from samebits.engine.progress import Progress
 from samebits.engine.step import run_step
 from samebits.errors import CheckpointError
 from samebits.module.determinism import use_deterministic_algorithms

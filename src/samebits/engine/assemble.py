@@ -18,9 +18,9 @@ from samebits.engine.build import (
     open_eval_sets,
     prepare_model,
 )
-from samebits.engine.job import MAX_TERMS, Job, Progress
-from samebits.engine.loss_scale import init_scale
+from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
+from samebits.engine.progress import Progress, init_scale
 from samebits.module.activation_checkpointing import checkpoint_activations
 from samebits.module.check_model import check_batches, check_trainable
 from samebits.module.determinism import check_kernels, use_deterministic_algorithms

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, tee
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,124 +18,19 @@ from samebits.data.order import Order, Step
 from samebits.data.resumed_step import ResumedStep
 from samebits.data.samples import Samples
 from samebits.engine.parts import Parts
-from samebits.errors import CheckpointError
+from samebits.engine.progress import Progress, StepResult
 from samebits.metrics.early_stop import last_step
 from samebits.module.ema import ModelEma
 from samebits.parallel.reduce import Reducer
 from samebits.parallel.replica import Replica
 from samebits.provenance.fingerprint import Fingerprint
-from samebits.version import __version__
 
 if TYPE_CHECKING:
-    from samebits.engine.step import StepResult
     from samebits.module.compiled import Compiled
     from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
     from samebits.parallel.sharded import ShardedReducer
 
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
-
-
-@dataclass
-class Progress:
-    """The position of a run. With weights and optimizer state, it is all that a checkpoint contains.
-
-    Attributes:
-        step: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
-        num_samples: Number of samples trained on, counted in each epoch, without those of skipped steps.
-        evaluated_step: `step` at the last validation.
-        metrics: The metrics of that validation.
-        best: Step, metric and value of the best validation so far.
-        stop_best: Best value so far by the rule of `stop_early`.
-        num_stale: Number of validations since then.
-        has_stopped_early: Whether `stop_early` has ended the run.
-        skipped: Steps that were not applied because their loss or gradient was not finite.
-        num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
-        loss_scale: Factor of the loss before the backward pass.
-        scale_age: Number of steps since the dynamic loss scale changed.
-        worlds: World sizes and environments of the run so far, each with its first step.
-        seconds: Training time so far, without validation and checkpoints.
-        data_s: Part of it that rank 0 waited for samples, in seconds.
-        train_size: Number of training samples; None in checkpoints that predate it.
-        fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
-        chain: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if
-            steps are not recorded.
-    """
-
-    step: Count = 0
-    num_samples: Count = 0
-    evaluated_step: Count = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    stop_best: float | None = None
-    num_stale: Count = 0
-    has_stopped_early: bool = False
-    skipped: list[int] = field(default_factory=list)
-    num_overflows: Count = 0
-    loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    scale_age: Count = 0
-    worlds: list[dict[str, Any]] = field(default_factory=list)
-    seconds: Seconds = 0.0
-    data_s: Seconds = 0.0
-    train_size: Count | None = None
-    fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
-    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the progress as plain JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
-        """Read the result of `to_json`.
-
-        Args:
-            state: The state in a checkpoint.
-            path: The checkpoint, for errors.
-
-        Raises:
-            CheckpointError: The checkpoint has entries of another version of Samebits, or was altered.
-        """
-        unknown = sorted(state.keys() - {entry.name for entry in fields(cls)})
-        try:
-            progress = TypeAdapter(cls).validate_python(state)
-            if progress.best is not None:
-                step, value = progress.best["step"], progress.best["value"]
-                if not (isinstance(step, int) and isinstance(value, int | float)):
-                    raise TypeError(f"best has step {step!r} and value {value!r}")
-        except (ValidationError, ValueError, KeyError, TypeError) as error:
-            raise _not_progress(path, unknown, str(error).replace("\n", " ")) from None
-        if unknown:
-            raise _not_progress(path, unknown, "")
-        return progress
-
-    def check_position(self, step: int, num_steps: int, metric: str, path: Path) -> None:
-        """Check that a run can resume from this progress.
-
-        Args:
-            step: The checkpoint's own step.
-            num_steps: Number of steps of the whole run.
-            metric: The monitored metric.
-            path: The checkpoint, for errors.
-
-        Raises:
-            CheckpointError: The run has no such position, or the last validation lacks the metric.
-        """
-        if self.step != step or not self.evaluated_step <= step <= num_steps:
-            given = f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
-            raise _not_progress(path, [], f"{given}, in the checkpoint of step {step:,}")
-        if self.evaluated_step and metric not in self.metrics:
-            raise _not_progress(path, [], f"its last validation has no metric {metric}")
-
-
-def _not_progress(path: Path, unknown: list[str], given: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {path} has a state that this version of Samebits does not write",
-        given=f"unknown entries: {', '.join(unknown)[:200]}" if unknown else given[:200],
-        cause="A newer version of Samebits wrote it." if unknown else "It was altered.",
-        fix=f"Resume with the version that wrote it; this is {__version__}.",
-    )
 
 
 @dataclass

@@ -20,8 +20,9 @@ from samebits.engine.job import Job
 from samebits.engine.load_balance import LoadBalance
 from samebits.engine.nonfinite import handle_nonfinite
 from samebits.engine.output.reports import Reports
+from samebits.engine.progress import StepResult
 from samebits.engine.replica_check import ReplicaCheck
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.step import run_step
 from samebits.engine.validation import validate
 
 StopNow = Callable[[], bool]

@@ -13,38 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from samebits.cluster.activity import COMPUTING, READING
 from samebits.data.loader import Loader
 from samebits.data.order import MicroBatch, Step
 from samebits.engine.forward import forward
 from samebits.engine.job import Job
-from samebits.engine.loss_scale import update_scale
+from samebits.engine.progress import StepResult, update_scale
 from samebits.optim.schedule import factor
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step, equal on all ranks.
-
-    Attributes:
-        loss: Mean over the step's samples, before the update.
-        terms: The loss's named terms; names are known on ranks that ran a micro-batch.
-        norm: 2-norm of the gradient, before clipping.
-        lr: Learning rate.
-        is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
-        is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
-        flag: The flag that rank 0 sent.
-    """
-
-    loss: float
-    terms: dict[str, float]
-    norm: float
-    lr: float
-    is_finite: bool
-    is_overflow: bool
-    flag: float
 
 
 def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float]) -> StepResult:

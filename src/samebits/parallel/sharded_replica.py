@@ -13,7 +13,6 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.errors import ConfigError
 from samebits.malloc import return_freed_memory
-from samebits.parallel.sharded_state import sharded_name
 
 
 class ShardedReplica(ABC):
@@ -60,9 +59,26 @@ class ShardedReplica(ABC):
             (rows, ...), a view.
         """
 
+    def sharded_like(self, name: str, tensor: Tensor, optimizer: Optimizer) -> str | None:
+        """Return the parameter that a checkpoint's tensor is sharded like; None for a tensor that all ranks have.
+
+        Args:
+            name: Name in a checkpoint, from `checkpoint.pack`.
+            tensor: The tensor, of any shape, complete or a rank's part.
+            optimizer: The optimizer of the parameters.
+        """
+        if not name.startswith("optimizer:"):
+            name = name.removeprefix("average:")
+            return name if name in self.parameters else None
+        if tensor.dim() == 0:
+            return None  # such as Adam's step count
+        index = int(name.split(":")[1])
+        parts = [part for group in optimizer.param_groups for part in group["params"]]
+        return next(other for other, part in self.parameters.items() if part is parts[index])
+
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
         """See `Replica.comparable`. Returns the tensors that all ranks have whole: shards differ by design."""
-        return {name: tensor for name, tensor in tensors.items() if sharded_name(name, tensor, self, optimizer) is None}
+        return {name: tensor for name, tensor in tensors.items() if self.sharded_like(name, tensor, optimizer) is None}
 
     def state(self) -> dict[str, Tensor]:
         """See `Replica.state`. Returns this rank's parts of the parameters, in the model's own memory."""

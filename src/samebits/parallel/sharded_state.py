@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,31 +10,10 @@ from torch.optim import Optimizer
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
+from samebits.parallel.sharded_replica import ShardedReplica
 from samebits.storage.checkpoint import by_file
 from samebits.storage.checkpoint_reader import Opened, Shape
 from samebits.storage.tensor_file import header
-
-if TYPE_CHECKING:
-    from samebits.parallel.sharded_replica import ShardedReplica
-
-
-def sharded_name(name: str, tensor: Tensor, shards: ShardedReplica, optimizer: Optimizer) -> str | None:
-    """Return the parameter that a checkpoint's tensor is sharded like; None for a tensor that all ranks have.
-
-    Args:
-        name: Name in a checkpoint, from `checkpoint.pack`.
-        tensor: The tensor, of any shape, complete or a rank's part.
-        shards: The sharded model.
-        optimizer: Its optimizer.
-    """
-    if not name.startswith("optimizer:"):
-        name = name.removeprefix("average:")
-        return name if name in shards.parameters else None
-    if tensor.dim() == 0:
-        return None  # such as Adam's step count
-    index = int(name.split(":")[1])
-    parts = [part for group in optimizer.param_groups for part in group["params"]]
-    return next(other for other, part in shards.parameters.items() if part is parts[index])
 
 
 def gathering(
@@ -52,7 +30,7 @@ def gathering(
         Meta tensors of the unsharded shapes; and a function that gathers one tensor by name. It is a collective call:
         all ranks call it with the same names in the same order. Only on rank 0 is the result the tensor.
     """
-    names = {name: sharded_name(name, tensor, shards, optimizer) for name, tensor in tensors.items()}
+    names = {name: shards.sharded_like(name, tensor, optimizer) for name, tensor in tensors.items()}
     whole = {
         name: torch.empty(shards.whole_shape(owner) if owner else tensors[name].shape, dtype=tensors[name].dtype,
                           device="meta")
@@ -93,7 +71,7 @@ def read_parts(
     for name, (shape, dtype) in shapes.items():
         whole = opened.tensor(name).to(device) if opened is not None else torch.empty(shape, dtype=dtype, device=device)
         collectives.broadcast_tensors(world, [whole])
-        owner = sharded_name(name, whole, shards, optimizer)
+        owner = shards.sharded_like(name, whole, optimizer)
         part = shards.part(owner, whole) if owner else whole
         parts[name] = state[name].copy_(part) if name in state else part.clone()
     return parts

@@ -31,7 +31,8 @@ from samebits.data.order import Step
 from samebits.engine.assemble import init_weights, make_job
 from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
-from samebits.engine.step import StepResult, run_step
+from samebits.engine.progress import StepResult
+from samebits.engine.step import run_step
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.recoverable import RecoverableReducer

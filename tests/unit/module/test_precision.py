@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from samebits.cluster.world import alone
 from samebits.config.schema import RunConfig
 from samebits.data.order import Order
-from samebits.engine.job import Progress
-from samebits.engine.loss_scale import init_scale, update_scale
+from samebits.engine.progress import Progress, init_scale, update_scale
 from samebits.errors import ConfigError
 from samebits.module import precision
 from samebits.module.precision import in_float32, use_precision
@@ -107,7 +106,7 @@ def test_a_device_that_can_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"loss_scale": 1024}, "loss_scale is for precision fp16"),
+        ({"loss_scale": 1024}, "loss_scale=1024.0 cannot be combined with precision=fp32"),
         ({"precision": "fp16", "loss_scale": 1000}, "Set loss_scale=512 or loss_scale=1024"),
         ({"precision": "fp16", "loss_scale": 0.5}, "greater than or equal to 1"),
         ({"precision": "fp8"}, "'fp32', 'tf32', 'bf16' or 'fp16'"),

@@ -181,7 +181,7 @@ from types import SimpleNamespace
 from samebits.cluster.world import alone
 from samebits.config.sections import CheckpointConfig
 from samebits.storage.checkpoint import clean, save
-from samebits.engine.job import Progress
+from samebits.engine.progress import Progress
 from samebits.storage.run_folder import RunFolder
 from samebits.engine.checkpoints.saving import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from samebits.cluster import collectives
-from samebits.engine.job import Job, Progress
+from samebits.engine.job import Job
+from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError, DataError
 from samebits.optim.build import check_state, load_state
 from samebits.parallel.sharded_state import read_parts

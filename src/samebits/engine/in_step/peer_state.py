@@ -13,8 +13,8 @@ from torch import Tensor
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.engine.checkpoints.saving import pack_job
-from samebits.engine.job import Job, Progress
-from samebits.engine.step import StepResult
+from samebits.engine.job import Job
+from samebits.engine.progress import Progress, StepResult
 from samebits.optim.build import load_state
 from samebits.parallel.agreement import Agreement
 from samebits.storage import checkpoint

@@ -12,7 +12,7 @@ from samebits.cluster import collectives
 from samebits.data.micro_batches import Alone
 from samebits.data.order import WINDOW, Order, Step
 from samebits.engine.job import Job
-from samebits.engine.step import StepResult
+from samebits.engine.progress import StepResult
 from samebits.provenance.step_log import (
     APPLIED,
     DIGEST_BYTES,

@@ -16,7 +16,7 @@ from samebits.engine.output.device_records import DeviceRecords
 from samebits.engine.output.quality import Quality, learn_more, lower_lr
 from samebits.engine.output.recorder import StepRecorder
 from samebits.engine.output.waits import Waits
-from samebits.engine.step import StepResult
+from samebits.engine.progress import StepResult
 from samebits.extras import is_installed
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
 from samebits.report.console import Console

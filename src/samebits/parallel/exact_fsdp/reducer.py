@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,21 @@ from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.running import RunningBuffers
 from samebits.parallel.tree import Node, push
 
-if TYPE_CHECKING:
-    from samebits.parallel.exact_fsdp.replica import ExactShards
-
 T = TypeVar("T")
+
+
+class SplitModel(Protocol):
+    """What the reducer needs of `ExactShards`, which makes it."""
+
+    module: nn.Module
+    units: list[ShardUnit]
+    num_blocks: int
+
+    def begin_backward(self) -> None:
+        """See `ExactShards.begin_backward`."""
+
+    def end_pass(self) -> None:
+        """See `ExactShards.end_pass`."""
 
 
 class ExactShardedReducer:
@@ -41,7 +52,7 @@ class ExactShardedReducer:
 
     def __init__(
         self,
-        shards: ExactShards,
+        shards: SplitModel,
         trained: Sequence[tuple[nn.Parameter, nn.Parameter]],
         owners: Sequence[int],
         world: World,

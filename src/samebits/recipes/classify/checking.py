@@ -10,8 +10,7 @@ from pathlib import Path
 from samebits.cores import num_cores
 from samebits.data.images import read_rgb
 from samebits.errors import DataError
-from samebits.recipes.classify.folders import Files, kind_of
-from samebits.recipes.classify.listing import folder_of
+from samebits.recipes.classify.folders import Files, folder_of, kind_of
 from samebits.recipes.classify.rows import ImageRows
 
 

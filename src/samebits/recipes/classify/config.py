@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig
 from samebits.config.sections import Settings
+from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.classify.augment_config import AugmentConfig
 
@@ -181,14 +182,22 @@ class Config(RunConfig):
         """Check that data is set, and that its files and folders exist."""
         data = self.data
         if data.root is None and data.train is None:
-            from samebits.recipes.classify.listing import find_images
-
-            find_images(data, self.seed)  # raises the error, with what to set
+            raise no_dataset()
         for name in ("root", "train", "eval", "images"):
             check_dataset(f"data.{name}", getattr(data, name))
         check_set_names(data.eval_sets, "data.eval_sets")
         for name, path in data.eval_sets.items():
             check_dataset(f"data.eval_sets.{name}", path)
+
+
+def no_dataset() -> DataError:
+    """Return the error for settings that name no dataset."""
+    return DataError(
+        "no dataset is set: data.root and data.train are null",
+        fix="Set data.root=DIR, a folder with one subfolder of images per class,\n"
+        "or set data.train and data.eval to such folders or to CSV files of path,label.\n"
+        "To try without a dataset, run: samebits data make classify --out DIR",
+    )
 
 
 def check_dataset(setting: str, path: Path | None) -> None:

@@ -25,8 +25,7 @@ from samebits.data.samples import Batch, Samples
 from samebits.errors import DataError
 from samebits.recipes.classify.augment_config import AugmentConfig
 from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.folders import Files
-from samebits.recipes.classify.listing import IMAGES_FIX, folder_of
+from samebits.recipes.classify.folders import IMAGES_FIX, Files, folder_of
 
 if TYPE_CHECKING:
     from samebits.recipes.classify.augment import Augmentation

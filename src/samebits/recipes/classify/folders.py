@@ -10,6 +10,8 @@ from typing import Literal
 from samebits.data.names import ENDINGS, check_names, is_image, walk
 from samebits.errors import DataError
 
+IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
+
 # Common names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
@@ -40,6 +42,17 @@ def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
         return "datasets"
     endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
     return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
+
+
+def folder_of(path: Path, images: Path | None = None) -> Path:
+    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file.
+
+    Of rows it is the path itself.
+    """
+    path = path.expanduser().absolute()
+    if not path.is_file() or kind_of(path) is not None:
+        return path
+    return path.parent if images is None else images.expanduser().absolute()
 
 
 def list_folder(folder: Path, setting: str) -> Files:

@@ -16,13 +16,12 @@ from pathlib import Path
 from samebits.config.plain_file import read_plain
 from samebits.data.names import choose_validation, first_outside, outside
 from samebits.errors import DataError
-from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.folders import Files, check_classes, kind_of, list_folder
+from samebits.recipes.classify.config import DataConfig, no_dataset
+from samebits.recipes.classify.folders import IMAGES_FIX, Files, check_classes, folder_of, kind_of, list_folder
 
 _CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 
 _MAX_CSV_BYTES = 1 << 30
-IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."
 
 # (files, the folder or CSV file that names them, images needed per class) -> the usable files.
 Choose = Callable[[Files, Path, int], Files]
@@ -67,12 +66,7 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
     """
     path = config.root or config.train
     if path is None:
-        raise DataError(
-            "no dataset is set: data.root and data.train are null",
-            fix="Set data.root=DIR, a folder with one subfolder of images per class,\n"
-            "or set data.train and data.eval to such folders or to CSV files of path,label.\n"
-            "To try without a dataset, run: samebits data make classify --out DIR",
-        )
+        raise no_dataset()
     setting = "data.root" if config.train is None else "data.train"
     if config.train is None and kind_of(path) is None and path.suffix.lower() != ".csv":
         listed = list_folder(path, setting)
@@ -137,17 +131,6 @@ def list_either(path: Path, setting: str, images: Path | None = None, columns: t
 
         return list_rows(path, columns)
     return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
-
-
-def folder_of(path: Path, images: Path | None = None) -> Path:
-    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file.
-
-    Of rows it is the path itself.
-    """
-    path = path.expanduser().absolute()
-    if not path.is_file() or kind_of(path) is not None:
-        return path
-    return path.parent if images is None else images.expanduser().absolute()
 
 
 def read_csv(path: Path, images: Path | None = None) -> Files:

@@ -1,0 +1,186 @@
+"""Where a run stands: its position, the result of a step, and the loss scale, which a step may change.
+
+The loss scale keeps small gradients of fp16 from underflowing to zero (`loss_scale`). The constants of the dynamic
+loss scale are those of torch.amp.GradScaler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from samebits.config.schema import RunConfig
+from samebits.errors import CheckpointError
+from samebits.version import __version__
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
+
+
+@dataclass
+class Progress:
+    """The position of a run. With weights and optimizer state, it is all that a checkpoint contains.
+
+    Attributes:
+        step: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
+        num_samples: Number of samples trained on, counted in each epoch, without those of skipped steps.
+        evaluated_step: `step` at the last validation.
+        metrics: The metrics of that validation.
+        best: Step, metric and value of the best validation so far.
+        stop_best: Best value so far by the rule of `stop_early`.
+        num_stale: Number of validations since then.
+        has_stopped_early: Whether `stop_early` has ended the run.
+        skipped: Steps that were not applied because their loss or gradient was not finite.
+        num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
+        loss_scale: Factor of the loss before the backward pass.
+        scale_age: Number of steps since the dynamic loss scale changed.
+        worlds: World sizes and environments of the run so far, each with its first step.
+        seconds: Training time so far, without validation and checkpoints.
+        data_s: Part of it that rank 0 waited for samples, in seconds.
+        train_size: Number of training samples; None in checkpoints that predate it.
+        fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
+        chain: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if
+            steps are not recorded.
+    """
+
+    step: Count = 0
+    num_samples: Count = 0
+    evaluated_step: Count = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    stop_best: float | None = None
+    num_stale: Count = 0
+    has_stopped_early: bool = False
+    skipped: list[int] = field(default_factory=list)
+    num_overflows: Count = 0
+    loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale_age: Count = 0
+    worlds: list[dict[str, Any]] = field(default_factory=list)
+    seconds: Seconds = 0.0
+    data_s: Seconds = 0.0
+    train_size: Count | None = None
+    fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
+    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the progress as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
+        """Read the result of `to_json`.
+
+        Args:
+            state: The state in a checkpoint.
+            path: The checkpoint, for errors.
+
+        Raises:
+            CheckpointError: The checkpoint has entries of another version of Samebits, or was altered.
+        """
+        unknown = sorted(state.keys() - {entry.name for entry in fields(cls)})
+        try:
+            progress = TypeAdapter(cls).validate_python(state)
+            if progress.best is not None:
+                step, value = progress.best["step"], progress.best["value"]
+                if not (isinstance(step, int) and isinstance(value, int | float)):
+                    raise TypeError(f"best has step {step!r} and value {value!r}")
+        except (ValidationError, ValueError, KeyError, TypeError) as error:
+            raise _not_progress(path, unknown, str(error).replace("\n", " ")) from None
+        if unknown:
+            raise _not_progress(path, unknown, "")
+        return progress
+
+    def check_position(self, step: int, num_steps: int, metric: str, path: Path) -> None:
+        """Check that a run can resume from this progress.
+
+        Args:
+            step: The checkpoint's own step.
+            num_steps: Number of steps of the whole run.
+            metric: The monitored metric.
+            path: The checkpoint, for errors.
+
+        Raises:
+            CheckpointError: The run has no such position, or the last validation lacks the metric.
+        """
+        if self.step != step or not self.evaluated_step <= step <= num_steps:
+            given = f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
+            raise _not_progress(path, [], f"{given}, in the checkpoint of step {step:,}")
+        if self.evaluated_step and metric not in self.metrics:
+            raise _not_progress(path, [], f"its last validation has no metric {metric}")
+
+
+def _not_progress(path: Path, unknown: list[str], given: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path} has a state that this version of Samebits does not write",
+        given=f"unknown entries: {', '.join(unknown)[:200]}" if unknown else given[:200],
+        cause="A newer version of Samebits wrote it." if unknown else "It was altered.",
+        fix=f"Resume with the version that wrote it; this is {__version__}.",
+    )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step, equal on all ranks.
+
+    Attributes:
+        loss: Mean over the step's samples, before the update.
+        terms: The loss's named terms; names are known on ranks that ran a micro-batch.
+        norm: 2-norm of the gradient, before clipping.
+        lr: Learning rate.
+        is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
+        is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
+        flag: The flag that rank 0 sent.
+    """
+
+    loss: float
+    terms: dict[str, float]
+    norm: float
+    lr: float
+    is_finite: bool
+    is_overflow: bool
+    flag: float
+
+
+def init_scale(config: RunConfig) -> float:
+    """Return the initial loss scale; 1 without fp16."""
+    if config.precision != "fp16":
+        return 1.0
+    return INIT_SCALE if config.loss_scale == "dynamic" else float(config.loss_scale)
+
+
+def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *, is_finite: bool) -> bool:
+    """Update the dynamic loss scale after a step: halve it after an overflow, double it after 2,000 steps without one.
+
+    All ranks compute the same update, since they have the same sums.
+
+    Args:
+        progress: The run's progress, which holds the scale.
+        config: The settings.
+        loss: The loss terms, each the mean over the step's samples.
+        is_finite: Whether loss and gradient are finite.
+
+    Returns:
+        Whether to skip the step because of an overflow that a smaller scale can avoid. False if the loss itself is not
+        finite, or if the scale is already the smallest.
+    """
+    if config.precision != "fp16" or config.loss_scale != "dynamic":
+        return False
+    if is_finite:
+        progress.scale_age += 1
+        if progress.scale_age == GROWTH_INTERVAL:
+            progress.loss_scale, progress.scale_age = progress.loss_scale * 2, 0
+        return False
+    if progress.loss_scale <= MIN_SCALE or not all(map(_is_finite, loss)):
+        return False
+    progress.loss_scale, progress.scale_age = progress.loss_scale / 2, 0
+    progress.num_overflows += 1
+    return True
+
+
+def _is_finite(value: float) -> bool:
+    return -float("inf") < value < float("inf")
