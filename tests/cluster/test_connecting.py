@@ -13,7 +13,7 @@ from typing import Any
 
 import joiner
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from samebits.cluster import connecting, peer_errors
 from samebits.cluster.rendezvous import RankInfo

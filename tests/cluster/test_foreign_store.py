@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 
 def test_a_store_of_another_program_is_recognised_before_a_rank_writes_to_it(visits: Callable[..., Any]) -> None:

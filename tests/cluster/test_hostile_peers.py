@@ -16,7 +16,7 @@ from typing import Any
 
 import hostile
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from samebits.cluster.signed import ForgedError, Seal, SignedStore

@@ -114,7 +114,7 @@ def test_runs_with_ids_of_their_own_share_a_port(launch: Callable[..., Launcher]
 
 @pytest.mark.full
 def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., Launcher], tmp_path: Path) -> None:
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     # As torchrun's agent serves it.
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False, multi_tenant=True)

@@ -147,7 +147,7 @@ def records(path: Path) -> None:
 
 def store_key(path: Path) -> None:
     """A value in a store, under the key of the file's name, read by all that read such a key; none of it is signed."""
-    from torch._C._distributed_c10d import HashStore
+    from torch.distributed import HashStore
 
     from samebits.cluster import collectives, generations, peer_errors, rendezvous
     from samebits.cluster.signed import Seal, SignedStore, error_from_store

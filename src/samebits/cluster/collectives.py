@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from samebits.cluster import codec
 from samebits.cluster.rendezvous import ranks_text

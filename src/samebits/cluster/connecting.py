@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from samebits.cluster import peer_errors, stacks
 from samebits.cluster.rendezvous import RankInfo

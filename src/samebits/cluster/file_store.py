@@ -8,7 +8,7 @@ import struct
 import time
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed import FileStore, Store
 
 from samebits.cluster.env import RankAssignment
 from samebits.errors import LaunchError

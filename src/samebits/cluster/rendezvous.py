@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 
 from samebits.cluster.address import network
 from samebits.cluster.env import RankAssignment, command_for

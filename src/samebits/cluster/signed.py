@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, Store
 
 from samebits.errors import LaunchError, from_json
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import Store, TCPStore
 
 from samebits.cluster.address import is_local_address, port_holder, split_endpoint, store_address
 from samebits.cluster.env import RankAssignment, command_for, command_option

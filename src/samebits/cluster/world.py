@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from samebits.cluster import abort, connecting, rendezvous, stacks
 from samebits.cluster.activity import Activity

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 
 from samebits.cluster import collectives
 from samebits.cluster.backends import add_group

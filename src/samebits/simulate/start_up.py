@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.rendezvous import RankInfo, Rendezvous

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
+from torch.distributed import FileStore, HashStore, Store, TCPStore
 
 from samebits.cluster import rendezvous, signed
 from samebits.cluster.env import RankAssignment

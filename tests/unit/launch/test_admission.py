@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import HashStore
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, HashStore
 
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError

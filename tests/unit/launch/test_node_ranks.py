@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.errors import LaunchError

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from samebits.cluster import abort
 from samebits.cluster.address import interface_towards

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from samebits.cluster import stacks
 from samebits.cluster.epochs.membership import Epoch, write_epoch

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from samebits.cluster.address import port_holder, split_endpoint
 from samebits.cluster.signed import peek

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from samebits.cluster.env import KEY, SHORTEST_KEY, run_key
 from samebits.cluster.signed import ForgedError, Seal, peek

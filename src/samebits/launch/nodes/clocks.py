@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from samebits.cluster.signed import peek
 from samebits.config.process_range import RendezvousConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
 from samebits.cluster.address import ReservedPort, address_towards, split_endpoint

@@ -25,7 +25,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousError,
