@@ -67,6 +67,7 @@ class _Model:
         for path, module, name, buffer, _ in self._buffers:
             full = f"{path}.{name}" if path else name
             found.append(Cell(full, REPLACED, "buffer", partial(_identity, module, name)))
+            # It is not in the state_dict, so a resumed run would not have its value.
             if buffer is not None and name in module._non_persistent_buffers_set:
                 found.append(Cell(full, UNSAVED, "buffer", partial(_bits, buffer)))
         weights = self.model.named_parameters()

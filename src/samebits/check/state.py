@@ -38,7 +38,7 @@ _KNOWN: tuple[tuple[str, str, type], ...] = (
     (GENERATOR, "numpy.random.RandomState", np.random.RandomState),
     (GENERATOR, "random.Random", random.Random),
     (GENERATOR, "torch.Generator", torch.Generator),
-    (CACHE, "functools.lru_cache", functools._lru_cache_wrapper),
+    (CACHE, "functools.lru_cache", functools._lru_cache_wrapper),  # the class has no public name
     (STATE, "itertools.count", itertools.count),
     (STATE, "tensor", Tensor),
     (STATE, "array", np.ndarray),
@@ -278,6 +278,7 @@ def _numpy_state(state: Any) -> str:
 
 
 def _tensor_state(tensor: Tensor) -> object:
+    # torch counts the writes to a tensor: a change shows without a copy of the values.
     version = -1 if tensor.is_inference() else tensor._version
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.nbytes > MAX_BYTES:
         return id(tensor), version

@@ -80,6 +80,7 @@ def add_group() -> None:
     It has the timeout of the default group, and ends with it, in torch's `destroy_process_group()`.
     """
     if dist.get_backend() == "gloo" and 1 < dist.get_world_size() <= MAX_RANKS:
+        # Neither the default group nor its timeout has a public name.
         default = dist.distributed_c10d._get_default_group()
         timeout = default._get_backend(torch.device("cpu")).options._timeout
         group = dist.new_group(backend="gloo", timeout=timeout)

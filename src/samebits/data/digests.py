@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,10 @@ from torch import Tensor
 
 from samebits.data.samples import Batch
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
-
-def short_digest(digest: _Hash) -> str:
+def short_digest(digest: bytes) -> str:
     """Return the first 16 hex digits of a digest."""
-    return digest.hexdigest()[:16]  # 64 bits are enough: digests find mistakes and are no protection
+    return digest[:8].hex()  # 64 bits are enough: digests find mistakes and are no protection
 
 
 def digest_of(batch: Batch) -> bytes:
@@ -39,7 +36,7 @@ def sample_digests(batch: Batch) -> dict[int, str]:
         digest = hashlib.sha256()
         for part in (batch.inputs, batch.targets):
             _feed(digest.update, part, row, len(indices))
-        digests[index] = short_digest(digest)
+        digests[index] = short_digest(digest.digest())
     return digests
 
 

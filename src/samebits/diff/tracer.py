@@ -149,6 +149,7 @@ class _Tracer:
             return
         call = self._open[index][-1] if self._open[index] else None
         if phase == BACKWARD:
+            # The only way to learn which operation of the backward pass has computed this.
             current: Any = torch._C._current_autograd_node()
             if current is None:
                 return  # sums around the backward pass
@@ -174,6 +175,7 @@ class _Tracer:
         def hook(gradient: Tensor) -> None:
             index = self.index
             if index in self.traces:
+                # What the tracer itself computes must not be traced.
                 with _disable_current_modes():
                     self.traces[index].gradients[name] = digest([gradient])
                     self.keep_if_wanted((GRADIENT, index, name), [gradient])

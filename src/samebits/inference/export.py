@@ -264,6 +264,8 @@ def _check_onnx() -> None:
 
 def _flat(outputs: Any) -> list[Tensor]:
     from torch import Tensor
+
+    # The rules of torch.export, which flattens the outputs in the same way.
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]

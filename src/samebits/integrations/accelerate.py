@@ -158,6 +158,7 @@ class ExactAccelerator(Accelerator):
         if getattr(data_loader, "_is_accelerate_prepared", False) or isinstance(data_loader.dataset, IterableDataset):
             return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
         prepared = EvaluationLoader(source_of(data_loader), self.exact_part.world, self._placement(device_placement))
+        # `save_state` and `free_memory` go through this list.
         self._dataloaders.append(prepared)
         return prepared
 
@@ -192,6 +193,7 @@ class ExactAccelerator(Accelerator):
 
     def _start(self) -> ExactLoader:
         settings, data = self.exact_part.settings, self.exact_part.data
+        # What `prepare` has been given so far, in one call or several.
         if data is None or not self._models or not self._optimizers:
             raise ConfigError(
                 "training has started before everything was prepared",

@@ -108,10 +108,12 @@ class TrainingLoader(_PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         loader, state = self.loader, self.gradient_state
+        # Accelerate asks the active DataLoader whether its end is reached.
         state._add_dataloader(self)
         self.end_of_dataloader = False
         try:
             for batch in loader:
+                # Prepared optimizers and schedulers read it: they act in the last micro-batch of a step only.
                 state._set_sync_gradients(loader.sync_gradients)
                 self.end_of_dataloader = loader.sync_gradients and (loader.step + 1) % len(self) == 0
                 self.num_counted = 0 if loader.is_padding else None

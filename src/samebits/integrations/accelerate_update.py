@@ -66,5 +66,6 @@ class ExactScheduler(AcceleratedScheduler):
             return
         # Accelerate counts batches of the DataLoader's batch_size over all processes.
         for _ in range(self.exact.batches_per_step):
+            # As in Accelerate's own scheduler: no step after the last one of OneCycleLR.
             if self.scheduler._step_count <= getattr(self.scheduler, "total_steps", self.scheduler._step_count):
                 self.scheduler.step(*args, **kwargs)

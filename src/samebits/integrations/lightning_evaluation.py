@@ -116,6 +116,7 @@ class EvalSteps:
             if batch is ELSEWHERE:
                 self._skip(loop, dataloader_idx)
                 return
+            # Loaders that are combined in another way give several batches at once.
             if self.current is None or not loop._is_sequential:
                 raise ConfigError(
                     "the dataloaders of validation or test are combined",
@@ -135,6 +136,7 @@ class EvalSteps:
     def _skip(self, loop: Any, dataloader_idx: int) -> None:
         """Count an item as Lightning does, without its batch."""
         index = dataloader_idx if loop._is_sequential and loop.num_dataloaders > 1 else None
+        # Lightning numbers batches in logs and progress bars by these counts.
         self._trainer._logger_connector.on_batch_start(None, index)
         for count in ("ready", "started", "processed", "completed"):
             getattr(loop.batch_progress, f"increment_{count}")()

@@ -20,9 +20,9 @@ from samebits.cluster.world import World
 from samebits.integrations.lightning_metrics import MetricStates
 from samebits.integrations.lightning_package import find
 
-_RESULT = "trainer.connectors.logger_connector.result"
-_ResultCollection: Any = find(_RESULT, "_ResultCollection")
-_Sync = find(_RESULT, "_Sync")
+# Lightning has no public way to replace how values are averaged over batches and ranks.
+_ResultCollection: Any = find("trainer.connectors.logger_connector.result", "_ResultCollection")
+_Sync = find("trainer.connectors.logger_connector.result", "_Sync")
 
 # Arguments of `self.log` that all ranks need to know; the others are about sums over ranks.
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "metric_attribute")

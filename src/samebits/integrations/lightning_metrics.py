@@ -42,6 +42,7 @@ class MetricStates:
         Args:
             index: Position of the batch in the order in which states are merged.
         """
+        # torchmetrics has no public names for a metric's states, number of updates and cached result.
         before = {
             name: (_state(metric), metric._update_count, metric._computed) for name, metric in self._metrics.items()
         }
@@ -76,6 +77,7 @@ class MetricStates:
             parts = [first] * bool(num_before) + [state for _, state, _ in found]
             _set(metric, {attribute: _joined(metric, attribute, parts) for attribute in metric._defaults})
             metric._update_count, metric._computed = num_before + sum(count for *_, count in found), None
+            # The states are those of all ranks already.
             metric.sync_on_compute = metric._to_sync = False
 
 
@@ -108,6 +110,7 @@ def _joined(metric: Metric, name: str, parts: list[State]) -> Any:
     values = [part[name] for part in parts]
     if any(isinstance(value, list) for value in values):
         return [item for value in values for item in (value if isinstance(value, list) else [value])]
+    # The function that `add_state` was given.
     reduce = metric._reductions[name]
     if len(values) == 1:
         return values[0]

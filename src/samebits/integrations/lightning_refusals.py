@@ -11,6 +11,7 @@ from samebits.integrations.lightning_package import find
 GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
 StochasticWeightAveraging = find("callbacks", "StochasticWeightAveraging")
 PRECISIONS = (find("plugins.precision", "Precision"), find("plugins.precision", "MixedPrecision"))
+# What Lightning uses if configure_optimizers returns nothing.
 _MockOptimizer = find("core.optimizer", "_MockOptimizer")
 is_param_in_hook_signature = find("utilities.signature_utils", "is_param_in_hook_signature")
 
@@ -63,6 +64,7 @@ def check_trainer(trainer: Any, strategy: Any) -> None:
             cause="Its last epoch averages the statistics of batch norm over this process's batches.",
             fix="Use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging.",
         )
+    # Set by sync_batchnorm=True.
     if strategy._layer_sync is not None:
         raise ConfigError(
             "sync_batchnorm=True cannot be exact",

@@ -109,6 +109,7 @@ class ExactTrainerMixin(_Base):
         args.gradient_accumulation_steps = self._sampler.num_rounds
         return super().set_initial_training_values(args, dataloader)
 
+    # Whether training ends or fails, the loop is left.
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super()._inner_training_loop(*args, **kwargs)
@@ -117,11 +118,13 @@ class ExactTrainerMixin(_Base):
             if self._loop is not None:
                 self._loop.leave()
 
+    # From here on the model and the optimizer exist that the loop works on.
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self._loop = self.accelerator.start_loop()
         return model, loader
 
+    # The position of a checkpoint is checked before the Trainer uses it.
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: Any, trial: Any
     ) -> Any:
@@ -213,12 +216,14 @@ class ExactTrainerMixin(_Base):
 
     # Logs and checkpoints.
 
+    # The Trainer would log the mean over ranks, whose last bits depend on their number.
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
             tr_loss = self._losses.take(self.accelerator.exact_part.world)
             self._tr_loss.zero_()
         super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
 
+    # No further micro-batch follows that would end the last step.
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         assert self._loop is not None
         self._loop.finish()
@@ -237,6 +242,7 @@ class ExactTrainerMixin(_Base):
     def _is_counted(self) -> bool:
         return self._micro_batch is None or self._micro_batch.weight > 0.0
 
+    # The Trainer does not convert weights that were saved under older names: see `load_converted`.
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not load_converted(self.model if model is None else model, Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -245,6 +251,7 @@ class ExactTrainerMixin(_Base):
         if not load_converted(self.model, Path(self.state.best_model_checkpoint)):
             super()._load_best_model()
 
+    # The position in the order of samples is saved beside the Trainer's own files.
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:

@@ -9,7 +9,7 @@ The agent polls its workers every 20 ms. Each poll decides between four outcomes
               └────── _restart_workers ──┘        └─ a node joined or left: workers save, then restart in a new round
 
 After a failure, workers resume from the newest checkpoint. Where nothing failed (a node leaves or joins) they save
-before they stop, so no step is lost. tests/house/test_elastic_names.py lists the private names of torch used here.
+before they stop, so no step is lost. tests/house/private_names.toml lists the private names of torch used here.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Agent(LocalElasticAgent):
         started = getattr(self._pcontext, "_pc", None)
         if started is None:
             return {}
-        ranks = [worker.global_rank for worker in self._worker_group.workers]
+        ranks = [worker.global_rank for worker in self.get_worker_group().workers]
         return dict(zip(ranks, started.processes, strict=False))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:

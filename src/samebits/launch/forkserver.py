@@ -193,6 +193,7 @@ def _loaded_with(threads: Mapping[str, str]) -> Mapping[str, str | None]:
 def _discard() -> None:
     """End the server, from which no process was forked; the next one may be started with other variables."""
     global _prepared
+    # multiprocessing has no public way to end the server, only to start it.
     server = forkserver._forkserver
     if server._forkserver_pid is not None:  # type: ignore[attr-defined]
         os.kill(server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]

@@ -50,6 +50,7 @@ class Compiled:
             _check_compiler()
             # While it assembles the compiler's flags, it warns about a missing GPU.
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+        # torch.compile has no arguments for these limits.
         config: Any = torch._dynamo.config
         config.recompile_limit, config.fail_on_recompile_limit_hit = MAX_SHAPES, True
         self._run = torch.compile(model, dynamic=False)
@@ -105,6 +106,7 @@ class Compiled:
 
 
 def _check_compiler() -> None:
+    # Asked before training: otherwise the first step fails, in the words of the compiler.
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:

@@ -43,6 +43,7 @@ class ModelEma:
         decay = min(self._decay, (1 + num_steps) / (10 + num_steps))
         now = self._live()
         floating = [name for name, tensor in now.items() if tensor.is_floating_point()]
+        # One call for all tensors, as in torch.optim.swa_utils.
         torch._foreach_lerp_([self.state[name] for name in floating], [now[name] for name in floating], 1 - decay)
         for name in now.keys() - set(floating):
             self.state[name].copy_(now[name])

@@ -25,6 +25,7 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        # torch's own table has one entry for all overloads of an operation.
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.total += count(*args, **(kwargs or {}), out_val=out)
         return out

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm  # the base class of all batch norms has no public name
 
 from samebits.config.explain import wrapped
 from samebits.errors import ConfigError

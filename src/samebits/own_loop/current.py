@@ -51,6 +51,7 @@ def current_world(device: torch.device) -> World:
 
 
 def _of_default_group(device: torch.device) -> World:
+    # The script has made it, and torch has no public name for it.
     group = dist.distributed_c10d._get_default_group()
     if _OF_GROUP and _OF_GROUP[0][0]() is group:
         return replace(_OF_GROUP[0][1], device=device)  # with the activity that the hang detector reads

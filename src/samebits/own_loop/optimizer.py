@@ -86,7 +86,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
         def scheduled(*args: Any, **kwargs: Any) -> Any:
             return bound(*args, **kwargs)
 
-        scheduled._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        scheduled._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler warns without this mark of its own
         optimizer.step = scheduled  # type: ignore[method-assign]
 
 
@@ -192,6 +192,7 @@ def _subclass(instance: Any, members: dict[str, Any]) -> None:
     def reduce_ex(self: Any, protocol: Any) -> Any:
         result = base.__reduce_ex__(self, protocol)
         if result[:2] == (copyreg.__newobj__, (type(self),)):  # type: ignore[attr-defined]  # not in its types
+            # A copy has the script's class: it belongs to no loop, and can be unpickled without Samebits.
             return copyreg._reconstructor, (base, object, None), *result[2:]  # type: ignore[attr-defined]
         return result
 

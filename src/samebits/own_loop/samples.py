@@ -148,6 +148,7 @@ def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | No
         return sampler.shuffle, sampler
     if type(sampler) is SequentialSampler:
         return False, None
+    # The public `num_samples` is never None: it does not show whether the script has set it.
     if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
         return True, None
     raise _unknown(sampler)

@@ -259,7 +259,7 @@ class ExactLoop:
                 return  # a backward pass outside of the loop
             if not self._is_backward:
                 self._is_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # as in torch's FSDP
             trained.take(parameter, self._round, self._current, is_last=self.is_last)
 
         return take

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm  # the base class of all batch norms has no public name
 
 from samebits.cluster.world import World
 from samebits.errors import ConfigError
@@ -64,6 +64,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
         """Normalize (N, C, ...) by the step's statistics. In evaluation mode or outside of a step, as torch does."""
         if not (self.training and self.sums.is_open):
             return super().forward(input)
+        # Each torch class accepts other dimensions, and checks them by this method in its own forward.
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # untyped in torch
         output: Tensor = _Normalize.apply(input, self.weight, self.bias, self)
         return output

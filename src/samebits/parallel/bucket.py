@@ -286,6 +286,7 @@ class Bucket:
         if weight != 1.0:
             # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
             values = torch._foreach_mul(values, weight)
+        # One call for all gradients of a leaf: the calls of single ones take longer than the sums.
         (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
         leaf.flat.written.update(leaf.given)
         leaf.given = {}

@@ -84,6 +84,7 @@ class RunningBuffers:
 
     def _difference(self) -> Tensor:
         for module, name, full_name, buffer in self._entries:
+            # As stored: a module may define itself what attribute access returns.
             if module._buffers[name] is not buffer:
                 raise ConfigError(
                     f"the model's forward replaced buffer {full_name}, so its change would be lost",

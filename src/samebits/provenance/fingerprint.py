@@ -146,7 +146,8 @@ def code_digests(recipe: str) -> Named:
                 content = file.read_bytes()
             except OSError:
                 continue  # the file was removed after its import
-            digests[f"code of {file.relative_to(path.parent).as_posix()}"] = short_digest(hashlib.sha256(content))
+            name = file.relative_to(path.parent).as_posix()
+            digests[f"code of {name}"] = short_digest(hashlib.sha256(content).digest())
     return digests
 
 
@@ -156,7 +157,7 @@ def _package_digest() -> str:
     for file in sorted(_ROOT.rglob("*.py")):
         digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return short_digest(digest)
+    return short_digest(digest.digest())
 
 
 def _modules_below(folder: Path) -> Iterator[Path]:
@@ -241,4 +242,4 @@ def digest_of_sizes(samples: Samples) -> str | None:
         except OSError:
             size = -1  # a file that only one machine lacks is a difference as well
         digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))  # no folder: data.root may differ
-    return short_digest(digest)
+    return short_digest(digest.digest())

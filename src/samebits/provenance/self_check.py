@@ -84,6 +84,7 @@ def try_micro_batch(
     Raises:
         ConfigError: The second pass has other bits, or a pass changed a parameter.
     """
+    # `register_buffer` would forget whether a buffer is persistent, hence the dictionary itself.
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     values = [None if buffer is None else buffer.clone() for *_, buffer in buffers]
     weights: dict[str, int] = {}

@@ -264,6 +264,7 @@ def _in_tree(config: RunConfig) -> bool:
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    # torch has no public module for nested inputs; torch.export documents the same rules.
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

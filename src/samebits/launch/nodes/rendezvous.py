@@ -135,7 +135,7 @@ class NodeRendezvous(RendezvousHandler):
     @property
     def round(self) -> int:
         """Return how many worlds this run has had before the present one."""
-        return int(self._inner._state_holder.state.round)
+        return int(self._inner._state_holder.state.round)  # the handler has no public round or members
 
     def get_backend(self) -> str:
         """Return the backend's name, for torch's records."""
@@ -232,7 +232,7 @@ class NodeRendezvous(RendezvousHandler):
                 rank_claims.release(self.store, self.nodes.rank)
             # A join in progress may hold the lock; it ends with this process.
             if self._lock.acquire(timeout=1.0):
-                self._inner._stop_heartbeats()
+                self._inner._stop_heartbeats()  # the next one would register this node again
                 self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + ANSWER_S)
 
         self._calls.query(leave)

@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+# torch pickles this state. It is written as signed JSON instead, hence the private classes.
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousBackend,
     Token,

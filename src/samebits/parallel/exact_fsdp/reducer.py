@@ -129,6 +129,7 @@ class ExactShardedReducer:
         norms = torch.zeros(len(self._trained), device=self._world.device)
         mine = [index for index, (parameter, _) in enumerate(self._trained) if parameter in gradients]
         if mine:
+            # The function that torch's clip_grad_norm_ calls, so the norm has the same bits.
             norms[mine] = torch.stack(torch._foreach_norm([gradients[self._trained[index][0]] for index in mine]))
         head = torch.tensor([flag], device=self._world.device)
         own = torch.cat([head, norms, *self._tails])

@@ -127,6 +127,7 @@ class ExactShards(ShardedReplica):
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             if torch.is_grad_enabled():
+                # Outputs may be nested; torch has no public module for that.
                 for each in tree_leaves(output):
                     if isinstance(each, Tensor) and each.requires_grad:
                         each.register_hook(before_backward)

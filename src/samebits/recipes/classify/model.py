@@ -149,6 +149,7 @@ def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
         name.rpartition(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad
     )
     shown = ", ".join(list(trained)[:4]) + (" …" if len(trained) > 4 else "")
+    # The base class of all batch norms has no public name.
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     still = sum(not module.training for module in norms)
     lines = [f"{frozen:,} of {total:,} parameters; trained: {shown}"]
