@@ -20,7 +20,7 @@ STAGED = {
 FOLDERS = {
     "README.md": "index.md",
     "README.zh-CN.md": "zh-CN/index.md",
-    "docs/adr": "adr/index.md",
+    "docs/adr": "adr/README.md",
     **{path.removesuffix("/README.md"): page for page, path in STAGED.items() if page.startswith("recipes/")},
 }
 # Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
@@ -72,7 +72,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
     "developers.md": (
         "Development",
         "For those who change Samebits.",
-        ["contributing", "tour", "adr/index", "log", "security", "changelog"],
+        ["contributing", "tour", "adr/README", "results", "security", "changelog"],
     ),
 }
 ROOT = ["getting-started", "guides", "reference/index", "developers", "zh-CN/index"]
@@ -82,11 +82,6 @@ def write_sections(out: Path) -> None:
     """Write the section pages, and append the tables of contents to the others."""
     sections = dict(SECTIONS)
     decisions = sorted(path.stem for path in (out / "adr").glob("[0-9]*.md"))
-    sections["adr/index.md"] = (
-        "Decisions",
-        "Each decision with its question, what was refused, and how it could be shown to be wrong.",
-        [f"adr/{name}" for name in decisions],
-    )
     chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
     in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
     intro = "Samebits 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。"
@@ -101,6 +96,8 @@ def write_sections(out: Path) -> None:
         path.write_text("\n".join([*lines, toctree(pages)]), encoding="utf-8")
     with (out / "index.md").open("a", encoding="utf-8") as file:
         file.write(toctree(ROOT))
+    with (out / "adr/README.md").open("a", encoding="utf-8") as file:
+        file.write(toctree([f"adr/{name}" for name in decisions]))
     settings = [path.stem for path in sorted((out / "reference").glob("settings-*.md"))]
     with (out / "reference/settings.md").open("a", encoding="utf-8") as file:
         file.write(toctree([f"reference/{name}" for name in settings]))
@@ -118,8 +115,8 @@ def heading(text: str) -> str:
 
 
 def summary(text: str, page: str) -> str:
-    """A page's first sentence, without links; "" for decisions, which begin with a heading."""
-    if page.startswith("adr/") or page in ("changelog",):
+    """A page's first sentence, without links; "" for the changelog."""
+    if page == "changelog":
         return ""
     text = re.sub(r"^(# .+\n\n)\[English\]\(.*\)\n\n", r"\1", text)
     found = re.search(r"^# .+\n\n((?!\[|`|#|!).+(?:\n.+)*)", text, re.MULTILINE)

@@ -127,6 +127,18 @@ def test_every_decision_has_rejected_alternatives_and_when_to_reconsider(repo: P
         assert len(text.splitlines()) <= 70, f"{path.name}: a decision fits on a page"
 
 
+def test_the_index_of_decisions_names_each_with_its_state(repo: Path) -> None:
+    index = (repo / "docs/adr/README.md").read_text()
+    for path in sorted((repo / "docs/adr").glob("[0-9]*.md")):
+        lines = [line for line in index.splitlines() if line.startswith(f"| [{int(path.name[:4])}]({path.name}) |")]
+        assert len(lines) == 1, path.name
+        head = path.read_text().split("## Question")[0]
+        for state in ("superseded in part", "extended by"):
+            assert (state in head.lower()) == (state in lines[0]), path.name
+        in_full = "**Superseded** by" in head
+        assert in_full == (lines[0] in index.split("## Superseded")[1]), path.name
+
+
 def test_the_change_log_starts_with_what_is_unreleased(repo: Path) -> None:
     headings = re.findall(r"^## \[(.*?)\]", (repo / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings

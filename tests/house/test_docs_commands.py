@@ -62,9 +62,9 @@ def settings() -> frozenset[str]:
 
 
 def pages(root: Path) -> Iterator[Path]:
-    """What users read; decisions and the log speak of what was."""
+    """What users read; decisions and results name what was removed."""
     yield from (root / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "SECURITY.md"))
-    yield from sorted(page for page in (root / "docs").glob("*.md") if page.name not in ("log.md", "tour.md"))
+    yield from sorted(page for page in (root / "docs").glob("*.md") if page.name not in ("results.md", "tour.md"))
     yield from sorted((root / "docs/zh-CN").glob("*.md"))
     yield from sorted((root / "src/samebits/recipes").glob("*/README.md"))
 

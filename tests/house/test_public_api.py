@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(?:%%.*\n)?(.*?)^```", re.MULTILINE | re.DOTALL)  # without a notebook's magic
 INNER = re.compile(r"`samebits\.[a-z_]+\.[a-z_.]+\b")
 # These describe the code itself, not its use.
-FOR_DEVELOPERS = {"tour.md", "developers.md", "log.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+FOR_DEVELOPERS = {"tour.md", "developers.md", "results.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 
 
 def pages() -> list[Path]:
