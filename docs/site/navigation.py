@@ -54,6 +54,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
             "publish",
             "debug-a-hang",
             "faults",
+            "recovery",
             "find",
             "sweeps",
             "memory",

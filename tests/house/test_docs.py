@@ -127,6 +127,7 @@ def test_every_decision_has_rejected_alternatives_and_when_to_reconsider(repo: P
         assert len(text.splitlines()) <= 70, f"{path.name}: a decision fits on a page"
 
 
+@pytest.mark.check
 def test_the_index_of_decisions_names_each_with_its_state(repo: Path) -> None:
     index = (repo / "docs/adr/README.md").read_text()
     for path in sorted((repo / "docs/adr").glob("[0-9]*.md")):
