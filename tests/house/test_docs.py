@@ -154,6 +154,18 @@ def test_the_tree_in_the_tour_names_every_package(repo: Path) -> None:
     assert not missing
 
 
+@pytest.mark.check
+def test_a_contributors_first_path_takes_two_hours(repo: Path) -> None:
+    """README, tour and the files that the tour names, at 200 words and 50 lines of code a minute."""
+    tour = (repo / "docs/tour.md").read_text()
+    files = set(re.findall(r"src/samebits/[a-z_/]+\.py", tour))
+    assert len(files) <= 25
+    num_lines = sum(len((repo / name).read_text().splitlines()) for name in files)
+    assert num_lines <= 5_000
+    num_words = len((repo / "README.md").read_text().split()) + len(tour.split())
+    assert num_words / 200 + num_lines / 50 <= 120, f"{num_words} words and {num_lines} lines"
+
+
 def test_the_licence_is_whole(repo: Path) -> None:
     text = (repo / "LICENSE").read_text()
     assert "Apache License" in text
