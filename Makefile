@@ -16,7 +16,7 @@ COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src 
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults test-gpu test-versions fuzz check docs foreign audit format dist venv clean
+.PHONY: help digits test test-full test-all test-cluster test-faults test-gpu test-versions fuzz check reference docs foreign audit format dist venv clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-24s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,10 +60,13 @@ check: .venv/.installed-dev build/docs/.built  ## check format, lint, types, imp
 	@$(PY) -m pytest -q -W ignore -m check tests/house
 	@echo "check: format, lint, types, import layers, house rules and documentation are fine"
 
+reference: .venv/.installed-dev  ## write docs/reference and the lists of pages from the code; commit them
+	@$(PY) docs/site/generate.py
+
 docs: build/docs/.built  ## build the documentation site in build/docs/html; a dead link is an error
 	@echo "open build/docs/html/index.html"
 
-# Rebuilt if any page, docstring, setting or command has changed: about 10 seconds.
+# Rebuilt if any page has changed: about 10 seconds.
 build/docs/.built: .venv/.installed-dev $(shell find docs src examples *.md -type f -not -name '*.pyc' -not -name '.*')
 	@mkdir -p $(@D)
 	@$(PY) docs/site/build.py $(@D)

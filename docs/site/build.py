@@ -1,23 +1,20 @@
 """Build the documentation site: `python docs/site/build.py OUT`, which is `make docs`.
 
     docs/*.md  ─┐
-    README.md … ├─ stage: links rewritten, reference generated ─> OUT/src ─ Sphinx, warnings are errors ─> OUT/html
-    samebits   ─┘
+    README.md … ┴─ stage: links rewritten ─> OUT/src ─ Sphinx, warnings are errors ─> OUT/html
 
-Nothing is read from the network. The build starts from nothing each time: an incremental one would not report a link to
-a page that was removed.
+The pages that generate.py writes are committed: see `make reference`. Nothing is read from the network. The build
+starts from nothing each time: an incremental one would not report a link to a page that was removed.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import generate
 import navigation
 from stage import Stage, StageError
 
@@ -35,9 +32,7 @@ def stage(repo: Path, out: Path) -> Stage:
         staged.add_file(name, repo / source)
     for page in sorted((repo / "docs").rglob("*.md")):
         staged.add_file(page.relative_to(repo / "docs").as_posix(), page)
-    staged.rewrite_links()  # before the pages that need torch
-    for name, text in generate.pages():
-        staged.add_text(name, text)
+    staged.rewrite_links()
     staged.write()
     navigation.write_sections(out)
     shutil.copytree(repo / "docs/pictures", out / "pictures", dirs_exist_ok=True)
@@ -55,7 +50,6 @@ def build(repo: Path, out: Path) -> int:
     except StageError as error:
         print(f"docs: {error}", file=sys.stderr)
         return 1
-    warnings.simplefilter("ignore")  # of libraries that autodoc imports; Sphinx has its own
     here = str(Path(__file__).resolve().parent)
     arguments = ["-q", "-W", "--keep-going", "-n", "-c", here, "-d", str(out / "doctrees"), "-b", "html"]
     return int(sphinx([*arguments, str(out / "src"), str(out / "html")]))

@@ -1,22 +1,54 @@
-"""Reference pages, generated from what the program itself knows."""
+"""Reference pages, generated from what the program itself knows, and lists of pages: `make reference`.
+
+They are plain Markdown and committed, since readers of the repository have no site. `tests/house/test_reference.py`
+compares them with the code.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import samebits
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import navigation
+from api_page import api_page
 
 Page = tuple[str, str]
+DOCS = Path(__file__).resolve().parents[1]
 
 
 def pages() -> Iterator[Page]:
-    """Every generated page: its name below the site's root, and its Markdown."""
-    yield "reference/cli.md", cli_page()
-    yield "reference/api.md", api_page()
-    yield from settings_pages()
+    """Every generated page: its name below docs/, and its Markdown."""
+    reference = [("reference/cli.md", cli_page()), ("reference/api.md", api_page()), *settings_pages()]
+    for name, text in [*reference, *navigation.section_pages(DOCS, dict(reference))]:
+        title, rest = text.split("\n", 1)
+        yield name, f"{title}\n\n{navigation.GENERATED}\n{rest.rstrip()}\n"
+
+
+def outdated() -> list[str]:
+    """Generated pages that differ from the committed ones, and committed ones that are not generated."""
+    expected = {DOCS / name: text for name, text in pages()}
+    committed = [
+        path for path in sorted(DOCS.rglob("*.md")) if navigation.GENERATED in path.read_text(encoding="utf-8")
+    ]
+    wrong = [path for path, text in expected.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    wrong += [path for path in committed if path not in expected]
+    return [f"docs/{path.relative_to(DOCS).as_posix()}" for path in wrong]
+
+
+def write() -> None:
+    """Write all generated pages into docs/, and remove those of recipes that are gone."""
+    expected = dict(pages())
+    for path in sorted((DOCS / "reference").glob("*.md")):
+        if f"reference/{path.name}" not in expected:
+            path.unlink()
+    for name, text in expected.items():
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 def cli_page() -> str:
@@ -45,7 +77,12 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _help(command: Any, path: str) -> str:
-    context = command.context_class(command, info_name=path, terminal_width=78, max_content_width=78)
+    from samebits.cli.options import CONTEXT
+
+    names = CONTEXT["help_option_names"]
+    context = command.context_class(
+        command, info_name=path, terminal_width=78, max_content_width=78, help_option_names=names
+    )
     return str(command.get_help(context)).rstrip()
 
 
@@ -53,48 +90,15 @@ def _command(path: str, command: Any) -> list[str]:
     context = command.context_class(command, info_name=path)
     usage = " ".join(command.collect_usage_pieces(context))
     blocks = [f"## {path}\n", f"```text\n{path} {usage}\n```\n", f"{inspect.cleandoc(command.help or '')}\n"]
-    blocks.append(f"```{{program}} {path}\n```\n")
+    rows = []
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is None or getattr(parameter, "hidden", False):
             continue
-        names, meaning = record
-        names = re.sub(r"\s+", " ", names)
-        if parameter.param_type_name == "argument":
-            blocks.append(f"- `{names}`: {meaning}\n")
-        else:
-            blocks.append(f"```{{option}} {names}\n{meaning}\n```\n")
-    return blocks
-
-
-def api_page() -> str:
-    """What `samebits.__all__` names, from the docstrings."""
-    functions, classes, errors = [], [], []
-    for name in sorted(samebits.__all__, key=str.lower):
-        thing = getattr(samebits, name)
-        if inspect.isclass(thing):
-            (errors if issubclass(thing, BaseException) else classes).append(name)
-        elif callable(thing):
-            functions.append(name)
-    blocks = [
-        "# Python API\n",
-        "Everything that `import samebits` offers. Other modules are not public and may change in any version.\n",
-        "```python\nimport samebits\n\n"
-        'run = samebits.train("digits", {"epochs": 3}, procs=2)\n'
-        "print(run.metrics, run.weights_sha256)\n```\n",
-    ]
-    for title, names in (("Functions", functions), ("Classes", classes), ("Errors", errors)):
-        if not names:
-            continue
-        blocks.append(f"## {title}\n")
-        for name in names:
-            kind = "autofunction" if title == "Functions" else "autoclass" if title == "Classes" else "autoexception"
-            options = "" if title == "Functions" else "\n   :members:"
-            thing = getattr(samebits, name)
-            # samebits.launch is a package too, which sphinx would describe.
-            place = f"samebits.{name}" if not inspect.ismodule(thing) else f"{thing.__name__}.function.{name}"
-            blocks.append(f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: {place}{options}\n```\n")
-    return "\n".join(blocks)
+        names, meaning = (re.sub(r"\s+", " ", part) for part in record)
+        names = f"`{names}`".replace("|", "\\|")
+        rows.append(f"| {names} | {_cell(meaning)} |")
+    return [*blocks, "\n".join(["| argument or option | meaning |", "|---|---|", *rows, ""])]
 
 
 def settings_pages() -> Iterator[Page]:
@@ -140,11 +144,11 @@ def _settings_page(recipe: str) -> str:
             continue
         if row.type == "section":
             blocks += [*table, ""] if len(table) > 1 else []
-            table = [f"## {row.key}\n\n{_cell(row.meaning).capitalize()}.\n\n{head}"]
+            table = [f"## {row.key}\n\n{_cell(row.meaning)}\n\n{head}"]
             continue
         default = f"`{row.default}`" if row.default else "needed"
         anchor = re.sub(r"[._]", "-", row.key)
-        cells = [f"[`{row.key}`]{{#{anchor}}}", _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
+        cells = [f'<a id="{anchor}"></a>`{row.key}`', _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
         cells.append("may change" if is_free(row.key) else "")
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join([*blocks, *table, ""])
@@ -156,3 +160,7 @@ def _cell(text: str) -> str:
     parts[::2] = [re.sub(r"([*_<>\[\]{}\\$~])", r"\\\1", part) for part in parts[::2]]
     text = "".join(parts).replace("|", "\\|").replace("\n", " ")
     return re.sub(r"\bdocs/([\w\\-]+)\.md\b", r"[\1](../\1.md)", text)
+
+
+if __name__ == "__main__":
+    write()

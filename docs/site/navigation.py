@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -23,7 +24,8 @@ FOLDERS = {
     "docs/adr": "adr/README.md",
     **{path.removesuffix("/README.md"): page for page, path in STAGED.items() if page.startswith("recipes/")},
 }
-# Pages that generate.py and `write_sections` write are in docs/ too, with a line for readers of the repository.
+# A line of each page that generate.py writes; they are committed.
+GENERATED = "<!-- Generated: edit the code or docs/site, then run `make reference` and commit. -->"
 
 # Section page: (title, its first paragraph, the pages that it lists).
 SECTIONS: dict[str, tuple[str, str, list[str]]] = {
@@ -67,7 +69,7 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "reference/index.md": (
         "Reference",
-        "Generated from the code of this version.",
+        "Generated from the code.",
         ["reference/cli", "reference/settings", "reference/api"],
     ),
     "developers.md": (
@@ -79,29 +81,46 @@ SECTIONS: dict[str, tuple[str, str, list[str]]] = {
 ROOT = ["getting-started", "guides", "reference/index", "developers", "zh-CN/index"]
 
 
-def write_sections(out: Path) -> None:
-    """Write the section pages, and append the tables of contents to the others."""
-    sections = dict(SECTIONS)
-    decisions = sorted(path.stem for path in (out / "adr").glob("[0-9]*.md"))
-    chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
-    in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
-    intro = "Samebits 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。"
-    sections["zh-CN/index.md"] = ("中文文档", intro, [f"zh-CN/{name}" for name in in_order])
-    for name, (title, intro, pages) in sections.items():
+def section_pages(docs: Path, generated: dict[str, str]) -> list[tuple[str, str]]:
+    """The pages that list others, with the first sentence of each.
+
+    Args:
+        docs: The folder docs/.
+        generated: Pages that are generated with these, by name.
+    """
+    found = []
+    for name, (title, intro, pages) in SECTIONS.items():
         lines = [f"# {title}\n", f"{intro}\n"]
         for page in pages:
-            text = (out / f"{page}.md").read_text(encoding="utf-8") if (out / f"{page}.md").exists() else ""
-            lines.append(f"- [{heading(text)}](/{page}.md){summary(text, page)}")
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([*lines, toctree(pages)]), encoding="utf-8")
-    with (out / "index.md").open("a", encoding="utf-8") as file:
-        file.write(toctree(ROOT))
-    with (out / "adr/README.md").open("a", encoding="utf-8") as file:
-        file.write(toctree([f"adr/{name}" for name in decisions]))
-    settings = [path.stem for path in sorted((out / "reference").glob("settings-*.md"))]
-    with (out / "reference/settings.md").open("a", encoding="utf-8") as file:
-        file.write(toctree([f"reference/{name}" for name in settings]))
+            file = docs.parent / STAGED[f"{page}.md"] if f"{page}.md" in STAGED else docs / f"{page}.md"
+            text = generated.get(f"{page}.md") or file.read_text(encoding="utf-8")
+            target = posixpath.relpath(file.as_posix(), (docs / name).parent.as_posix())
+            lines.append(f"- [{heading(text)}]({target}){summary(text, page)}")
+        found.append((name, "\n".join([*lines, ""])))
+    return found
+
+
+def write_sections(out: Path) -> None:
+    """Append the tables of contents to the pages of the site, and write the list of the Chinese ones."""
+    chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
+    in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
+    lines = [
+        "# 中文文档\n",
+        "Samebits 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。\n",
+    ]
+    for name in in_order:
+        text = (out / f"zh-CN/{name}.md").read_text(encoding="utf-8")
+        lines.append(f"- [{heading(text)}]({name}.md){summary(text, name)}")
+    (out / "zh-CN/index.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    contents = {name: pages for name, (_, _, pages) in SECTIONS.items()}
+    contents["index.md"] = ROOT
+    contents["zh-CN/index.md"] = [f"zh-CN/{name}" for name in in_order]
+    contents["adr/README.md"] = [f"adr/{path.stem}" for path in sorted((out / "adr").glob("[0-9]*.md"))]
+    settings = sorted((out / "reference").glob("settings-*.md"))
+    contents["reference/settings.md"] = [f"reference/{path.stem}" for path in settings]
+    for name, pages in contents.items():
+        with (out / name).open("a", encoding="utf-8") as file:
+            file.write(toctree(pages))
 
 
 def toctree(pages: list[str]) -> str:
@@ -119,6 +138,7 @@ def summary(text: str, page: str) -> str:
     """A page's first sentence, without links; "" for the changelog."""
     if page == "changelog":
         return ""
+    text = text.replace(f"{GENERATED}\n\n", "")
     text = re.sub(r"^(# .+\n\n)\[English\]\(.*\)\n\n", r"\1", text)
     found = re.search(r"^# .+\n\n((?!\[|`|#|!).+(?:\n.+)*)", text, re.MULTILINE)
     if not found:

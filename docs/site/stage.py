@@ -39,10 +39,6 @@ class Stage:
         """Add a Markdown file of the repository as the page `name`."""
         self._sources[name] = source
 
-    def add_text(self, name: str, text: str) -> None:
-        """Add a generated page; its links are those of the site."""
-        self.pages[name] = text
-
     def rewrite_links(self) -> None:
         """Rewrite the links of all files that were added.
 

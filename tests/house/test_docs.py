@@ -12,7 +12,6 @@ import pytest
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 NAMED_FILE = re.compile(r"`((?:samebits|tests|docs|benchmarks|examples)/[\w./-]+\.\w+|\.ci/\w+)`")
 MAKE = re.compile(r"(?<!samebits data )\bmake ([a-z][a-z-]+)")  # `samebits data make` is no target
-WRITTEN_BY_MAKE = "<!-- `make docs` writes this page. -->"
 ADR_SECTIONS = ["Question", "Decision", "Rejected alternatives", "When to reconsider"]
 
 
@@ -23,14 +22,10 @@ def documents(root: Path) -> Iterator[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings."""
+    """Return the anchors of a page: its headings, and the settings in its tables."""
     headings = re.findall(r"^#+\s+(.*)$", _without_code(text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
-
-
-def has_anchor(text: str, anchor: str) -> bool:
-    """Return whether a page has a heading. `make docs` checks the pages that it writes."""
-    return WRITTEN_BY_MAKE in text or anchor in anchors(text)
+    names = {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+    return names | set(re.findall(r'<a id="([\w-]+)">', text))
 
 
 def dead_links(root: Path) -> list[str]:
@@ -44,7 +39,7 @@ def dead_links(root: Path) -> list[str]:
             file = (page.parent / name) if name else page
             if not file.exists():
                 problems.append(f"{page.relative_to(root)}: {target} is not there")
-            elif anchor and file.suffix == ".md" and not has_anchor(file.read_text(), anchor):
+            elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
                 problems.append(f"{page.relative_to(root)}: {target}: no such heading")
     return problems
 
