@@ -4,7 +4,7 @@
     python -m benchmarks.own_loop --procs 2 --models cnn --steps 100
 
 Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
-over the steps, the median of the ratios of neighbouring steps, and the ratio of rank 0's CPU time, which other programs
+over the steps, the median of the ratios of neighboring steps, and the ratio of rank 0's CPU time, which other programs
 affect less. Peak memory (RSS) is measured in processes that run
 one of the loops only. CPU, gloo, one thread for each process, one micro-batch of 16 samples a rank.
 """

@@ -69,13 +69,13 @@ def ddp_steps(name: str, num_micro: int) -> Callable[[], None]:
 
 
 def samebits_steps(
-    name: str, here: World, num_micro: int, synchronised: bool, *, has_messages: bool = True
+    name: str, here: World, num_micro: int, synchronized: bool, *, has_messages: bool = True
 ) -> Callable[[], None]:
     model, inputs = build(name)
     targets = torch.arange(SAMPLES) % 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     order = Order(num_samples=10**6, global_batch=SAMPLES * num_micro * here.size, micro_batch=SAMPLES)
-    reducer = Reducer(model, here, synchronised=synchronised)
+    reducer = Reducer(model, here, synchronized=synchronized)
     steps = order.steps(here, stop=10**9)
 
     def run(micro_batch: MicroBatch) -> None:

@@ -11,12 +11,12 @@ from PIL import ImageDraw
 from samebits.recipes.pose.affine import Floats
 from samebits.recipes.pose.skeletons import COCO
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 _JOINT = {name: index for index, name in enumerate(COCO.joints)}
 
 
-def random_colour(random: np.random.Generator) -> Colour:
-    """Draw a random colour."""
+def random_color(random: np.random.Generator) -> Color:
+    """Draw a random color."""
     red, green, blue = random.integers(0, 256, 3).tolist()
     return red, green, blue
 
@@ -28,7 +28,7 @@ class Painter:
         canvases: The canvas of the image and the canvas of the map.
         joints: (17, 2) x, y in pixels.
         height: Height of the person, pixels.
-        random: Source of the colours.
+        random: Source of the colors.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Painter:
     ) -> None:
         self._canvases, self._joints, self._height = canvases, joints, height
         tone = random.uniform(0.45, 1.0)
-        self._skin: Colour = (int(240 * tone), int(195 * tone), int(160 * tone))
-        self._shirt, self._trousers = random_colour(random), random_colour(random)
+        self._skin: Color = (int(240 * tone), int(195 * tone), int(160 * tone))
+        self._shirt, self._trousers = random_color(random), random_color(random)
 
     def paint(self, owner: int) -> None:
         """Paint legs, body, head and arms, from back to front."""
         self._owner = owner
-        dark: Colour = (int(self._shirt[0] * 0.75), int(self._shirt[1] * 0.75), int(self._shirt[2] * 0.75))
+        dark: Color = (int(self._shirt[0] * 0.75), int(self._shirt[1] * 0.75), int(self._shirt[2] * 0.75))
         for side in ("left", "right"):
             self._stroke(self._trousers, 0.1, f"{side}_hip", f"{side}_knee", f"{side}_ankle")
             self._disc((30, 25, 25), 0.045, f"{side}_ankle")
@@ -73,27 +73,27 @@ class Painter:
         x, y = self._joints[_JOINT[name]].tolist()
         return x, y
 
-    def _stroke(self, colour: Colour, width: float, *names: str) -> None:
-        self._line(colour, width, [self._spot(name) for name in names])
+    def _stroke(self, color: Color, width: float, *names: str) -> None:
+        self._line(color, width, [self._spot(name) for name in names])
         for name in names:
-            self._disc(colour, width / 2, name)
+            self._disc(color, width / 2, name)
 
-    def _line(self, colour: Colour, width: float, spots: Sequence[tuple[float, ...]]) -> None:
+    def _line(self, color: Color, width: float, spots: Sequence[tuple[float, ...]]) -> None:
         points = [(x, y) for x, y in spots]
-        for canvas, ink in self._inks(colour):
+        for canvas, ink in self._inks(color):
             canvas.line(points, fill=ink, width=max(1, round(width * self._height)))
 
-    def _disc(self, colour: Colour, radius: float, name: str) -> None:
-        self._round(colour, radius, self._spot(name))
+    def _disc(self, color: Color, radius: float, name: str) -> None:
+        self._round(color, radius, self._spot(name))
 
-    def _round(self, colour: Colour, radius: float, spot: tuple[float, float]) -> None:
+    def _round(self, color: Color, radius: float, spot: tuple[float, float]) -> None:
         reach, (x, y) = radius * self._height, spot
-        for canvas, ink in self._inks(colour):
+        for canvas, ink in self._inks(color):
             canvas.ellipse((x - reach, y - reach, x + reach, y + reach), fill=ink)
 
-    def _polygon(self, colour: Colour, corners: Sequence[tuple[float, float]]) -> None:
-        for canvas, ink in self._inks(colour):
+    def _polygon(self, color: Color, corners: Sequence[tuple[float, float]]) -> None:
+        for canvas, ink in self._inks(color):
             canvas.polygon(list(corners), fill=ink)
 
-    def _inks(self, colour: Colour) -> list[tuple[ImageDraw.ImageDraw, Any]]:
-        return list(zip(self._canvases, (colour, self._owner), strict=True))
+    def _inks(self, color: Color) -> list[tuple[ImageDraw.ImageDraw, Any]]:
+        return list(zip(self._canvases, (color, self._owner), strict=True))

@@ -20,7 +20,7 @@ from samebits.recipes.pose.affine import Floats, Pixels
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, Example, TrainImages
 from samebits.recipes.pose.skeletons import COCO
-from tests.paint_people import Painter, random_colour
+from tests.paint_people import Painter, random_color
 
 MAX_PEOPLE = 4
 MIN_SHARE, MAX_SHARE = 0.4, 0.85  # height of a person as a fraction of the height of the image
@@ -151,10 +151,10 @@ def draw_synthetic_image(size_px: int, key: int) -> Drawing:
     for height in heights.tolist():
         joints = _pose(random) * height
         taken = [_bounds(other) for other in people]
-        centre = _free_position(joints, taken, size_px, random)
-        if centre is None:
+        center = _free_position(joints, taken, size_px, random)
+        if center is None:
             continue
-        people.append(joints + centre)
+        people.append(joints + center)
         canvases = [ImageDraw.Draw(image), ImageDraw.Draw(owners)]
         Painter(canvases, people[-1], height, random).paint(owner=len(people))
     owner_map = np.asarray(owners)
@@ -172,15 +172,15 @@ def _background(size_px: int, random: np.random.Generator) -> Image.Image:
     for _ in range(int(random.integers(8, 20))):
         x, y = random.uniform(-0.1, 1.1, 2) * size_px
         wide, high = random.uniform(0.02, 0.3, 2) * size_px
-        colour = random_colour(random)
+        color = random_color(random)
         kind = random.integers(3)
         if kind == 0:
-            draw.rectangle((x, y, x + wide, y + high), fill=colour)
+            draw.rectangle((x, y, x + wide, y + high), fill=color)
         elif kind == 1:
-            draw.ellipse((x, y, x + wide, y + high), fill=colour)
+            draw.ellipse((x, y, x + wide, y + high), fill=color)
         else:
             end = (x + (random.random() * 2 - 1) * 0.3 * size_px, y + high)
-            draw.line((x, y, *end), fill=colour, width=int(1 + random.uniform(0, 0.05) * size_px))
+            draw.line((x, y, *end), fill=color, width=int(1 + random.uniform(0, 0.05) * size_px))
     return image
 
 
@@ -229,10 +229,10 @@ def _free_position(joints: Floats, taken: Sequence[Floats], size_px: int, random
         margin = 0.03 * size_px
         low = np.array([-left - margin, -top])
         high = np.array([size_px - right + margin, size_px - bottom + margin])
-        centre: Floats = low + random.random(2) * (high - low)
-        mine = _bounds(joints + centre)
+        center: Floats = low + random.random(2) * (high - low)
+        mine = _bounds(joints + center)
         if all(_overlap(mine, other) < 0.2 for other in taken):
-            return centre
+            return center
     return None
 
 

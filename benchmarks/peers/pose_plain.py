@@ -140,8 +140,8 @@ class Targets:
     def __init__(self, size: int, num_joints: int, sigma: float, max_people: int = 30) -> None:
         self.size, self.num_joints, self.sigma, self.max_people = size, num_joints, sigma, max_people
         offsets = np.arange(0, 6 * sigma + 3, 1, float)
-        centre = 3 * sigma + 1
-        self.patch = np.exp(-((offsets - centre) ** 2 + (offsets[:, None] - centre) ** 2) / (2 * sigma**2))
+        center = 3 * sigma + 1
+        self.patch = np.exp(-((offsets - center) ** 2 + (offsets[:, None] - center) ** 2) / (2 * sigma**2))
 
     def heatmaps(self, joints: Any) -> Any:
         """(P, K, 3) joints in pixels of the map -> (K, size, size)."""
@@ -181,11 +181,11 @@ def sample(path: str, joints: Any, people: Any, mirrored: Any, size: int = 512, 
     mask = mask_of(people, height, width)
     scale = min(height, width) / 200 * random.uniform(0.75, 1.5)
     turn = np.deg2rad(random.uniform(-30, 30))
-    centre = np.array([width / 2, height / 2]) + [random.randint(-int(40 * scale), int(40 * scale)) for _ in range(2)]
+    center = np.array([width / 2, height / 2]) + [random.randint(-int(40 * scale), int(40 * scale)) for _ in range(2)]
     outputs = []
     is_mirrored = random.random() < 0.5
     for side in (size // 4, size // 2):
-        matrix = _matrix(centre, scale, turn, side)
+        matrix = _matrix(center, scale, turn, side)
         warped = cv2.warpAffine((mask * 255).astype(np.uint8), matrix, (side, side)) / 255
         warped = (warped > 0.5).astype(np.float32)
         placed = joints.copy()
@@ -193,7 +193,7 @@ def sample(path: str, joints: Any, people: Any, mirrored: Any, size: int = 512, 
         ones = np.ones((len(points), 1))
         placed[:, :, :2] = np.dot(np.concatenate([points, ones], axis=1), matrix.T).reshape(placed[:, :, :2].shape)
         outputs.append([placed, warped])
-    image = cv2.warpAffine(image, _matrix(centre, scale, turn, size), (size, size))
+    image = cv2.warpAffine(image, _matrix(center, scale, turn, size), (size, size))
     if is_mirrored:
         image = image[:, ::-1] - np.zeros_like(image)
         for side, output in zip((size // 4, size // 2), outputs, strict=True):
@@ -219,8 +219,8 @@ def mask_of(people: Any, height: int, width: int) -> Any:
     return found < 0.5
 
 
-def _matrix(centre: Any, scale: float, turn: float, side: int) -> Any:
+def _matrix(center: Any, scale: float, turn: float, side: int) -> Any:
     factor = side / (200 * scale)
     cos, sin = np.cos(turn), np.sin(turn)
     linear = factor * np.array([[cos, sin], [-sin, cos]])
-    return np.column_stack([linear, side / 2 - linear @ centre])
+    return np.column_stack([linear, side / 2 - linear @ center])

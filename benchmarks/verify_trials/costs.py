@@ -41,7 +41,7 @@ def cost_of_record(name: str, folder: Path, num_steps: int) -> dict[str, float]:
 
     Returns:
         Milliseconds of a step without it (median), of the record itself (mean, with the order of samples that several
-        processes compute for it), and the differences of neighbouring steps with and without it (median), as shares of
+        processes compute for it), and the differences of neighboring steps with and without it (median), as shares of
         a step; bytes per step.
     """
     with alone() as world:

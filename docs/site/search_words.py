@@ -43,7 +43,7 @@ class EnglishAndChinese(SearchEnglish):
 
 
 def _pairs(part: str) -> list[str]:
-    """Pairs of neighbouring characters of a run of Chinese ones; anything else is one word."""
+    """Pairs of neighboring characters of a run of Chinese ones; anything else is one word."""
     if len(part) < 2 or not re.match(f"[{_CHINESE}]", part):
         return [part]
     return [part[index : index + 2] for index in range(len(part) - 1)]

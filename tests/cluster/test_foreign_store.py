@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 
-def test_a_store_of_another_program_is_recognised_before_a_rank_writes_to_it(visits: Callable[..., Any]) -> None:
+def test_a_store_of_another_program_is_recognized_before_a_rank_writes_to_it(visits: Callable[..., Any]) -> None:
     theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
     theirs.set("torch.rendezvous.x", "state")
     before = sorted(theirs.list_keys())

@@ -1,4 +1,4 @@
-"""The tiny recipe with a rank that reads for ever, is stopped, or whose weights change, as set by STUCK."""
+"""The tiny recipe with a rank that reads forever, is stopped, or whose weights change, as set by STUCK."""
 
 from __future__ import annotations
 

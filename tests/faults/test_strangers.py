@@ -113,7 +113,7 @@ def test_runs_with_ids_of_their_own_share_a_port(launch: Callable[..., Launcher]
 
 
 @pytest.mark.full
-def test_a_store_of_torchrun_is_recognised_and_left_alone(launch: Callable[..., Launcher], tmp_path: Path) -> None:
+def test_a_store_of_torchrun_is_recognized_and_left_alone(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     from torch.distributed import TCPStore
 
     # As torchrun's agent serves it.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.labelled_images import coco, masks, regions, zipped
+from tests.fuzz.labeled_images import coco, masks, regions, zipped
 
 SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault does not take the machine's
 

@@ -123,13 +123,13 @@ def annotations() -> bytes:
     ).encode()
 
 
-def labelled_images() -> list[Seed]:
+def labeled_images() -> list[Seed]:
     """Masks, and regions of categories, with the images beside them."""
     beside = {"image.jpg": encoded("JPEG")}
     values = np.arange(120, dtype=np.uint16).reshape(10, 12) // 40
-    grey = Image.fromarray(values.astype(np.uint8))
-    palette = grey.convert("P")
-    files = {"a.png": (grey, {}), "b.png": (Image.fromarray(values), {}), "c.png": (palette, {}), "a.bmp": (grey, {}),
+    gray = Image.fromarray(values.astype(np.uint8))
+    palette = gray.convert("P")
+    files = {"a.png": (gray, {}), "b.png": (Image.fromarray(values), {}), "c.png": (palette, {}), "a.bmp": (gray, {}),
              "a.gif": (palette, {}), "a.tif": (Image.fromarray(values), {"compression": "tiff_lzw"})}  # fmt: skip
     seeds = []
     for name, (mask, options) in files.items():
@@ -271,7 +271,7 @@ def all_seeds() -> tuple[Seed, ...]:
     lines = "".join(json.dumps({"kind": "step", "step": at, "epoch": 0.5, "loss": 1.25}) + "\n" for at in range(5))
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
-        *labelled_images(), Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
+        *labeled_images(), Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
         *verified_files(),

@@ -1,4 +1,4 @@
-"""Synchronised batch norm and low precision on a GPU."""
+"""Synchronized batch norm and low precision on a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_micro_batches_equal_torchs_synchronized_batch_norm_of_all_of_them(
     (expected.float() * slopes.float()).flatten(1).sum(1).mean().backward()
 
     here = alone("cuda")
-    reducer = Reducer(layer, here, synchronised=True)
+    reducer = Reducer(layer, here, synchronized=True)
     (step,) = Order(22, 22, 6).steps(here, stop=1)
     outputs, gradients = torch.empty_like(inputs), torch.empty_like(inputs)
 

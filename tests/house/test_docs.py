@@ -161,7 +161,7 @@ def test_a_contributors_first_path_takes_two_hours(repo: Path) -> None:
     assert num_words / 200 + num_lines / 50 <= 120, f"{num_words} words and {num_lines} lines"
 
 
-def test_the_licence_is_whole(repo: Path) -> None:
+def test_the_license_is_whole(repo: Path) -> None:
     text = (repo / "LICENSE").read_text()
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text

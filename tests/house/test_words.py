@@ -36,6 +36,11 @@ RETIRED_IN_CODE = {
     r"takes? up|taking up|taken up": "restore",
     r"a person's|people's": "the user's",
 }
+# British spellings, also inside names: torch's, and so the field's, are American.
+_BRITISH = re.compile(
+    r"colour|centre|grey|neighbour|behaviour|labelled|licence|catalogue|(?:normal|initial|synchron|serial|optim|minim|recogn)is(?:e|ing)",
+    re.I,
+)
 PEOPLE = "src/samebits/recipes/pose/"  # where a person is an object in an image
 PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "src/samebits/recipes/*/README.md")
 
@@ -94,6 +99,11 @@ def found(root: Path) -> list[str]:
             ]
         name = path.relative_to(root).as_posix()
         places += [
+            f"{name}:{number}: {match[0]!r}; write American English"
+            for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+            for match in _BRITISH.finditer(text)
+        ]
+        places += [
             f"{name}:{line + text[: match.start()].count(chr(10))}: {match[0]!r} in a comment; write {instead}"
             for line, text in _written(path)
             for pattern, instead in _PATTERN_IN_CODE.items()
@@ -123,6 +133,7 @@ def test_no_text_has_a_retired_word(repo: Path) -> None:
         ("src/samebits/x.py", 'x = Field(description="made-up lines")\n'),
         ("src/samebits/x.py", '"""Give a person\'s files to the model."""\n'),
         ("src/samebits/x.py", 'class A:\n    def f(self):\n        """Put\n        back the model."""\n'),
+        ("src/samebits/x.py", "def draw(num_colours): ...\n"),
         ("src/samebits/x.py", "x = 1  # the facts of the dataset\n"),
         ("src/samebits/x.py", "# This process tells\n# the others.\n"),
         ("src/samebits/x.py", "# The run goes\n# on.\n"),

@@ -30,7 +30,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
     """Train a network with the reducer.
 
     Args:
-        network: A name in NETWORKS. Batch norm is synchronised in "synchronised".
+        network: A name in NETWORKS. Batch norm is synchronized in "synchronized".
         limits: BUCKET_BYTES, SMALL_BYTES and DIRECT_SIZE, where they are to be other ones.
 
     Returns:
@@ -43,7 +43,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
         patch.object(halving, "DIRECT_SIZE", limits.get("DIRECT_SIZE", halving.DIRECT_SIZE)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
-        reducer = Reducer(model, world, exact=exact, num_extras=2, synchronised=network == "synchronised")
+        reducer = Reducer(model, world, exact=exact, num_extras=2, synchronized=network == "synchronized")
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
         facts = []
         for step in order.steps(world, stop=num_steps):
@@ -122,12 +122,12 @@ def nan_on_one(world: World, order: Order, bad_leaf: int) -> Any:
 
 
 def gradient_without_dropout(world: World, order: Order) -> Any:
-    """The gradients of an order's first step through synchronised batch norm, as numpy arrays."""
-    model, (inputs, labels) = make("synchronised"), samples(order.num_samples)
+    """The gradients of an order's first step through synchronized batch norm, as numpy arrays."""
+    model, (inputs, labels) = make("synchronized"), samples(order.num_samples)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
-    reducer = Reducer(model, world, synchronised=True)
+    reducer = Reducer(model, world, synchronized=True)
     step = next(iter(order.steps(world, stop=1)))
 
     def run(micro: MicroBatch) -> None:
@@ -143,7 +143,7 @@ def gradient_without_dropout(world: World, order: Order) -> Any:
 def part_ways(world: World, order: Order, special_leaf: int) -> str:
     """Return a rank's error when one micro-batch, perhaps of another rank, does not reach the batch norm."""
     model, (inputs, labels) = make("parting ways"), samples(order.num_samples)
-    reducer = Reducer(model, world, synchronised=True)
+    reducer = Reducer(model, world, synchronized=True)
     step = next(iter(order.steps(world, stop=1)))
 
     def run(micro: MicroBatch) -> None:

@@ -98,7 +98,7 @@ class PartingWays(nn.Module):
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": WithBatchNorm,
-    "synchronised": WithBatchNorm,
+    "synchronized": WithBatchNorm,
     "parting ways": PartingWays,
     "gaps": WithGaps,
     "plain": Plain,

@@ -53,5 +53,5 @@ def groups() -> Any:
 def policies_with_batch_norm() -> Any:
     """Return for each rank the policies of gloo's threads once a model with synchronized batch norm has its sums."""
     with samebits.world() as world:
-        Reducer(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), world, synchronised=True)
+        Reducer(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), world, synchronized=True)
         return collectives.all_gather_object(world, [os.sched_getscheduler(each) for each in gloo_threads()])

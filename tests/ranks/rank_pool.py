@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from samebits.cluster.world import World
 
 LIMIT_S = 180.0
-# How long the others may take once a rank has failed: some answer, and some wait for it for ever.
+# How long the others may take once a rank has failed: some answer, and some wait for it forever.
 PEERS_S = 20.0
 
 

@@ -40,11 +40,11 @@ class Tied(nn.Module):
 
 
 def gradient_of_tied(world: World, order: Order) -> bytes:
-    """The gradient of the layer that is used twice, after one synchronised step in bf16."""
+    """The gradient of the layer that is used twice, after one synchronized step in bf16."""
     torch.manual_seed(0)
     model, inputs = Tied(), torch.randn(order.num_samples, 16)
     use_precision(model, runs_in_ranks.settings(precision="bf16", batch_norm="sync"), world.device)
-    reducer = Reducer(model, world, synchronised=True)
+    reducer = Reducer(model, world, synchronized=True)
     (step,) = order.steps(world, stop=1)
 
     def run(micro: MicroBatch) -> None:

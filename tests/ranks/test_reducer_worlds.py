@@ -95,7 +95,7 @@ def test_any_number_of_micro_batches_gives_the_same_bits(pool: RankPool, num_mic
     assert_equal_everywhere(pool, (2, 3, 4), "batch norm", order, 3, True, limits)
 
 
-@pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronised"])
+@pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronized"])
 @pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "many"])
 def test_steps_of_one_and_of_two_micro_batches_in_turn_have_the_same_bits(
     pool: RankPool, network: str, limits: dict[str, int]

@@ -28,7 +28,7 @@ from tests.ranks.test_run_worlds import NUM_STEPS, poisoned
 def test_synchronized_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPool, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
-    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronised", order, 4, True, limits)
+    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronized", order, 4, True, limits)
     others, other_weights, _ = assert_equal_everywhere(pool, (), "batch norm", order, 4, True, limits)
     assert facts[0] != others[0]
     assert weights["layers.1.num_batches_tracked"] == other_weights["layers.1.num_batches_tracked"] == 4
@@ -36,8 +36,8 @@ def test_synchronized_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPoo
 
 def layer_sums(world: World, order: Order) -> list[bytes]:
     """Return the statistics of each micro-batch of a rank, for numbers of very different sizes."""
-    model = make("synchronised")
-    reducer = Reducer(model, world, synchronised=True)
+    model = make("synchronized")
+    reducer = Reducer(model, world, synchronized=True)
     (step,) = order.steps(world, stop=1)
     sums = reducer._layer_sums
     assert sums is not None
@@ -75,7 +75,7 @@ def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(pool: RankP
 )
 def test_any_cut_gives_the_same_bits(pool: RankPool, world: int, order: Order) -> None:
     # Some ranks have nothing to do, in all steps or in the last one.
-    assert_equal_everywhere(pool, (world,), "synchronised", order, min(3, 2 * order.steps_per_epoch), True, {})
+    assert_equal_everywhere(pool, (world,), "synchronized", order, min(3, 2 * order.steps_per_epoch), True, {})
 
 
 def test_another_cut_gives_the_same_gradient_but_for_rounding(pool: RankPool) -> None:
@@ -90,9 +90,9 @@ def test_another_cut_gives_the_same_gradient_but_for_rounding(pool: RankPool) ->
 
 def test_in_fast_mode_ranks_are_equal_and_differ_from_exact_by_rounding(pool: RankPool) -> None:
     order = Order(num_samples=41, global_batch=26, micro_batch=4, seed=2)
-    ((_, exact, _),) = pool.run(1, jobs.train, "synchronised", order, 3, True, {})
+    ((_, exact, _),) = pool.run(1, jobs.train, "synchronized", order, 3, True, {})
     for world in (1, 3, 4):
-        results = pool.run(world, jobs.train, "synchronised", order, 3, False, {})
+        results = pool.run(world, jobs.train, "synchronized", order, 3, False, {})
         assert len({jobs.digest(facts) for facts, *_ in results}) == 1
         for name, values in results[0][1].items():
             np.testing.assert_allclose(values, exact[name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -115,7 +115,7 @@ def test_a_wrong_magic_is_shown(tmp_path: Path) -> None:
     assert "00 00 08 03" in text
 
 
-def test_labels_in_place_of_pictures_are_recognised(tmp_path: Path) -> None:
+def test_labels_in_place_of_pictures_are_recognized(tmp_path: Path) -> None:
     _write_mnist(tmp_path)
     with pytest.raises(DataError, match="swapped"):
         read_idx(tmp_path / "train-labels-idx1-ubyte", num_dims=3)
@@ -169,7 +169,7 @@ def test_digits_hold_out_a_fifth_of_each_class() -> None:
     assert not any(image.tobytes() in seen for image in held_images)
 
 
-def test_normalised_pictures_have_mean_0_and_deviation_1(mnist_folder: Path) -> None:
+def test_normalized_pictures_have_mean_0_and_deviation_1(mnist_folder: Path) -> None:
     for config in (DataConfig(name="digits"), DataConfig(root=mnist_folder, num_train=20_000)):
         samples = open_images(config, train=True)
         everything = np.arange(len(samples))

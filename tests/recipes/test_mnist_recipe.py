@@ -108,7 +108,7 @@ def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path: Path) -> None:
     pixels[5, 5] = 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
     scale = SCALES["mnist"]
-    expected = scale.normalise(torch.from_numpy(pixels))
+    expected = scale.normalize(torch.from_numpy(pixels))
     assert torch.allclose(read_image(tmp_path / "a.png", scale)[0], expected, atol=1e-5)
 
 

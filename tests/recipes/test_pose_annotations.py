@@ -140,7 +140,7 @@ def test_a_damaged_picture_is_named(small: Path, content: bytes | None, said: st
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_grey_and_cmyk_pictures_are_read_as_colours(small: Path, mode: str) -> None:
+def test_gray_and_cmyk_pictures_are_read_as_colors(small: Path, mode: str) -> None:
     path = small / "images/val2017/000000000001.jpg"
     Image.open(path).convert(mode).save(path)
     assert EvalImages(_open(small)).rgb(0).shape == (64, 64, 3)

@@ -1,4 +1,4 @@
-"""Skeletons are visible on any background, one colour per person, at the right positions."""
+"""Skeletons are visible on any background, one color per person, at the right positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samebits.recipes.pose.drawing import draw_evaluation, draw_people, draw_pre
 from samebits.recipes.pose.infer import Detections, to_prediction
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.skeletons import COCO
-from samebits.report.pictures import colours
+from samebits.report.pictures import colors
 
 
 def _person(left: float, score: float = 0.9) -> Any:
@@ -37,13 +37,13 @@ def test_every_joint_shows_on_any_ground(ground: tuple[int, int, int]) -> None:
         assert np.abs(around - ground).max() > 80
 
 
-def test_each_person_has_a_colour_of_their_own() -> None:
+def test_each_person_has_a_color_of_their_own() -> None:
     drawn = _pixels(draw_people(Image.new("RGB", (300, 200)), [_person(40), _person(200)], COCO))
-    first, second = colours(2)
+    first, second = colors(2)
     assert np.abs(drawn[40, 40] - first).max() < 25
     assert np.abs(drawn[40, 200] - second).max() < 25
     assert np.abs(np.array(first) - second).max() > 100
-    assert len(set(colours(30))) == 30
+    assert len(set(colors(30))) == 30
 
 
 def test_missing_joints_and_their_limbs_are_left_out() -> None:
@@ -82,7 +82,7 @@ def test_an_image_without_people_has_a_caption(tmp_path: Path) -> None:
 
 
 class Dark:
-    """Samples that are dark grey."""
+    """Samples that are dark gray."""
 
     def rgb(self, index: int) -> Any:
         return np.full((200, 300, 3), 40 + index, np.uint8)
@@ -106,15 +106,15 @@ def test_an_evaluation_is_drawn_as_found_there_and_heat(tmp_path: Path) -> None:
     top, bottom = 45, 203
     found_panel, there_panel, heat_panel = (sheet[top:bottom, 20 + 248 * n : 260 + 248 * n] for n in range(3))
 
-    def is_coloured(part: Any) -> bool:
+    def is_colored(part: Any) -> bool:
         return bool((part.max(axis=2) - part.min(axis=2) > 100).any())
 
-    assert is_coloured(found_panel[:, 120:])
-    assert not is_coloured(found_panel[:, :100])
-    assert is_coloured(there_panel[:, :100])
-    assert not is_coloured(there_panel[:, 120:])
+    assert is_colored(found_panel[:, 120:])
+    assert not is_colored(found_panel[:, :100])
+    assert is_colored(there_panel[:, :100])
+    assert not is_colored(there_panel[:, 120:])
     middle = heat_panel[75:87, 112:130]
-    assert is_coloured(middle) or middle.max() > 200
+    assert is_colored(middle) or middle.max() > 200
     assert heat_panel[:40, :60].max() < 60
 
 

@@ -216,7 +216,7 @@ def test_tags_that_are_no_numbers_leave_every_peak_alone() -> None:
     assert (people[:, :, SCORE] > 0).sum() == 17
 
 
-def test_equal_neighbours_are_all_peaks() -> None:
+def test_equal_neighbors_are_all_peaks() -> None:
     heat = torch.zeros(1, 8, 8)
     heat[0, 3, 3:5] = 0.7
     assert find_peaks(heat, 0.1, 5).tolist() == [3 * 8 + 3, 3 * 8 + 4]

@@ -83,9 +83,9 @@ def test_a_joint_far_outside_or_nowhere_leaves_no_trace() -> None:
     st.lists(st.tuples(st.floats(-100, 700), st.floats(-100, 700)), min_size=1, max_size=6),
 )
 def test_points_come_back_through_the_inverse_map(
-    centre: tuple[float, float], scale: float, rotation: float, mirrored: bool, points: list[tuple[float, float]]
+    center: tuple[float, float], scale: float, rotation: float, mirrored: bool, points: list[tuple[float, float]]
 ) -> None:
-    placement = Placement(centre, scale, rotation, mirrored)
+    placement = Placement(center, scale, rotation, mirrored)
     placed = placement.points(np.array(points), 256)
     if mirrored:
         placed[:, 0] = 255 - placed[:, 0]
@@ -140,7 +140,7 @@ def test_placements_follow_from_the_key_and_stay_in_their_bounds() -> None:
     turns = np.array([placement.rotation_deg for placement in placements])
     assert -20 <= turns.min() < -19.5
     assert 19.5 < turns.max() <= 20
-    shifts = np.array([placement.centre for placement in placements]) - (320, 200)
+    shifts = np.array([placement.center for placement in placements]) - (320, 200)
     assert (np.abs(shifts) <= 30 * 2.0 * scales[:, None]).all()
     assert abs(shifts.mean()) < 3
     assert np.mean([placement.is_mirrored for placement in placements]) == pytest.approx(0.3, abs=0.04)

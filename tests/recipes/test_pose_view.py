@@ -25,7 +25,7 @@ def test_views_have_the_references_sizes_and_matrices(parity_folder: Path) -> No
             min_scale=fact["min_scale"],
         )  # fmt: skip
         assert (seen.width, seen.height) == (fact["resized_w"], fact["resized_h"])
-        assert seen.centre == (fact["center_x"], fact["center_y"])
+        assert seen.center == (fact["center_x"], fact["center_y"])
         corners = np.array([[0, 0], [seen.width, 0], [0, seen.height]], np.float64)
         inverse = row[columns.index("inv00") :].reshape(2, 3)
         expected = corners @ inverse[:, :2].T + inverse[:, 2]

@@ -16,7 +16,7 @@ from samebits.data.keyed import keys
 from samebits.errors import DataError, SamebitsError
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.segment.config import Config, DataConfig, MakeConfig
-from samebits.recipes.segment.data import LabelledImages
+from samebits.recipes.segment.data import LabeledImages
 from samebits.recipes.segment.listing import check_micro_batches, list_images, open_source
 from samebits.recipes.segment.make import make
 
@@ -28,10 +28,10 @@ def made(tmp_path: Path) -> Path:
     return tmp_path / "made"
 
 
-def opened(root: Path, *, train: bool = True, **settings: Any) -> tuple[dict[str, Any], LabelledImages]:
+def opened(root: Path, *, train: bool = True, **settings: Any) -> tuple[dict[str, Any], LabeledImages]:
     config = DataConfig(root=root, size_px=(32, 64), **settings)
     info = json.loads(json.dumps(list_images(config, 0)))
-    return info, LabelledImages(open_source(config, info, train=train), config, train=train)
+    return info, LabeledImages(open_source(config, info, train=train), config, train=train)
 
 
 def read_all(root: Path, **settings: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_crop_cuts_image_and_labels_at_the_same_place(made: Path) -> None:
             labels = np.repeat(np.arange(0, 250, 5, dtype=np.uint8)[None], 40, 0).repeat(4, axis=1)
             return np.stack([labels] * 3, axis=2), labels
 
-    samples = LabelledImages(Striped(), DataConfig(size_px=(64, 96), crop_area=(0.2, 0.9)), train=True)
+    samples = LabeledImages(Striped(), DataConfig(size_px=(64, 96), crop_area=(0.2, 0.9)), train=True)
     indices = np.arange(6)
     batch = samples.batch(indices, keys(0, 3, indices))
     assert len({int(labels[0, 0]) for labels in batch.targets["labels"]}) > 2
@@ -131,7 +131,7 @@ def test_palette_and_16_bit_masks_with_a_suffix_in_named_folders_are_read(tmp_pa
 
 
 BAD_MASKS: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
-    "colours": (lambda r: save_mask(r, "b", np.zeros((2, 2, 3), np.uint8)), {}, "b.png has colours, not classes"),
+    "colors": (lambda r: save_mask(r, "b", np.zeros((2, 2, 3), np.uint8)), {}, "b.png has colors, not classes"),
     "lossy": (lambda r: (r / "masks/b.png").rename(r / "masks/b.jpg"), {}, "b.jpg has a lossy format"),
     "no image": (lambda r: (r / "images/b.jpg").unlink(), {}, "b.png has no image"),
     "twice": (lambda r: Image.new("L", (2, 2)).save(r / "masks/b.tif"), {}, "has two files for b"),

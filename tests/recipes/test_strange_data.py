@@ -58,11 +58,11 @@ def test_a_picture_of_one_pixel_by_a_million_is_classified_and_not_looked_at_for
 def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_path: Path, size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    from samebits.data.crop import centre_square, resized
-    from samebits.recipes.classify.data import crop_centre
+    from samebits.data.crop import center_square, resized
+    from samebits.recipes.classify.data import crop_center
 
     whole = resized(pixels, None, 256, int(256 * size[0] / size[1]))
-    assert torch.equal(crop_centre(pixels, DataConfig()), centre_square(whole, 224))
+    assert torch.equal(crop_center(pixels, DataConfig()), center_square(whole, 224))
 
 
 def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_an_empty_file_of_labels_is_refused(tmp_path: Path) -> None:
 )
 def test_unicode_forms_are_a_choice(tmp_path: Path, form: str, text: str) -> None:
     content = "a.png\tＡ１　ｶﾞe\u0301①\n" if form in ("nfc", "nfkc") else "a.png\tＡ１　ｶﾞé①\n"
-    assert rows(labels_of(tmp_path / "l.txt", content, normalise=form)) == [("a.png", text)]
+    assert rows(labels_of(tmp_path / "l.txt", content, normalize=form)) == [("a.png", text)]
 
 
 def write_lines(folder: Path, texts: dict[str, str], name: str = "l.txt", size: tuple[int, int] = (60, 20)) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from samebits.errors import DataError
-from samebits.recipes.text.images import packed_size, read_grey, read_packed, size_of
+from samebits.recipes.text.images import packed_size, read_gray, read_packed, size_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (20, 50), dtype=np.uint8)
 LINE = Image.fromarray(PIXELS)
@@ -39,8 +39,8 @@ def transparent() -> Image.Image:
 
 
 FILES = {
-    "grey": file_of(LINE, "PNG"),
-    "colours": file_of(Image.merge("RGB", [LINE, LINE.rotate(180), LINE]), "JPEG"),
+    "gray": file_of(LINE, "PNG"),
+    "colors": file_of(Image.merge("RGB", [LINE, LINE.rotate(180), LINE]), "JPEG"),
     "transparent": file_of(transparent(), "PNG"),
     "16 bits": file_of(Image.fromarray(PIXELS.astype(np.uint16) * 257), "PNG"),
     "palette": file_of(LINE.convert("RGB").quantize(16), "PNG"),
@@ -58,11 +58,11 @@ def test_a_packed_picture_is_seen_as_the_same_file_is(tmp_path: Path, kind: str)
     folder = packed(tmp_path / "set", FILES[kind])
     picture = read_packed(folder, 1)
     assert picture.std() > 10
-    assert np.array_equal(picture, read_grey(tmp_path / "line"))
+    assert np.array_equal(picture, read_gray(tmp_path / "line"))
     assert packed_size(folder, 1) == size_of(tmp_path / "line") == picture.shape[::-1]
 
 
-@pytest.mark.parametrize("kind", ["grey", "colours"])
+@pytest.mark.parametrize("kind", ["gray", "colors"])
 def test_a_damaged_packed_picture_is_named(tmp_path: Path, kind: str) -> None:
     folder = packed(tmp_path / "set", FILES[kind][:-300])
     with pytest.raises(DataError, match=r"image-000000001 of .*set is damaged"):

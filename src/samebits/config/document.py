@@ -40,12 +40,12 @@ _READABLE_ERRORS = {
     _NO_COLON: ("a key needs a colon and a space after it", "Write it as key: value."),
     _SECOND_KEY: (
         "a key is not allowed here",
-        "Indent the line like its neighbours, or put quotes around a value that has a colon in it.",
+        "Indent the line like its neighbors, or put quotes around a value that has a colon in it.",
     ),
     "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
     "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
     "but found '<stream end>'": ("the text ends where a value should follow", "Add the value, or close the bracket."),
-    "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbours."),
+    "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbors."),
     "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
     "special characters": ("the line has a control character", "Remove the character."),
 }

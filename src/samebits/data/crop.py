@@ -1,4 +1,4 @@
-"""Random and centre crops of images, and their resizing.
+"""Random and center crops of images, and their resizing.
 
 Legend: N images, H and W their height and width. Boxes are in whole pixels of the upright image, from its left and top.
 """
@@ -79,7 +79,7 @@ def _try_box(
 
 
 def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
-    """Return the largest centred box of an allowed ratio, for images so long that no try was inside."""
+    """Return the largest centered box of an allowed ratio, for images so long that no try was inside."""
     width, height = size
     if width < ratio[0] * height:
         box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
@@ -168,7 +168,7 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
     return resized(pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter))
 
 
-def centre_square(image: Tensor, side_px: int) -> Tensor:
+def center_square(image: Tensor, side_px: int) -> Tensor:
     """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
     height, width = image.shape[:2]
     if height < side_px or width < side_px:

@@ -1,6 +1,6 @@
 """Decode image files of any format to 8-bit RGB, as an image viewer shows them.
 
-The EXIF orientation is applied. Grey, CMYK, palette and 16-bit images are converted, transparent parts are blended over
+The EXIF orientation is applied. Gray, CMYK, palette and 16-bit images are converted, transparent parts are blended over
 white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their size.
 """
 
@@ -192,7 +192,7 @@ class JpegHead(NamedTuple):
         size: (width, height) in pixels as stored.
         height_at: Offset of the height in the file, in bytes; it has two bytes.
         is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
-            Adobe segment, which may name another colour space.
+            Adobe segment, which may name another color space.
         is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
     """
 
@@ -280,7 +280,7 @@ def _to_rgb(image: Image.Image) -> ByteArray:
 
 
 def _white(image: Image.Image) -> float:
-    """Return the value of white in a grey image of 16 or 32 bits: of floats, the maximum, at least 1."""
+    """Return the value of white in a gray image of 16 or 32 bits: of floats, the maximum, at least 1."""
     if not image.mode.startswith("F"):
         return 65535.0
     return max(1.0, float(np.asarray(image).max(initial=0.0)))
@@ -290,8 +290,8 @@ def _strip_to_rgb(image: Image.Image, white: float) -> ByteArray:
     if image.mode[0] in "IF":  # 16 and 32 bits, which Pillow's conversion would clip at 255
         wide = np.asarray(image, dtype=np.float64)
         with np.errstate(invalid="ignore"):  # a file can contain NaN
-            grey = np.clip(wide * (255 / white), 0, 255).round().astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+            gray = np.clip(wide * (255 / white), 0, 255).round().astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2)
     if image.mode != "RGB":
         if image.has_transparency_data:
             image = image.convert("RGBA")

@@ -35,7 +35,7 @@ class PaddedOrder(Order):
 class DealtOrder(Order):
     """An `Order` that deals a step's micro-batches out in turn, for a sharded model in exact mode.
 
-    The micro-batches that run at the same time are then neighbours in the reduction tree, and enter it together. Ranks
+    The micro-batches that run at the same time are then neighbors in the reduction tree, and enter it together. Ranks
     with fewer than rank 0 repeat the step's first one with weight 0. Seven micro-batches on three ranks:
 
         rank 0    0  3  6

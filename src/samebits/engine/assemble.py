@@ -84,7 +84,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
             order,
             exact=is_exact,
             num_extras=MAX_TERMS,
-            synchronised=config.batch_norm == "sync",
+            synchronized=config.batch_norm == "sync",
             compress=config.compress,
         ),
         order=order,

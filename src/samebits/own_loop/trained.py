@@ -33,7 +33,7 @@ class Trained:
     Attributes:
         is_closed: Whether the loop has called `step()` in the current micro-batch.
         num_calls: Number of calls of `step()` in the current step.
-        settings: Settings of each parameter group at the begin of the step.
+        settings: Settings of each parameter group at the start of the step.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
         buffers: Sent in the messages of the gradients; None: in messages of their own.
     """

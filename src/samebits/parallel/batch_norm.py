@@ -104,22 +104,22 @@ class _SynchronizedBatchNorm(_BatchNorm):
             self.running_var.copy_(running[1])
 
 
-class SynchronisedBatchNorm1d(_SynchronizedBatchNorm, nn.BatchNorm1d):
+class SynchronizedBatchNorm1d(_SynchronizedBatchNorm, nn.BatchNorm1d):
     """Synchronized batch norm over (N, C) or (N, C, L) inputs."""
 
 
-class SynchronisedBatchNorm2d(_SynchronizedBatchNorm, nn.BatchNorm2d):
+class SynchronizedBatchNorm2d(_SynchronizedBatchNorm, nn.BatchNorm2d):
     """Synchronized batch norm over (N, C, H, W) inputs."""
 
 
-class SynchronisedBatchNorm3d(_SynchronizedBatchNorm, nn.BatchNorm3d):
+class SynchronizedBatchNorm3d(_SynchronizedBatchNorm, nn.BatchNorm3d):
     """Synchronized batch norm over (N, C, D, H, W) inputs."""
 
 
 KINDS: dict[type[nn.Module], type[_SynchronizedBatchNorm]] = {
-    nn.BatchNorm1d: SynchronisedBatchNorm1d,
-    nn.BatchNorm2d: SynchronisedBatchNorm2d,
-    nn.BatchNorm3d: SynchronisedBatchNorm3d,
+    nn.BatchNorm1d: SynchronizedBatchNorm1d,
+    nn.BatchNorm2d: SynchronizedBatchNorm2d,
+    nn.BatchNorm3d: SynchronizedBatchNorm3d,
 }
 
 
@@ -142,7 +142,7 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def synchronise(model: nn.Module, world: World, device: torch.device, coroutines: Coroutines) -> LayerSums | None:
+def synchronize(model: nn.Module, world: World, device: torch.device, coroutines: Coroutines) -> LayerSums | None:
     """Make a model's batch norms take their statistics over a step. Parameters, buffers, names and hooks do not change.
 
     Args:

@@ -227,7 +227,7 @@ class Coroutines:
                 self._resume(self._following(coroutine))
                 return
         except BaseException as error:
-            # Even SystemExit: if control did not return to `run`, it would wait for ever.
+            # Even SystemExit: if control did not return to `run`, it would wait forever.
             coroutine.error, coroutine.is_done = error, True
         if coroutine in self._all:  # else an interrupt of `run` came while it started this thread, and `run` has ended
             self._is_over = True

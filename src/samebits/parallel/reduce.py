@@ -23,7 +23,7 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_forward
-from samebits.parallel.batch_norm import synchronise
+from samebits.parallel.batch_norm import synchronize
 from samebits.parallel.bucket import Bucket, Leaf, is_dense
 from samebits.parallel.compress import LOW_PRECISION, make_buckets
 from samebits.parallel.coroutines import Coroutines
@@ -68,7 +68,7 @@ class Reducer:
         reducer.reduce()                    # parameters now have the gradient of the mean over the step's samples
         optimizer.step()
 
-    With `synchronised`, micro-batches wait for each other inside the model: the loop is then `reducer.run(body)`, and
+    With `synchronized`, micro-batches wait for each other inside the model: the loop is then `reducer.run(body)`, and
     all micro-batches of a process are in memory at the same time.
 
     Args:
@@ -76,7 +76,7 @@ class Reducer:
         world: The ranks.
         exact: Sum in tree order, so that the world size changes no bit. Otherwise in the fastest order.
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
-        synchronised: Compute batch norm's statistics over all micro-batches of a step.
+        synchronized: Compute batch norm's statistics over all micro-batches of a step.
         compress: How gradients are compressed; None: not at all.
 
     Raises:
@@ -91,7 +91,7 @@ class Reducer:
         *,
         exact: bool = True,
         num_extras: int = 0,
-        synchronised: bool = False,
+        synchronized: bool = False,
         compress: str = "none",
     ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -118,7 +118,7 @@ class Reducer:
             for index, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(number, index))
         coroutines = Coroutines(self._save, self._restore)
-        self._layer_sums = synchronise(model, world, self._device, coroutines) if synchronised else None
+        self._layer_sums = synchronize(model, world, self._device, coroutines) if synchronized else None
         self._step: Step | None = None
         self._loss_scale = 1.0
         self._open: _Open | None = None
@@ -168,7 +168,7 @@ class Reducer:
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Context of one forward and backward pass. Seeds torch's generators by the micro-batch's key."""
-        assert self._layer_sums is None or self._layer_sums.is_open, "synchronised micro-batches run in `reducer.run`"
+        assert self._layer_sums is None or self._layer_sums.is_open, "synchronized micro-batches run in `reducer.run`"
         self._open = _Open(micro_batch, [self._start_leaf(bucket, micro_batch) for bucket in self._buckets])
         seed_forward(micro_batch.forward_key, self._device)
         try:

@@ -42,7 +42,7 @@ class Replica(Protocol):
         """The module whose parameters the optimizer updates."""
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
+        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
     ) -> Reducer | ShardedReducer | ExactShardedReducer:
         """Create the object that sums a step over the world; called by all ranks together.
 
@@ -50,7 +50,7 @@ class Replica(Protocol):
             order: Plans the steps.
             exact: Sum in the fixed binary tree.
             num_extras: Number of loss terms that are summed with the gradient.
-            synchronised: Compute batch norm's statistics over the whole step.
+            synchronized: Compute batch norm's statistics over the whole step.
             compress: Rounding of gradients: "none", "bf16" or "fp16".
         """
 
@@ -102,7 +102,7 @@ class WholeReplica:
         if world.device.type == "cpu":
             keep_freed_memory()
 
-    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str) -> Reducer:
+    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> Reducer:
         """See `Replica.make_reducer`."""
         if isinstance(order, RecheckedOrder):
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
@@ -112,7 +112,7 @@ class WholeReplica:
             self._world,
             exact=exact,
             num_extras=num_extras,
-            synchronised=synchronised,
+            synchronized=synchronized,
             compress=compress,
         )
 

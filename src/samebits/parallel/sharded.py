@@ -78,7 +78,7 @@ class Shards(ShardedReplica):
         super().__init__(model, world, parameters)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
+        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
     ) -> ShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         return ShardedReducer(self.module, self, self._world, num_extras=num_extras)

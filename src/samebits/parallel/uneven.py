@@ -4,7 +4,7 @@
     even division    0  0  0  0  0  0  1  1  1  1  1  1      rank 1 takes twice as long: 12 units of time
     by speed         0  0  0  0  0  0  0  0  1  1  1  1      8 units
 
-Each rank still has neighbouring micro-batches. The sum over a step follows the tree, wherever its leaves are
+Each rank still has neighboring micro-batches. The sum over a step follows the tree, wherever its leaves are
 computed, so the division changes no bit in exact mode.
 """
 

@@ -1,4 +1,4 @@
-"""Synthetic images of shapes in strong colours on dull backgrounds, to try recipes without data."""
+"""Synthetic images of shapes in strong colors on dull backgrounds, to try recipes without data."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.rand
     width, height = (size_px, shorter) if random.random() < 0.5 else (shorter, size_px)
     image = Image.fromarray(draw_background(width, height, random))
     radius = min(width, height) * random.uniform(0.3, 0.46)
-    centre = (random.uniform(radius, width - radius), random.uniform(radius, height - radius))
-    points = [(centre[0] + radius * x, centre[1] + radius * y) for x, y in outline(random.uniform(-0.2, 0.2))]
+    center = (random.uniform(radius, width - radius), random.uniform(radius, height - radius))
+    points = [(center[0] + radius * x, center[1] + radius * y) for x, y in outline(random.uniform(-0.2, 0.2))]
     mask = draw_coverage(points, width, height)
-    # A strong colour on a dull background: each channel is either low or high.
-    image.paste(strong_colour(random), (0, 0), mask)
+    # A strong color on a dull background: each channel is either low or high.
+    image.paste(strong_color(random), (0, 0), mask)
     noise = random.normal(0, 4, (height, width, 1))
     return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
 
@@ -48,15 +48,15 @@ def draw_coverage(points: Points, width: int, height: int) -> Image.Image:
     return mask.resize((width, height), Image.Resampling.BOX)
 
 
-def strong_colour(random: np.random.Generator) -> tuple[int, ...]:
-    """Choose a colour whose channels are each either low or high."""
+def strong_color(random: np.random.Generator) -> tuple[int, ...]:
+    """Choose a color whose channels are each either low or high."""
     return tuple(
         int(low + 195 * high) for low, high in zip(random.integers(0, 61, 3), random.integers(0, 2, 3), strict=True)
     )
 
 
 def draw_background(width: int, height: int, random: np.random.Generator) -> ByteArray:
-    """Draw (height, width, 3) bytes: a few large soft spots of dull colours.
+    """Draw (height, width, 3) bytes: a few large soft spots of dull colors.
 
     Args:
         width: Width of the image, pixels.

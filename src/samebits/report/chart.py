@@ -25,7 +25,7 @@ Records = Sequence[Mapping[str, Any]]
 
 _FAINT = "#767676"
 # Distinguishable with color vision deficiency (Okabe and Ito, 2008).
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MAX_POINTS = 1000  # of a line: more are not visible
 _LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
 
@@ -34,7 +34,7 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
     """Plot lines on axes that start at 0.
 
     Args:
-        lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and grey.
+        lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and gray.
         path: Where the PNG goes.
         title: Above the chart.
         x_name: What x is, with its unit.
@@ -45,13 +45,13 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
     """
     with _figure(path, (7.6, 4.4), "".join([title, *lines])) as figure:
         axes = figure.subplots()
-        colours = itertools.cycle(_COLOURS)
+        colors = itertools.cycle(_COLORS)
         for name, points in lines.items():
             x, y = zip(*points, strict=True)
             if name.startswith("("):
                 axes.plot(x, y, color=_FAINT, linewidth=1, linestyle="--", label=name.strip("()"))
             else:
-                axes.plot(x, y, color=next(colours), linewidth=2, marker="o", label=name)
+                axes.plot(x, y, color=next(colors), linewidth=2, marker="o", label=name)
         axes.set(
             title=title, xlabel=x_name, ylabel=y_name, xticks=sorted({x for line in lines.values() for x, _ in line})
         )
@@ -77,9 +77,9 @@ def draw_rates(
     """
     with _figure(path, (7.6, 4.4), name) as figure:
         axes = figure.subplots()
-        axes.plot(rates, losses, color=_COLOURS[0], linewidth=1.5, label="loss")
+        axes.plot(rates, losses, color=_COLORS[0], linewidth=1.5, label="loss")
         if suggestion is not None:
-            axes.axvline(suggestion, color=_COLOURS[1], linestyle="--", label=f"suggestion: {suggestion:g}")
+            axes.axvline(suggestion, color=_COLORS[1], linestyle="--", label=f"suggestion: {suggestion:g}")
         axes.set(title=f"{name}: learning-rate range test", xlabel="learning rate", ylabel="loss", xscale="log")
         if losses:
             axes.set_ylim(bottom=min(0.0, *losses), top=1.5 * max(losses[0], min(losses)) or None)  # it diverges
@@ -103,18 +103,18 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
     with _figure(path, (9.6, 4.0), name) as figure:
         left, right = figure.subplots(1, 2)
         losses = [_points(train, "loss"), _points(evaluations, "loss")]
-        for label, points, colour in zip(("training", "validation"), losses, _COLOURS, strict=False):
-            _plot(left, points, label, colour)
+        for label, points, color in zip(("training", "validation"), losses, _COLORS, strict=False):
+            _plot(left, points, label, color)
         values = [y for points in losses for _, y in points]
         if values and min(values) > 0 and max(values) > _LOG_FROM * min(values):
             left.set_yscale("log")
         left.set(title=f"{name}: loss", xlabel="epoch")
         points = _points(evaluations, metric)
-        _plot(right, points, "validation", _COLOURS[1])
+        _plot(right, points, "validation", _COLORS[1])
         if points:
             best = (max if better == "max" else min)(points, key=lambda point: point[1])
             label = f"best: {metric_value(metric, best[1])} after epoch {best[0]:g}"
-            right.plot(*best, marker="*", markersize=16, linestyle="", color=_COLOURS[2], label=label)
+            right.plot(*best, marker="*", markersize=16, linestyle="", color=_COLORS[2], label=label)
         right.set(title=f"{name}: {metric_name(metric)}", xlabel="epoch")
         for axes in (left, right):
             axes.set_xlim(left=0)
@@ -132,11 +132,11 @@ def _points(records: Records, name: str) -> list[tuple[float, float]]:
     return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def _plot(axes: Axes, points: Line, label: str, colour: str) -> None:
+def _plot(axes: Axes, points: Line, label: str, color: str) -> None:
     if points:
         x, y = zip(*points, strict=True)
         marker = "o" if label == "validation" and len(points) <= 50 else None
-        axes.plot(x, y, color=colour, linewidth=1.5, marker=marker, markersize=5, label=label)
+        axes.plot(x, y, color=color, linewidth=1.5, marker=marker, markersize=5, label=label)
 
 
 @contextmanager

@@ -63,14 +63,14 @@ class Console:
         columns: int | None = None,
     ) -> None:
         self._interactive = is_terminal(stream) if interactive is None else interactive
-        is_coloured = self._interactive and not os.environ.get("NO_COLOR")
+        is_colored = self._interactive and not os.environ.get("NO_COLOR")
         self._stream = SafeStream(stream, strict=strict)
         self._rich = RichStream(
             file=self._stream,  # type: ignore[arg-type]  # it has all that rich uses of a file
             force_terminal=self._interactive,
             force_interactive=self._interactive,
             force_jupyter=False,
-            color_system="auto" if is_coloured else None,
+            color_system="auto" if is_colored else None,
             width=columns or (None if self._interactive else COLUMNS),
             markup=False,
             highlight=False,

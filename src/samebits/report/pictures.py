@@ -15,7 +15,7 @@ from samebits.errors import ConfigError, cannot_write_result
 from samebits.report.fonts import Font, font_for
 
 ByteArray = npt.NDArray[np.uint8]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
 _EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
@@ -27,7 +27,7 @@ _MAX_NAME_PX = 240
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
     """Draw a confusion matrix as a PNG: blue where prediction and ground truth agree, red where they differ.
 
-    The colour depth of a cell is its share of the row, so that a class with few samples is as visible as one with many.
+    The color depth of a cell is its share of the row, so that a class with few samples is as visible as one with many.
     A red cell has full depth at a twentieth of the row, since mistakes are few.
 
     Args:
@@ -63,8 +63,8 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         for prediction, count in enumerate(row):
             strength = count / total * (1 if prediction == label else 20) if total else 0.0
             x = left + prediction * _CELL_PX
-            colour = _blend(_CORRECT if prediction == label else _WRONG, strength)
-            draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), colour)
+            color = _blend(_CORRECT if prediction == label else _WRONG, strength)
+            draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), color)
             if count:
                 text = _PAPER if strength > 0.5 else _INK
                 draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), _short(count), text, small, anchor="mm")
@@ -85,7 +85,7 @@ def draw_sheet(
 
     Args:
         title: Line above the tiles.
-        tiles: Images, (H, W) grey or (H, W, 3) RGB bytes.
+        tiles: Images, (H, W) gray or (H, W, 3) RGB bytes.
         captions: One caption per tile.
         path: Path of the PNG file.
         num_columns: Number of tiles in a row.
@@ -117,15 +117,15 @@ def draw_sheet(
     image.save(path)
 
 
-def colours(count: int) -> list[Colour]:
-    """Return bright colours; successive hues are far apart."""
+def colors(count: int) -> list[Color]:
+    """Return bright colors; successive hues are far apart."""
     # Steps of the golden ratio: each hue falls into the largest gap between those before it.
     hues = [(0.07 + number * 0.618034) % 1 for number in range(count)]
     return [_bright(hue) for hue in hues]
 
 
-def _bright(hue: float) -> Colour:
-    """Return a saturated colour of a hue; dark hues such as blue are lightened more than yellow and green."""
+def _bright(hue: float) -> Color:
+    """Return a saturated color of a hue; dark hues such as blue are lightened more than yellow and green."""
     red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
@@ -141,9 +141,9 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _blend(colour: Colour, strength: float) -> Colour:
+def _blend(color: Color, strength: float) -> Color:
     strength = min(strength, 1.0)
-    red, green, blue = (round(empty + (part - empty) * strength) for part, empty in zip(colour, _EMPTY, strict=True))
+    red, green, blue = (round(empty + (part - empty) * strength) for part, empty in zip(color, _EMPTY, strict=True))
     return red, green, blue
 
 

@@ -20,7 +20,7 @@ _RANK = re.compile(r"rank_(\d{1,4})_ms")
 class Curve:
     """Values of one name over the epochs of a run.
 
-    Neighbours are averaged once there are too many, so that a run of any length takes little memory.
+    Neighbors are averaged once there are too many, so that a run of any length takes little memory.
 
     Attributes:
         epochs: Epochs done, with a fraction inside an epoch.

@@ -242,7 +242,7 @@ def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -
     for values in sizes.groups:
         num_bytes = value_bytes * values
         if is_in_rounds(num_procs, num_bytes):
-            is_paired = num_procs & others != 0  # no power of two: one rank returns the sum to its neighbour
+            is_paired = num_procs & others != 0  # no power of two: one rank returns the sum to its neighbor
             sent += num_bytes * others * (most_nodes + 1) // num_procs + num_bytes * is_paired
             continue
         in_chunks = num_bytes * others > SMALL_BYTES

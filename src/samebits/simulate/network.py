@@ -85,7 +85,7 @@ class Network:
         """Copy each message that has been sent and is expected. Called when all ranks wait.
 
         Raises:
-            RuntimeError: There is none, so the ranks wait for ever.
+            RuntimeError: There is none, so the ranks wait forever.
         """
         self.rounds += 1
         if not self._ready:

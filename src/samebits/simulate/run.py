@@ -138,13 +138,13 @@ class _Ranks:
         # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
         # the time of a step.
         self._orders: dict[tuple[int, int], Iterator[Step]] = {}
-        is_synchronised = job.config.batch_norm == "sync"
+        is_synchronized = job.config.batch_norm == "sync"
         # Only with synchronized batch norm does a rank wait inside a micro-batch. Its generator is then saved, but
         # those of the host: `LayerSums` seeds them after each wait.
         # A step of all ranks takes long, and torch fills caches in each new thread: threads are kept.
         self._coroutines = (
             Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
-            if is_synchronised
+            if is_synchronized
             else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
         )
         self._loader = Loader(
@@ -155,7 +155,7 @@ class _Ranks:
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         self.reducers = [
             RecoverableReducer(
-                model, world, num_extras=MAX_TERMS, synchronised=is_synchronised, compress=job.config.compress
+                model, world, num_extras=MAX_TERMS, synchronized=is_synchronized, compress=job.config.compress
             )
             for model in models
         ]

@@ -120,7 +120,7 @@ def escape_probability(num_segments: int, num_replayed: int, num_changed: int) -
 
 
 def describe(segments: Iterable[Segment], limit: int = 5) -> str:
-    """Describe segments as ranges of steps, neighbours joined: "steps 0-99, 300-399 and 4 more".
+    """Describe segments as ranges of steps, neighbors joined: "steps 0-99, 300-399 and 4 more".
 
     Args:
         segments: The segments, by step.

@@ -49,7 +49,7 @@ def collate(batch):
 
 
 class Detector(nn.Module):
-    """One prediction for each cell of 4 x 4 pixels: whether a square's centre is there, and its box."""
+    """One prediction for each cell of 4 x 4 pixels: whether a square's center is there, and its box."""
 
     def __init__(self):
         super().__init__()
@@ -66,9 +66,9 @@ class Detector(nn.Module):
         wanted = torch.zeros_like(score)
         box_loss = 0.0 * box.sum()
         for number, boxes in enumerate(targets):
-            centres = ((boxes[:, :2] + boxes[:, 2:]) / 8).long()
-            wanted[number, centres[:, 1], centres[:, 0]] = 1
-            predicted = box[number, :, centres[:, 1], centres[:, 0]].T
+            centers = ((boxes[:, :2] + boxes[:, 2:]) / 8).long()
+            wanted[number, centers[:, 1], centers[:, 0]] = 1
+            predicted = box[number, :, centers[:, 1], centers[:, 0]].T
             box_loss = box_loss + F.smooth_l1_loss(predicted, boxes / 24, reduction="sum")
         return {"objectness": F.binary_cross_entropy_with_logits(score, wanted), "box": box_loss / len(images)}
 

@@ -275,16 +275,16 @@ def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_an_error_has_colour_on_a_terminal_only() -> None:
+def test_an_error_has_color_on_a_terminal_only() -> None:
     assert "\x1b" not in shell("train", "nothing").stderr
-    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+    for variables, colored in (({}, True), ({"NO_COLOR": "1"}, False)):
         environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | variables
         main, side = pty.openpty()
         subprocess.run([*COMMAND, "train", "nothing"], stderr=side, stdout=side, env=environment)
         os.close(side)
         text = os.read(main, 10_000).decode()
         os.close(main)
-        assert ("\x1b[1;31mconfig error:\x1b[0m" in text) == coloured
+        assert ("\x1b[1;31mconfig error:\x1b[0m" in text) == colored
 
 
 def test_ctrl_c_in_a_recipe_that_is_being_imported_is_quiet(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ def test_an_empty_environment_is_no_world() -> None:
     assert not is_in_world({})
 
 
-def test_torchrun_is_recognised() -> None:
+def test_torchrun_is_recognized() -> None:
     assert is_in_world(TORCHRUN)
     assert read_assignment(TORCHRUN) == RankAssignment(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
 
 
-def test_our_launcher_is_recognised() -> None:
+def test_our_launcher_is_recognized() -> None:
     here = read_assignment(TORCHRUN | {"SAMEBITS_LAUNCHED": "1"})
     assert here is not None
     assert here.started_by == "samebits"

@@ -69,7 +69,7 @@ def test_a_master_of_ones_own_wins_over_slurms_first_node() -> None:
     assert _place(SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}).init == "tcp://b:7"
 
 
-def test_open_mpi_is_recognised_on_one_machine_and_on_several() -> None:
+def test_open_mpi_is_recognized_on_one_machine_and_on_several() -> None:
     here = _place(OPEN_MPI)
     assert (here.rank, here.world_size, here.local_rank, here.started_by) == (1, 2, 1, "mpi")
     assert here.init.startswith("tcp://127.0.0.1:")
@@ -77,7 +77,7 @@ def test_open_mpi_is_recognised_on_one_machine_and_on_several() -> None:
     assert _place(OPEN_MPI | apart).init.startswith("tcp://192.0.2.2:")
 
 
-def test_mpich_is_recognised() -> None:
+def test_mpich_is_recognized() -> None:
     here = _place(MPICH)
     assert (here.rank, here.world_size, here.local_rank) == (1, 2, 1)
     assert here.init.startswith("tcp://127.0.0.1:")

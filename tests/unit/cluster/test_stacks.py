@@ -70,7 +70,7 @@ def test_a_process_s_own_stacks_begin_with_its_main_thread_and_have_its_workers_
 
 
 @pytest.mark.parametrize("how", [sleeps_for_ever, never_gives_the_lock_back])
-def test_a_neighbour_s_stacks_are_had_though_it_is_stuck_in_native_code(
+def test_a_neighbor_s_stacks_are_had_though_it_is_stuck_in_native_code(
     tmp_path: Path, stuck: Callable[[Callable[[], None]], tuple[int, int]], how: Callable[[], None]
 ) -> None:
     pid, descriptor = stuck(how)

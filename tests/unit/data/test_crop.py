@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
-from samebits.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized, resized_shorter
+from samebits.data.crop import Box, RandomBoxes, center_square, fitting_scale, resize_into, resized, resized_shorter
 from samebits.data.keyed import keys
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -109,13 +109,13 @@ def test_a_part_put_into_a_batch_is_the_same_and_may_be_mirrored() -> None:
 @pytest.mark.parametrize(("height", "width"), [(240, 320), (333, 250), (100, 400)])
 def test_evaluation_sees_what_torchvisions_transform_gives(height: int, width: int) -> None:
     pixels = picture(height, width)
-    ours = centre_square(resized_shorter(np.array(pixels), 64), 56).numpy()
+    ours = center_square(resized_shorter(np.array(pixels), 64), 56).numpy()
     theirs = v2.Compose([v2.Resize(64), v2.CenterCrop(56)])(Image.fromarray(pixels))
     assert psnr(ours, np.asarray(theirs)) > 50
 
 
 def test_where_the_middle_reaches_beyond_the_picture_it_is_black() -> None:
-    square = centre_square(torch.full((3, 9, 3), 7, dtype=torch.uint8), 5)
+    square = center_square(torch.full((3, 9, 3), 7, dtype=torch.uint8), 5)
     assert square.shape == (5, 5, 3)
     assert (square[1:4] == 7).all()
     assert (square[[0, 4]] == 0).all()

@@ -34,7 +34,7 @@ def distance(first: np.ndarray, second: np.ndarray) -> float:
         ("YCbCr", "a.jpg", 2),
     ],
 )  # fmt: skip
-def test_coloured_pictures_look_alike_in_any_form(tmp_path: Path, mode: str, name: str, largest: float) -> None:
+def test_colored_pictures_look_alike_in_any_form(tmp_path: Path, mode: str, name: str, largest: float) -> None:
     scene().convert(mode).save(tmp_path / name)
     pixels = read_rgb(tmp_path / name)
     assert pixels.shape == (64, 96, 3)
@@ -43,16 +43,16 @@ def test_coloured_pictures_look_alike_in_any_form(tmp_path: Path, mode: str, nam
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg"])
-def test_a_grey_picture_has_three_equal_colours(tmp_path: Path, name: str) -> None:
+def test_a_gray_picture_has_three_equal_colors(tmp_path: Path, name: str) -> None:
     scene().convert("L").save(tmp_path / name)
     pixels = read_rgb(tmp_path / name)
     assert distance(pixels, np.asarray(scene().convert("L"))[:, :, None].repeat(3, axis=2)) < 2
 
 
 def test_16_bits_are_brought_to_8_and_not_cut_off(tmp_path: Path) -> None:
-    grey = np.linspace(0, 65535, 64 * 96).reshape(64, 96).astype(np.uint16)
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    assert distance(read_rgb(tmp_path / "a.png")[:, :, 0], grey / 257) < 1
+    gray = np.linspace(0, 65535, 64 * 96).reshape(64, 96).astype(np.uint16)
+    Image.fromarray(gray).save(tmp_path / "a.png")
+    assert distance(read_rgb(tmp_path / "a.png")[:, :, 0], gray / 257) < 1
 
 
 def test_what_is_transparent_is_white(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_is_transparent_is_white(tmp_path: Path) -> None:
 
 
 def test_of_an_animation_the_first_picture_is_taken(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (20, 10), colour) for colour in ("red", "blue", "green")]
+    frames = [Image.new("RGB", (20, 10), color) for color in ("red", "blue", "green")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert (read_rgb(tmp_path / "a.gif") == (255, 0, 0)).all()
 
@@ -123,7 +123,7 @@ def test_reading_only_the_upper_part_gives_the_same_bits(tmp_path: Path, scale: 
 @pytest.mark.parametrize("head", [b"", b"\xff\xe1\x00\x08Exif\x00\x00"], ids=["plain", "exif"])
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
-def test_any_upper_part_has_the_same_bits_however_colours_are_stored(
+def test_any_upper_part_has_the_same_bits_however_colors_are_stored(
     tmp_path: Path, scale: int, subsampling: str, head: bytes
 ) -> None:
     noise = np.random.default_rng(3).integers(0, 256, (99, 60, 3), dtype=np.uint8)

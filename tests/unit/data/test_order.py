@@ -206,7 +206,7 @@ def test_every_sample_is_equally_likely_at_every_position(num_samples: int) -> N
     assert chi_square(counts, (num_samples - 1) ** 2) > 1e-3
 
 
-def test_neighbours_in_the_order_are_not_related() -> None:
+def test_neighbors_in_the_order_are_not_related() -> None:
     num_samples = 1000
     counts = np.zeros(num_samples - 1)
     for key in range(60):

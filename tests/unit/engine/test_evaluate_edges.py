@@ -47,7 +47,7 @@ class Figures(Accuracy):
         return {"top1": np.float32(0.5), "loss": 99.0}
 
 
-def test_the_loss_that_is_minimised_goes_before_a_metric_s_and_all_metrics_can_be_written_as_json() -> None:
+def test_the_loss_that_is_minimized_goes_before_a_metric_s_and_all_metrics_can_be_written_as_json() -> None:
     figures = run([1.0, 3.0], metric=lambda: Figures(2))
     assert json.loads(json.dumps(figures)) == {"loss": 2.0, "top1": 0.5}
 

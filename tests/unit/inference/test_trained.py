@@ -185,7 +185,7 @@ def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
     assert evaluate("official.pth.tar", settings, preset=str(RECIPE)) == evaluate(run)
     (answer,) = predict("official.pth.tar", [pictures / "a.png"], settings, preset=str(RECIPE))
     assert answer["class"] == "dark"
-    Path("data/classes.txt").write_text("dark bright grey")
+    Path("data/classes.txt").write_text("dark bright gray")
     with pytest.raises(CheckpointError, match="is of another model") as caught:
         evaluate("official.pth.tar", settings, preset=str(RECIPE))
     assert "head.weight (2, 2) in the file, (3, 2) here" in caught.value.slots["cause"]

@@ -31,7 +31,7 @@ def test_top1_is_the_share_of_right_answers() -> None:
     assert metric.state()["confusion"] == [[1, 0, 0], [0, 1, 1], [1, 0, 0]]
 
 
-def test_the_loss_is_left_to_the_engine_which_knows_what_is_minimised() -> None:
+def test_the_loss_is_left_to_the_engine_which_knows_what_is_minimized() -> None:
     metric = Accuracy(3)
     metric.add(_logits([0]), _batch([0]))
     assert metric.result() == {"top1": 1.0}

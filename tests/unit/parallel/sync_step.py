@@ -1,4 +1,4 @@
-"""One step with synchronised batch norm in one process."""
+"""One step with synchronized batch norm in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronised batch norm in one process: any cut of a batch gives what torch's batch norm gives of the whole."""
+"""Synchronized batch norm in one process: any cut of a batch gives what torch's batch norm gives of the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def both(layer: nn.Module, inputs: Tensor, micro_batch: int, num_steps: int = 2,
 
     expected = Whole(copy.deepcopy(layer)).train()
     model = Whole(layer).train()
-    reducer = Reducer(model, HERE, synchronised=True)
+    reducer = Reducer(model, HERE, synchronized=True)
     targets = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(5))
     for _ in range(num_steps):
         outputs = train_step(model, reducer, inputs, targets, micro_batch)
@@ -113,7 +113,7 @@ def test_values_far_from_zero_lose_no_more_than_with_torch() -> None:
     # Standard deviation 1 at 1,000: sums of squares in float32 would lose all of it.
     inputs = torch.randn(64, 4, 8, 8, generator=torch.Generator().manual_seed(3)) + 1000
     layer = nn.BatchNorm2d(4)
-    reducer = Reducer(layer, HERE, synchronised=True)
+    reducer = Reducer(layer, HERE, synchronized=True)
     outputs = torch.stack(train_step(layer, reducer, inputs, inputs, 5))
     exact = F.batch_norm(inputs.double(), None, None, training=True)
     torch_error = (F.batch_norm(inputs, None, None, training=True) - exact).abs().max()
@@ -143,9 +143,9 @@ def test_each_micro_batch_has_its_own_dropout_and_buffers() -> None:
     model = Net()
     inputs = torch.randn(8, 3)
     masks: list[dict[bytes, Tensor]] = []
-    for synchronised in (False, True):
+    for synchronized in (False, True):
         net = copy.deepcopy(model)
-        train_step(net, Reducer(net, HERE, synchronised=synchronised), inputs, torch.ones(8, 6), 2)
+        train_step(net, Reducer(net, HERE, synchronized=synchronized), inputs, torch.ones(8, 6), 2)
         assert net.seen == 1
         masks.append(net.masks)
     alone, together = masks
@@ -162,7 +162,7 @@ def test_a_frozen_batch_norm_is_not_synchronized() -> None:
     model[1].eval()
     inputs, targets = torch.randn(7, 4), torch.randn(7, 4)
     expected = copy.deepcopy(model)
-    reducer = Reducer(model, HERE, synchronised=True)
+    reducer = Reducer(model, HERE, synchronized=True)
     outputs = train_step(model, reducer, inputs, targets, 2)
     torch.testing.assert_close(torch.stack(outputs), expected(inputs).detach())
     assert isinstance(model[1].num_batches_tracked, Tensor)
@@ -174,7 +174,7 @@ def test_a_batch_norm_may_be_passed_twice() -> None:
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), norm)
     expected, inputs, targets = copy.deepcopy(model), torch.randn(7, 4), torch.randn(7, 4)
-    outputs = train_step(model, Reducer(model, HERE, synchronised=True), inputs, targets, 3)
+    outputs = train_step(model, Reducer(model, HERE, synchronized=True), inputs, targets, 3)
     whole = expected(inputs)
     objective(whole, targets).backward()
     torch.testing.assert_close(torch.stack(outputs), whole.detach())
@@ -187,7 +187,7 @@ def test_layers_that_are_computed_again_in_the_backward_pass_meet_there_too() ->
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
     again, inputs, targets = copy.deepcopy(model), torch.randn(9, 4), torch.randn(9, 4)
-    train_step(model, Reducer(model, HERE, synchronised=True), inputs, targets, 2)
+    train_step(model, Reducer(model, HERE, synchronized=True), inputs, targets, 2)
 
     def forward(model: nn.Module, values: Tensor) -> Tensor:
         assert isinstance(model, nn.Sequential)
@@ -195,7 +195,7 @@ def test_layers_that_are_computed_again_in_the_backward_pass_meet_there_too() ->
         outputs: Tensor = model[3](hidden)
         return outputs
 
-    train_step(again, Reducer(again, HERE, synchronised=True), inputs, targets, 2, forward)
+    train_step(again, Reducer(again, HERE, synchronized=True), inputs, targets, 2, forward)
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert one.grad is not None
         assert two.grad is not None
@@ -204,7 +204,7 @@ def test_layers_that_are_computed_again_in_the_backward_pass_meet_there_too() ->
 
 def test_outside_of_a_step_it_is_an_ordinary_batch_norm() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    Reducer(model, HERE, synchronised=True)
+    Reducer(model, HERE, synchronized=True)
     inputs = torch.randn(6, 3)
     torch.testing.assert_close(model(inputs), F.batch_norm(model[0](inputs), None, None, training=True))
     copied = copy.deepcopy(model).eval()
@@ -216,7 +216,7 @@ def test_a_model_without_batch_norm_runs_as_ever() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     other, inputs, targets = copy.deepcopy(model), torch.randn(9, 4), torch.randn(9, 4)
-    train_step(model, Reducer(model, HERE, synchronised=True), inputs, targets, 2)
+    train_step(model, Reducer(model, HERE, synchronized=True), inputs, targets, 2)
     train_step(other, Reducer(other, HERE), inputs, targets, 2)
     assert model.weight.grad is not None
     assert other.weight.grad is not None

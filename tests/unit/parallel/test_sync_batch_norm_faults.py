@@ -25,8 +25,8 @@ class Forking(nn.Module):
         hidden: Tensor = self.first(inputs)
         if inputs[0] == 1:
             return hidden
-        normalised: Tensor = self.norm(hidden)
-        return hidden + normalised.detach() if inputs[0] == 2 else normalised
+        normalized: Tensor = self.norm(hidden)
+        return hidden + normalized.detach() if inputs[0] == 2 else normalized
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ class Forking(nn.Module):
 )
 def test_micro_batches_that_part_ways_are_named(special: float, says: str) -> None:
     model = Forking()
-    reducer = Reducer(model, HERE, synchronised=True)
+    reducer = Reducer(model, HERE, synchronized=True)
     (step,) = Order(12, 12, 3).steps(HERE, stop=1)
     inputs = torch.zeros(12, 1)
     inputs[step.micro_batches[2].indices] = special
@@ -59,7 +59,7 @@ def test_an_error_in_one_micro_batch_is_raised_and_the_next_step_is_whole() -> N
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     inputs, targets = torch.randn(8, 4), torch.randn(8, 4)
-    reducer = Reducer(model, HERE, synchronised=True)
+    reducer = Reducer(model, HERE, synchronized=True)
     expected = torch.stack(train_step(model, reducer, inputs, targets, 2))
     reducer.undo_buffers()
     calls: list[int] = []
@@ -79,7 +79,7 @@ def test_an_error_in_one_micro_batch_is_raised_and_the_next_step_is_whole() -> N
 
 def test_a_loop_that_runs_micro_batches_one_after_the_other_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    reducer = Reducer(model, HERE, synchronised=True)
+    reducer = Reducer(model, HERE, synchronized=True)
     (step,) = Order(4, 4, 2).steps(HERE, stop=1)
     reducer.begin(step)
     with pytest.raises(AssertionError, match=r"reducer\.run"), reducer.micro_batch(step.micro_batches[0]):
@@ -93,4 +93,4 @@ def test_a_batch_norm_of_another_class_is_refused_by_name() -> None:
 
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(MyNorm(2)))
     with pytest.raises(ConfigError, match=r"cannot synchronize 1\.0, a MyNorm"):
-        Reducer(model, HERE, synchronised=True)
+        Reducer(model, HERE, synchronized=True)

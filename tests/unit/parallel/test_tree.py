@@ -74,11 +74,11 @@ def test_brackets_of_small_trees_are_as_drawn() -> None:
     ("left", "right", "num_leaves", "answer"),
     [
         ((0, 1), (1, 2), 8, True),
-        ((1, 2), (2, 3), 8, False),  # neighbours with different parents
+        ((1, 2), (2, 3), 8, False),  # neighbors with different parents
         ((2, 4), (4, 6), 8, False),
         ((0, 4), (4, 6), 6, True),  # cut off where the leaves end
         ((0, 4), (4, 6), 8, False),  # not complete yet
-        ((0, 2), (3, 4), 4, False),  # not neighbours
+        ((0, 2), (3, 4), 4, False),  # not neighbors
         ((0, 3), (3, 4), 4, False),  # not a block
         ((4, 6), (6, 7), 7, True),
         ((0, 8), (8, 9), 9, True),

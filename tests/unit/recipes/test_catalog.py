@@ -124,7 +124,7 @@ def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: st
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
-def test_a_run_folder_is_recognised_as_one(shelf: Path) -> None:
+def test_a_run_folder_is_recognized_as_one(shelf: Path) -> None:
     (shelf / "run").mkdir()
     (shelf / "run" / "config.yaml").write_text("recipe: shapes")
     assert refused("run").slots["cause"] == "run is a run folder"
@@ -182,7 +182,7 @@ def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
         config_of(find("my.yaml"))
 
 
-def test_a_file_that_is_not_there_is_named_with_its_neighbour(shelf: Path) -> None:
+def test_a_file_that_is_not_there_is_named_with_its_neighbor(shelf: Path) -> None:
     (shelf / "mine.yaml").touch()
     assert refused("mien.yaml").what == "there is no file mien.yaml"
     assert refused("mien.yaml").slots["fix"] == "Use mine.yaml."
@@ -191,7 +191,7 @@ def test_a_file_that_is_not_there_is_named_with_its_neighbour(shelf: Path) -> No
     assert refused("folder.py").what == "folder.py is a folder"
 
 
-def test_a_recipe_file_is_used_with_its_own_settings_and_neighbours(shelf: Path) -> None:
+def test_a_recipe_file_is_used_with_its_own_settings_and_neighbors(shelf: Path) -> None:
     folder = shelf / "project"
     folder.mkdir()
     (folder / "corners.py").write_text("EXTRA = 100\n")

@@ -27,8 +27,8 @@ def _pixels(path: Path) -> npt.NDArray[np.int64]:
         return np.asarray(image.convert("RGB")).astype(np.int64)
 
 
-def _count(path: Path, colour: tuple[int, int, int]) -> int:
-    return int((np.abs(_pixels(path) - colour).sum(axis=2) < 30).sum())
+def _count(path: Path, color: tuple[int, int, int]) -> int:
+    return int((np.abs(_pixels(path) - color).sum(axis=2) < 30).sum())
 
 
 def _draw_curves(path: Path, *, name: str = "digits", **changed: Any) -> None:
@@ -36,7 +36,7 @@ def _draw_curves(path: Path, *, name: str = "digits", **changed: Any) -> None:
     draw_curves(given["train"], given["evaluations"], path, monitor=("top1", "max"), name=name)
 
 
-def test_all_lines_are_on_the_chart_in_colours_of_their_own(tmp_path: Path) -> None:
+def test_all_lines_are_on_the_chart_in_colors_of_their_own(tmp_path: Path) -> None:
     lines = {"exact": [(1, 100.0), (2, 190.0)], "ddp": [(1, 110.0), (2, 180.0)], "(ideal)": [(1, 100.0), (2, 200.0)]}
     draw_lines(lines, tmp_path / "new" / "chart.png", title="digits", x_name="processes", y_name="samples/s")
     assert _count(tmp_path / "new" / "chart.png", BLUE) > 100
@@ -50,8 +50,8 @@ def test_a_chart_of_nothing_but_zeros_is_drawn(tmp_path: Path) -> None:
 
 def test_loss_curves_show_training_validation_and_the_best_evaluation(tmp_path: Path) -> None:
     _draw_curves(tmp_path / "curves.png")
-    for colour in (BLUE, ORANGE, GREEN):
-        assert _count(tmp_path / "curves.png", colour) > 50
+    for color in (BLUE, ORANGE, GREEN):
+        assert _count(tmp_path / "curves.png", color) > 50
     _draw_curves(tmp_path / "untrained.png", train=[])
     assert _count(tmp_path / "untrained.png", BLUE) == 0
 

@@ -11,30 +11,30 @@ from samebits.report.fonts import font_path_for
 from samebits.report.pictures import draw_confusion, draw_sheet
 
 
-def _colours(path: Path) -> set[tuple[int, ...]]:
+def _colors(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as image:
-        return {colour for _, colour in image.getcolors(1 << 20) or []}
+        return {color for _, color in image.getcolors(1 << 20) or []}
 
 
 def test_a_confusion_matrix_is_blue_where_right_and_red_where_wrong(tmp_path: Path) -> None:
     draw_confusion([[10, 0], [5, 5]], ["cat", "dog"], tmp_path / "pictures" / "confusion.png")
-    colours = _colours(tmp_path / "pictures" / "confusion.png")
-    assert (33, 102, 172) in colours
-    assert (178, 24, 43) in colours
+    colors = _colors(tmp_path / "pictures" / "confusion.png")
+    assert (33, 102, 172) in colors
+    assert (178, 24, 43) in colors
 
 
 def test_a_confusion_matrix_without_mistakes_has_no_red(tmp_path: Path) -> None:
     draw_confusion([[10, 0, 0], [0, 0, 0], [0, 0, 3]], ["a", "b", "a long name of a class"], tmp_path / "c.png")
-    assert (178, 24, 43) not in _colours(tmp_path / "c.png")
+    assert (178, 24, 43) not in _colors(tmp_path / "c.png")
 
 
-def test_a_sheet_shows_small_grey_and_large_coloured_samples(tmp_path: Path) -> None:
-    grey = np.full((8, 8), 77, np.uint8)
-    coloured = np.full((300, 200, 3), (200, 10, 10), np.uint8)
-    draw_sheet("worst", [grey, coloured], ["prediction 1, ground truth 7", "cat"], tmp_path / "worst.png")
-    colours = _colours(tmp_path / "worst.png")
-    assert (77, 77, 77) in colours
-    assert (200, 10, 10) in colours
+def test_a_sheet_shows_small_gray_and_large_colored_samples(tmp_path: Path) -> None:
+    gray = np.full((8, 8), 77, np.uint8)
+    colored = np.full((300, 200, 3), (200, 10, 10), np.uint8)
+    draw_sheet("worst", [gray, colored], ["prediction 1, ground truth 7", "cat"], tmp_path / "worst.png")
+    colors = _colors(tmp_path / "worst.png")
+    assert (77, 77, 77) in colors
+    assert (200, 10, 10) in colors
 
 
 def test_a_sheet_without_samples_can_be_drawn(tmp_path: Path) -> None:

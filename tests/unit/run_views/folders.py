@@ -127,7 +127,7 @@ def own_lock() -> str:
 
 
 def png(width: int = 8, height: int = 8, noise: bytes = b"") -> bytes:
-    """A grey PNG file; noise makes it large."""
+    """A gray PNG file; noise makes it large."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

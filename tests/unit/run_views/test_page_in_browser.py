@@ -37,16 +37,16 @@ def report(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_a_phone_and_a_desktop_in_both_colour_schemes(page: Page, report: Path, width: int) -> None:
-    colours = []
+def test_the_page_fits_a_phone_and_a_desktop_in_both_color_schemes(page: Page, report: Path, width: int) -> None:
+    colors = []
     for is_dark in (False, True):
         page.open(report, width=width, is_dark=is_dark)
         assert page.eval("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         assert page.eval("[...document.querySelectorAll('section')].every(s => s.getBoundingClientRect().width > 300)")
-        colours.append(page.eval("getComputedStyle(document.body).backgroundColor"))
+        colors.append(page.eval("getComputedStyle(document.body).backgroundColor"))
         assert page.requests() == []
         assert page.problems() == []
-    assert colours[0] != colours[1]
+    assert colors[0] != colors[1]
 
 
 def test_hover_and_keys_show_the_values_of_a_point(page: Page, report: Path) -> None:

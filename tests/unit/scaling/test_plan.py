@@ -149,7 +149,7 @@ def test_what_is_planned_for_gradients_is_what_the_sum_holds(settings: dict[str,
         nn.Flatten(), nn.Linear(192, 600), nn.BatchNorm1d(600), nn.Linear(600, 600), nn.Linear(600, 5)
     )
     reducer = Reducer(
-        model, alone(), exact=chosen.mode == "exact", synchronised=chosen.batch_norm == "sync",
+        model, alone(), exact=chosen.mode == "exact", synchronized=chosen.batch_norm == "sync",
         compress=chosen.compress,
     )  # fmt: skip
     (step,) = Order(16, 16, 2, 0).steps(alone(), stop=1)

@@ -113,7 +113,7 @@ def test_the_steps_of_a_user_are_replayed_each_from_a_starting_point(
     assert {each.start for each in covered} <= {each.start for each in segments}
 
 
-def test_neighbours_are_described_as_one_range() -> None:
+def test_neighbors_are_described_as_one_range() -> None:
     segments = [Segment(0, 5), Segment(5, 9), Segment(1200, 1300)]
     assert describe(segments) == "steps 0-8, 1,200-1,299"
     many = [Segment(10 * number, 10 * number + 1) for number in range(7)]

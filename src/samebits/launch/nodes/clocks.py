@@ -23,7 +23,7 @@ CLOCK = "samebits/clock"
 PERIOD_S = 1.0
 # How long a launcher waits for a newer time from a clock that seems wrong.
 FRESH_S = 5.0
-_SYNCHRONISE = "Synchronize the clocks (NTP: chronyc tracking, timedatectl), then start again."
+_SYNCHRONIZE = "Synchronize the clocks (NTP: chronyc tracking, timedatectl), then start again."
 
 
 def limit_s(node_timeout_s: float) -> float:
@@ -84,7 +84,7 @@ def _differ(host: str, theirs: float, mine: float, limit: float) -> LaunchError:
         where=f"{host}: {_utc(theirs)}\n{socket.gethostname()}: {_utc(mine)}",
         allowed=f"{limit:g} s, a quarter of cluster.node_timeout_s",
         cause="with larger differences, machines consider each other lost",
-        fix=_SYNCHRONISE,
+        fix=_SYNCHRONIZE,
     )
 
 
@@ -100,7 +100,7 @@ def check_size(num_nodes: int, nodes: RendezvousConfig) -> None:
             given=f"--nodes {nodes.size}",
             cause="the clocks of the machines differ by more than cluster.node_timeout_s "
             f"({nodes.node_timeout_s:g} s), so each considers the others lost",
-            fix=_SYNCHRONISE,
+            fix=_SYNCHRONIZE,
         )
 
 

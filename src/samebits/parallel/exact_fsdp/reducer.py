@@ -1,6 +1,6 @@
 """The reduction of a sharded model's gradients in exact mode: each micro-batch's to the owners, in tree order.
 
-Micro-batches are dealt out in turn (`DealtOrder`), so the ranks run neighbouring leaves of the tree at the same time,
+Micro-batches are dealt out in turn (`DealtOrder`), so the ranks run neighboring leaves of the tree at the same time,
 and an owner adds them as they come. It keeps about log2(micro-batches) sums of its own tensors, and no others.
 """
 

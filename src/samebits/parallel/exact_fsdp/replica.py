@@ -75,7 +75,7 @@ class ExactShards(ShardedReplica):
         model.register_forward_hook(self._end_forward)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronised: bool, compress: str
+        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
     ) -> ExactShardedReducer:
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         trained = [(each, self.parameters[name]) for name, each in self.module.named_parameters() if each.requires_grad]
@@ -114,10 +114,10 @@ class ExactShards(ShardedReplica):
             unit.free()
 
     def _add_hooks(self, number: int, block: nn.Module) -> None:
-        def gather(neighbour: int) -> None:
+        def gather(neighbor: int) -> None:
             self.units[number].gather()
-            if 0 <= neighbour < self.num_blocks:
-                self.units[neighbour].start_gather()  # while this block computes
+            if 0 <= neighbor < self.num_blocks:
+                self.units[neighbor].start_gather()  # while this block computes
 
         def before_forward(*_: Any) -> None:
             gather(number - 1 if self._is_in_backward else number + 1)

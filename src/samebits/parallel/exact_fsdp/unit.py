@@ -262,7 +262,7 @@ class ShardUnit:
         return {parameter: mine.gradients.view(total, index) for index, parameter in enumerate(mine.trained)}
 
     def _peers(self) -> list[int]:
-        # Each rank starts with its right neighbour, so that not all send to rank 0 first.
+        # Each rank starts with its right neighbor, so that not all send to rank 0 first.
         return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
 
     def _post(self, messages: list[Message]) -> Sequence[Work]:

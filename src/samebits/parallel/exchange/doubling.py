@@ -7,8 +7,8 @@ count: in each round a rank sends all that it holds to one partner. Eight ranks 
     round 1   send (0,2) to rank 2, receive (2,4)      hold (0,4)
     round 2   send (0,4) to rank 4, receive (4,8)      hold (0,8), the total
 
-Neighbours hold neighbouring micro-batches, so partners add siblings of `tree.py`. With W between two powers of two,
-some ranks (guests) first give their nodes to their left neighbour (host), and receive the total from it at the end.
+Neighbors hold neighboring micro-batches, so partners add siblings of `tree.py`. With W between two powers of two,
+some ranks (guests) first give their nodes to their left neighbor (host), and receive the total from it at the end.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
 """

@@ -8,9 +8,9 @@
                   exchange eighths with rank 4      the first eighth is complete
     finish        receive the other eighth of a quarter from rank 4, the other quarter from 2, the other half from 1
 
-Neighbours hold neighbouring micro-batches, so what a group of ranks holds is an interval of leaves, summed in the
+Neighbors hold neighboring micro-batches, so what a group of ranks holds is an interval of leaves, summed in the
 brackets of `tree.py`. With W between two powers of two, some ranks (guests) first give their nodes to their left
-neighbour (host), and receive the complete sum from it at the end.
+neighbor (host), and receive the complete sum from it at the end.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
 """
@@ -64,7 +64,7 @@ class HalvingAllReduce(TreeAllReduce):
     Args:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
         world: The ranks.
-        nodes: For each rank, its nodes. Those of neighbouring ranks follow each other.
+        nodes: For each rank, its nodes. Those of neighboring ranks follow each other.
         tag: Of the bucket, from `bucket_tag`.
     """
 
@@ -140,7 +140,7 @@ class HalvingAllReduce(TreeAllReduce):
         self._receive_nodes(nodes, self._rank(partner), self._offset(self._chunks[1]) - self._offset(self._chunks[0]))
 
     def _double(self, number: int) -> None:
-        """Exchange the complete sums of two neighbouring runs of chunks."""
+        """Exchange the complete sums of two neighboring runs of chunks."""
         (first, last), is_right = self._chunks, self._place >> number & 1
         length, partner = last - first, self._rank(self._place ^ (1 << number))
         other = (first - length, first) if is_right else (last, last + length)

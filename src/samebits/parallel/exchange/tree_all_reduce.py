@@ -160,7 +160,7 @@ class TreeAllReduce:
         return mine
 
     def _peers(self) -> list[int]:
-        # Each rank starts with its right neighbour, so that not all send to rank 0 first.
+        # Each rank starts with its right neighbor, so that not all send to rank 0 first.
         return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
 
     def _chunk(self, values: Tensor, owner: int) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.data.crop import Box, RandomBoxes, centre_square, fitting_scale, resize_into, resized_shorter
+from samebits.data.crop import Box, RandomBoxes, center_square, fitting_scale, resize_into, resized_shorter
 from samebits.data.decoded import DecodedPictures
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
@@ -81,7 +81,7 @@ class ImageFiles(Samples):
         self._augmentation, self._decoded = augmentation, decoded
         self._heads: dict[int, Head] = {}
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
-        self._normalise = Normalise(config, self._size_px)
+        self._normalize = Normalize(config, self._size_px)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -110,7 +110,7 @@ class ImageFiles(Samples):
 
     def finish(self, batch: Batch) -> Batch:
         """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
-        inputs, targets = self._normalise(batch.inputs), batch.targets
+        inputs, targets = self._normalize(batch.inputs), batch.targets
         if self._augmentation is not None:
             inputs, targets = self._augmentation.augment_batch(inputs, targets)
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
@@ -132,7 +132,7 @@ class ImageFiles(Samples):
     def _center_crop(self, index: int) -> Tensor:
         head, encoded = self._open(index)
         scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-        return crop_centre(self._pixels(index, encoded, scale), self._config)
+        return crop_center(self._pixels(index, encoded, scale), self._config)
 
     def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
         """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""
@@ -172,7 +172,7 @@ class ImageFiles(Samples):
         return pixels
 
 
-class Normalise:
+class Normalize:
     """Normalization of bytes: (byte / 255 - mean) / std for each of red, green and blue."""
 
     def __init__(self, config: DataConfig, size_px: int) -> None:
@@ -202,9 +202,9 @@ def resize_px(config: DataConfig) -> int:
     return config.eval_resize_px or round(config.size_px * 256 / 224)
 
 
-def crop_centre(pixels: ByteArray, config: DataConfig) -> Tensor:
+def crop_center(pixels: ByteArray, config: DataConfig) -> Tensor:
     """Resize and center-crop (H, W, 3) bytes to (S, S, 3) bytes, as evaluation does."""
-    return centre_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
+    return center_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
 
 
 def preprocess(path: Path, config: DataConfig) -> Tensor:
@@ -217,7 +217,7 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     scale = 1
     if encoded.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalise(config, config.size_px)(crop_centre(encoded.pixels(scale), config).unsqueeze(0))[0]
+    return Normalize(config, config.size_px)(crop_center(encoded.pixels(scale), config).unsqueeze(0))[0]
 
 
 def open_files(

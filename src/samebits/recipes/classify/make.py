@@ -1,4 +1,4 @@
-"""Make a synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colours."""
+"""Make a synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Scale:
     mean: float
     std: float
 
-    def normalise(self, pixels: Tensor) -> Tensor:
+    def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize bytes of any shape to float32 of the same shape and memory format."""
         return pixels.to(torch.float32).sub_(self.white * self.mean).mul_(1 / (self.white * self.std))
 
@@ -48,7 +48,7 @@ SCALES = {
     "mnist": Scale(size_px=28, box_px=20, white=255, mean=0.1307, std=0.3081),
     "digits": Scale(size_px=8, box_px=8, white=16, mean=0.3053, std=0.3760),
 }
-DIGITS = Path(__file__).parent / "digits"  # its README.txt has source and licence
+DIGITS = Path(__file__).parent / "digits"  # its README.txt has source and license
 TITLES = {"mnist": "MNIST", "digits": "UCI digits"}
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
@@ -92,7 +92,7 @@ class DigitImages(Samples):
             pixels = self._windows[index, down, right]
         else:
             pixels = self._windows[:, 0, 0].index_select(0, index)
-        images = self._scale.normalise(pixels)
+        images = self._scale.normalize(pixels)
         return Batch(images.unsqueeze(1), self._labels.index_select(0, index), index)
 
 

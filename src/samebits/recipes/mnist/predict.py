@@ -15,7 +15,7 @@ from torch import Tensor
 from samebits.errors import DataError
 from samebits.recipes.mnist.data import Scale
 
-GreyArray = npt.NDArray[np.float32]
+GrayArray = npt.NDArray[np.float32]
 
 # Ink fainter than this fraction of the darkest ink counts as paper.
 _FAINT = 0.2
@@ -27,7 +27,7 @@ def read_image(path: Path, scale: Scale) -> Tensor:
     """Read an image of one digit as the model's input.
 
     An image of the size of the training images is used as it is. Any other is cropped to its ink, scaled so that the
-    ink fills the same box as in the training images, and its centre of mass is moved to the middle. An image with a
+    ink fills the same box as in the training images, and its center of mass is moved to the middle. An image with a
     light border is dark ink on paper and is inverted. Transparent pixels count as white paper.
 
     Returns:
@@ -39,7 +39,7 @@ def read_image(path: Path, scale: Scale) -> Tensor:
     ink = _ink(path)
     if ink.shape != (scale.size_px, scale.size_px):
         ink = _fit(ink, scale)
-    return scale.normalise(torch.from_numpy(ink * scale.white)).unsqueeze(0)
+    return scale.normalize(torch.from_numpy(ink * scale.white)).unsqueeze(0)
 
 
 def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
@@ -53,13 +53,13 @@ def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
     return {**top[0], "top": top}
 
 
-def _ink(path: Path) -> GreyArray:
+def _ink(path: Path) -> GrayArray:
     """Read (H, W) ink: 0 for paper, 1 for full ink."""
     from samebits.data.images import EncodedImage  # imported late, because training does not need it
 
-    grey = _grey(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    ink = 1 - grey if np.median(border) > 0.5 else grey
+    gray = _gray(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
+    border = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    ink = 1 - gray if np.median(border) > 0.5 else gray
     if ink.max() - ink.min() < 0.05:
         raise DataError(
             f"{path} shows nothing: all pixels have the same shade",
@@ -69,20 +69,20 @@ def _ink(path: Path) -> GreyArray:
     return ink
 
 
-def _grey(image: Image.Image) -> GreyArray:
+def _gray(image: Image.Image) -> GrayArray:
     """Convert an image of any mode to (H, W) brightness in 0 to 1."""
     if image.mode[0] in "IF":
         # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
         wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats in a file can be infinite or NaN
-        bright: GreyArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
+        bright: GrayArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")
     paper = Image.new("RGBA", image.size, "white")
-    grey = Image.alpha_composite(paper, image).convert("L")
-    return np.asarray(grey, dtype=np.float32) / np.float32(255)
+    gray = Image.alpha_composite(paper, image).convert("L")
+    return np.asarray(gray, dtype=np.float32) / np.float32(255)
 
 
-def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
+def _fit(ink: GrayArray, scale: Scale) -> GrayArray:
     """Scale ink of any size to (size_px, size_px), as in the training images."""
     ink = (ink - ink.min()) / (ink.max() - ink.min())
     ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
@@ -100,6 +100,6 @@ def _fit(ink: GreyArray, scale: Scale) -> GreyArray:
 
 
 def _offset(mass: npt.NDArray[np.float32], size_px: int) -> int:
-    """Compute the offset along one axis that moves the centre of mass to the middle."""
-    centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
-    return min(max(round(size_px / 2 - centre), 0), size_px - len(mass))
+    """Compute the offset along one axis that moves the center of mass to the middle."""
+    center = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
+    return min(max(round(size_px / 2 - center), 0), size_px - len(mass))

@@ -1,7 +1,7 @@
 """The affine transform of an image, its mask and its joints.
 
-Points are (x, y) with the centre of the first pixel at (0, 0), as in OpenCV. The transform is that of the HigherHRNet
-authors' implementation: a square of 200 * scale pixels around a centre fills the result.
+Points are (x, y) with the center of the first pixel at (0, 0), as in OpenCV. The transform is that of the HigherHRNet
+authors' implementation: a square of 200 * scale pixels around a center fills the result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Placement:
     """A transform from an image to a square.
 
     Attributes:
-        centre: (x, y) of the point of the image in the middle of the square.
+        center: (x, y) of the point of the image in the middle of the square.
         scale: The square shows 200 * scale pixels of the image, in both directions.
         rotation_deg: Counter-clockwise rotation of the image.
         is_mirrored: Whether left and right are swapped, after the rotation.
     """
 
-    centre: tuple[float, float]
+    center: tuple[float, float]
     scale: float
     rotation_deg: float = 0.0
     is_mirrored: bool = False
@@ -44,7 +44,7 @@ class Placement:
         factor = size_px / (UNIT_PX * self.scale)
         turn = -math.radians(self.rotation_deg)
         linear = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-        offset = size_px / 2 - linear @ np.array(self.centre)
+        offset = size_px / 2 - linear @ np.array(self.center)
         return np.column_stack([linear, offset])
 
     def points(self, points: Floats, size_px: int) -> Floats:
@@ -76,10 +76,10 @@ class Placement:
             matrix[0] *= -1
             matrix[0, 2] += size_px - 1
         # OpenCV needs half the time for four channels that it needs for three, with equal results.
-        has_colours = pixels.ndim == 3
-        source = cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA) if has_colours else pixels
+        has_colors = pixels.ndim == 3
+        source = cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA) if has_colors else pixels
         warped: Any = cv2.warpAffine(source, matrix, (size_px, size_px))
-        return np.asarray(cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB) if has_colours else warped, np.uint8)
+        return np.asarray(cv2.cvtColor(warped, cv2.COLOR_RGBA2RGB) if has_colors else warped, np.uint8)
 
 
 def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Placement:
@@ -99,7 +99,7 @@ def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Pla
     # Whole pixels from -reach to reach - 1, as the reference draws them.
     shifts = [math.floor(share * 2 * reach) - reach for share in (right, down)]
     return Placement(
-        centre=(width / 2 + shifts[0], height / 2 + shifts[1]),
+        center=(width / 2 + shifts[0], height / 2 + shifts[1]),
         scale=scale,
         rotation_deg=(2 * turned - 1) * config.max_rotation_deg,
         is_mirrored=mirrored < config.flip,

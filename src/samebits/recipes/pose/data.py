@@ -60,7 +60,7 @@ class Sample:
     """The input and the targets of one training image; of maps and masks the one at 1/4 first.
 
     Attributes:
-        image: (S, S, 3) float32, normalised.
+        image: (S, S, 3) float32, normalized.
         heatmaps: (K, S/4, S/4) and (K, S/2, S/2).
         masks: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
         index: (max_people, K, 2); `index_joints` describes it.

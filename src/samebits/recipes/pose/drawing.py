@@ -1,4 +1,4 @@
-"""Draw people on images: one colour per person, with dark outlines that are visible on every background."""
+"""Draw people on images: one color per person, with dark outlines that are visible on every background."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.data import STRIDES
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.skeletons import Skeleton
-from samebits.report.pictures import colours, draw_sheet
+from samebits.report.pictures import colors, draw_sheet
 
 Points = npt.NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
     fine = 2 if max(image.size) <= 2000 else 1
     canvas = image.convert("RGB").resize((image.width * fine, image.height * fine), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)
-    for person, colour in zip(people, colours(len(people)), strict=True):
+    for person, color in zip(people, colors(len(people)), strict=True):
         seen = person[:, 2] > 0
         if not seen.any():
             continue
@@ -60,7 +60,7 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
         # Thin lines on small people, to keep them visible.
         width = min(max(3.0 * fine, extent / 40), max(canvas.size) / 110)
         limbs = [(tuple(spots[a]), tuple(spots[b])) for a, b in skeleton.limbs if seen[a] and seen[b]]
-        for extra, ink in ((max(1.5 * fine, width * 0.5), _DARK), (0, colour)):
+        for extra, ink in ((max(1.5 * fine, width * 0.5), _DARK), (0, color)):
             for limb in limbs:
                 draw.line(limb, ink, max(1, round(width + extra)))
             for x, y in spots[seen]:
@@ -180,7 +180,7 @@ def _row(
 
 
 def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
-    """Draw the heatmap in warm colours over the image in dark gray."""
+    """Draw the heatmap in warm colors over the image in dark gray."""
     glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
     dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
     hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)

@@ -65,7 +65,7 @@ class Grouping:
 
         Returns:
             (P, K, 3 + T) x, y, score, tags in pixels of the maps; missing joints are all zeros. As in the reference,
-            the centre of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the
+            the center of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the
             mean over all K joints before refinement.
         """
         heat, tags = heat.float().contiguous(), tags.float().contiguous()
@@ -138,7 +138,7 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
 
 
 def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
-    """Move each joint to the pixel centre and a quarter pixel towards the higher neighbor (ties: left, up).
+    """Move each joint to the pixel center and a quarter pixel towards the higher neighbor (ties: left, up).
 
     Args:
         people: (P, K, 3 + T), x and y are whole numbers.
@@ -227,7 +227,7 @@ def _search_rows(heat: Tensor, tags: Tensor, means: Tensor) -> tuple[IntArray, F
 
 
 def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> FloatArray:
-    """Return (N, 2) pixel centres of (N,) joints, moved by a quarter towards the higher neighbor."""
+    """Return (N, 2) pixel centers of (N,) joints, moved by a quarter towards the higher neighbor."""
     _, height, width = heat.shape
     above, below = np.maximum(y - 1, 0), np.minimum(y + 1, height - 1)
     left, right = np.maximum(x - 1, 0), np.minimum(x + 1, width - 1)

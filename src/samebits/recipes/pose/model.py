@@ -131,7 +131,7 @@ class HigherHRNet(nn.Module):
         )
         blocks = [nn.Sequential(BasicBlock(fine)) for _ in range(config.deconv_blocks)]
         self.deconv_layers = nn.ModuleList([nn.Sequential(deconvolution, *blocks)])
-        self._initialise()
+        self._initialize()
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Compute heatmaps and tags of (N, 3, H, W) normalized images; H and W are multiples of 32.
@@ -150,7 +150,7 @@ class HigherHRNet(nn.Module):
         fine = self.deconv_layers[0](torch.cat((features, coarse), dim=1))
         return [coarse, self.final_layers[1](fine)]
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         # As in the authors' implementation. The batch norms compensate for weights this small.
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):

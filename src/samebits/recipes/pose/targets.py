@@ -116,7 +116,7 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
         places += columns.take(patch.right, axis=0)
         # Both flat: numpy assigns flat arrays twice as fast as broadcast ones.
         return places.reshape(-1), patch.values.repeat(len(kinds))
-    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off centre and may be cut.
+    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off center and may be cut.
     firsts = np.round(pixels - (reach + 1)).astype(np.int64)
     lasts = np.minimum(np.round(pixels + (reach + 2)).astype(np.int64), size_px)
     rows, columns = patch.down[:, None] + firsts[:, 1], patch.right[:, None] + firsts[:, 0]

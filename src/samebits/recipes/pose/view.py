@@ -1,10 +1,10 @@
 """Views: an image resized to the network's input, and the transform from its maps back to the image.
 
 As in HigherHRNet's test path (`get_multi_scale_size`, `resize_align_multi_scale`, `get_final_preds`): a view has the
-centre and the aspect ratio of the image, but its longer side is rounded up to a multiple of 64 pixels and is black
+center and the aspect ratio of the image, but its longer side is rounded up to a multiple of 64 pixels and is black
 beyond the image. All views of an image show the same part of it.
 
-Coordinates: x to the right, y down, (0, 0) the centre of the top left pixel.
+Coordinates: x to the right, y down, (0, 0) the center of the top left pixel.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class View:
     Attributes:
         width: Width of the view, pixels.
         height: Height of the view, pixels.
-        centre: (x, y) in the image of the middle of the view.
+        center: (x, y) in the image of the middle of the view.
         factor: Pixels of the image per pixel of the view.
     """
 
     width: int
     height: int
-    centre: tuple[int, int]
+    center: tuple[int, int]
     factor: float
 
     def sample(self, image: Tensor) -> Tensor:
         """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""
         values = image.to(torch.float32)
-        for axis, size, centre in ((2, self.width, self.centre[0]), (1, self.height, self.centre[1])):
-            places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + centre
+        for axis, size, center in ((2, self.width, self.center[0]), (1, self.height, self.center[1])):
+            places = (torch.arange(size, dtype=torch.float64) - size / 2) * self.factor + center
             values = _sample_axis(values, axis, places)
         return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
 
@@ -61,7 +61,7 @@ class View:
         """
         # As in the reference, one factor for both axes, that of the width.
         factor = self.factor * self.width / map_width
-        moved: npt.NDArray[np.float64] = (points - (map_width / 2, map_height / 2)) * factor + self.centre
+        moved: npt.NDArray[np.float64] = (points - (map_width / 2, map_height / 2)) * factor + self.center
         return moved
 
     def crop(self, maps: Tensor, width: int, height: int) -> Tensor:
@@ -74,8 +74,8 @@ class View:
         """
         ranges = []
         factor = self.factor * self.width / maps.shape[2]
-        for axis, size, centre in ((1, height, self.centre[1]), (2, width, self.centre[0])):
-            first, end = (round(maps.shape[axis] / 2 + (edge - centre) / factor) for edge in (0, size))
+        for axis, size, center in ((1, height, self.center[1]), (2, width, self.center[0])):
+            first, end = (round(maps.shape[axis] / 2 + (edge - center) / factor) for edge in (0, size))
             ranges.append(slice(max(0, first), max(first + 1, end)))
         return maps[:, ranges[0], ranges[1]]
 

@@ -117,7 +117,7 @@ class CocoFile:
         return self._images[name]
 
 
-class LabelledFile:
+class LabeledFile:
     """Images of a COCO file with their labels.
 
     Args:

@@ -45,7 +45,7 @@ class LabelSource(Protocol):
         """Return (H, W, 3) and (H, W) bytes: an image, and the class of each pixel or `IGNORED`."""
 
 
-class LabelledImages(Samples):
+class LabeledImages(Samples):
     """Images resized to one size: random crops with flips for training, whole images for evaluation.
 
     Args:

@@ -1,4 +1,4 @@
-"""Draw training samples, an evaluation and a prediction: images with their classes in colour.
+"""Draw training samples, an evaluation and a prediction: images with their classes in color.
 
 Legend: H and W height and width of an image.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.samples import Batch
 from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
-from samebits.recipes.segment.data import LabelledImages
+from samebits.recipes.segment.data import LabeledImages
 from samebits.recipes.segment.masks import MAX_PIXELS
 from samebits.report.fonts import font_for
-from samebits.report.pictures import colours, draw_confusion, draw_sheet
+from samebits.report.pictures import colors, draw_confusion, draw_sheet
 
 _MAX_CLASSES = 40  # of a confusion matrix
 _TILE_PX = 150
@@ -29,7 +29,7 @@ _LINE_PX, _MARGIN_PX = 24, 12
 
 
 def paint(pixels: ByteArray, labels: ByteArray) -> ByteArray:
-    """Colour the classes of an image; the first class keeps the image's colours, and ignored pixels are dark.
+    """Color the classes of an image; the first class keeps the image's colors, and ignored pixels are dark.
 
     Args:
         pixels: (H, W, 3).
@@ -39,13 +39,13 @@ def paint(pixels: ByteArray, labels: ByteArray) -> ByteArray:
         (H, W, 3) bytes.
     """
     table = np.zeros((IGNORED + 1, 3), np.float32)
-    table[1:IGNORED] = colours(IGNORED - 1)
+    table[1:IGNORED] = colors(IGNORED - 1)
     strength = np.full(IGNORED + 1, 0.6, np.float32)
     strength[0] = 0
     share = strength[labels][..., None]
-    # Below a class the image is grey: its own colours would change the colour of the class.
-    grey = np.asarray(Image.fromarray(pixels).convert("L"), np.float32)[..., None]
-    below = np.where(labels[..., None] > 0, grey, pixels)
+    # Below a class the image is gray: its own colors would change the color of the class.
+    gray = np.asarray(Image.fromarray(pixels).convert("L"), np.float32)[..., None]
+    below = np.where(labels[..., None] > 0, gray, pixels)
     return (below * (1 - share) + table[labels] * share).round().astype(np.uint8)
 
 
@@ -68,7 +68,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
 
 
 def draw_evaluation(
-    metric: SegmentationMetric, samples: LabelledImages, folder: Path, *, classes: Sequence[str]
+    metric: SegmentationMetric, samples: LabeledImages, folder: Path, *, classes: Sequence[str]
 ) -> None:
     """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix of pixels.
 
@@ -128,7 +128,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, classes: Seque
     for name, region in prediction["masks"].items():
         labels[coco_mask.decode(region) > 0] = classes.index(name)
     image = Image.fromarray(paint(pixels, np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))))
-    rows, palette = prediction["classes"], [(255, 255, 255), *colours(len(classes) - 1)]
+    rows, palette = prediction["classes"], [(255, 255, 255), *colors(len(classes) - 1)]
     font = font_for("".join(row["class"] for row in rows), 15)
     canvas = Image.new("RGB", (max(image.width, 240), image.height + _LINE_PX * len(rows) + 2 * _MARGIN_PX), "white")
     canvas.paste(image, (0, 0))

@@ -13,10 +13,10 @@ from typing import Any
 from samebits.data.micro_batches import num_micro_batches
 from samebits.data.names import choose_validation
 from samebits.errors import ConfigError, DataError
-from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabelledFile
+from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabeledFile
 from samebits.recipes.segment.config import MAX_CLASSES, Config, DataConfig
 from samebits.recipes.segment.data import LabelSource
-from samebits.recipes.segment.masks import LabelledFolder, MaskFolder, choose_values, find_values
+from samebits.recipes.segment.masks import LabeledFolder, MaskFolder, choose_values, find_values
 from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
 
 Dataset = CocoFile | MaskFolder
@@ -72,8 +72,8 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     if not train and config.eval is not None and _whole(config.eval) != dataset_info["held_out_from"]:
         names = dataset.names  # the user evaluates on images other than the validation split of the run
     if isinstance(dataset, CocoFile):
-        return LabelledFile(dataset, config.images, names, dataset_info["classes"])
-    return LabelledFolder(dataset, names, dataset_info["values"], config.ignore_label)
+        return LabeledFile(dataset, config.images, names, dataset_info["classes"])
+    return LabeledFolder(dataset, names, dataset_info["values"], config.ignore_label)
 
 
 def check_micro_batches(config: Config, num_images: int) -> None:

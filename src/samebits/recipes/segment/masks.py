@@ -110,7 +110,7 @@ def read_mask(path: Path) -> npt.NDArray[np.uint16]:
         (H, W) values.
 
     Raises:
-        DataError: It cannot be read, has colours, values above 65,535 or too many pixels, or its format is lossy.
+        DataError: It cannot be read, has colors, values above 65,535 or too many pixels, or its format is lossy.
     """
     expected = "a PNG file of one channel or with a palette, whose values are classes"
     if path.suffix.lower() in _LOSSY:
@@ -120,10 +120,10 @@ def read_mask(path: Path) -> npt.NDArray[np.uint16]:
     image = EncodedImage(path, max_pixels=MAX_PIXELS).image()
     if len(image.getbands()) > 1 or image.mode.startswith("F"):
         raise DataError(
-            f"the mask {path} has colours, not classes",
+            f"the mask {path} has colors, not classes",
             given=f"mode {image.mode}",
             allowed=expected,
-            fix="Convert each colour to the number of its class, and save one channel.",
+            fix="Convert each color to the number of its class, and save one channel.",
         )
     values = np.asarray(image)
     if values.min(initial=0) < 0 or values.max(initial=0) >= _VALUES:
@@ -180,7 +180,7 @@ def choose_values(found: Sequence[int], config: DataConfig, root: Path) -> list[
     )
 
 
-class LabelledFolder:
+class LabeledFolder:
     """Images of a folder with the labels from their masks.
 
     Args:

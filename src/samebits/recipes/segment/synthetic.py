@@ -7,7 +7,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from samebits.data.keyed import key as derive_key
-from samebits.recipes.synthetic_shapes import SHAPES, draw_background, draw_coverage, strong_colour
+from samebits.recipes.synthetic_shapes import SHAPES, draw_background, draw_coverage, strong_color
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -35,7 +35,7 @@ def draw_image(size_px: int, key: int) -> tuple[ByteArray, ByteArray]:
         x, y = random.uniform(radius, size_px - radius, 2)
         corners = SHAPES[CLASSES[shape]](random.uniform(-0.2, 0.2))
         mask = draw_coverage([(x + radius * a, y + radius * b) for a, b in corners], size_px, size_px)
-        image.paste(strong_colour(random), (0, 0), mask)
+        image.paste(strong_color(random), (0, 0), mask)
         labels[np.asarray(mask) >= 128] = shape
     noise = random.normal(0, 4, (size_px, size_px, 1))
     return np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8), labels

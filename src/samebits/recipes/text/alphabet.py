@@ -169,7 +169,7 @@ def read_chars(path: Path) -> list[str]:
     return table
 
 
-def normalise_text(text: str, form: str) -> str:
+def normalize_text(text: str, form: str) -> str:
     """Convert a text to a Unicode normalization form.
 
     Args:

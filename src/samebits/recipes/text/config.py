@@ -15,7 +15,7 @@ from samebits.metrics.eval_sets import check_set_names
 
 Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]
-Normalise = Literal["none", "nfc", "nfkc", "half_width"]
+Normalize = Literal["none", "nfc", "nfkc", "half_width"]
 
 HEIGHT_PX = 32
 # Widths of width groups at a height of 32 pixels. Each is 1.25 times the one before, so that no image between them is
@@ -60,7 +60,7 @@ class DataConfig(Settings):
     alphabet: Path | None = Field(
         default=None, description="File with the characters, in the order of the classes. null: those in the labels."
     )
-    normalise: Normalise = Field(
+    normalize: Normalize = Field(
         default="none",
         description="Unicode normalization of labels. half_width: only ！ to ～ and the ideographic space.",
     )

@@ -16,7 +16,7 @@ from samebits.data.samples import Batch, Samples
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import DataConfig
 from samebits.recipes.text.files import SelectedLines
-from samebits.recipes.text.images import normalise, stretch
+from samebits.recipes.text.images import normalize, stretch
 from samebits.recipes.text.jitter import jitter_line
 
 
@@ -69,7 +69,7 @@ class LineImages(Samples):
             else:
                 images.append(stretch(image, width_px))
         labels = [self._chosen.label(index) for index in indices.tolist()]
-        inputs = normalise(images, self._config.mean, self._config.std)
+        inputs = normalize(images, self._config.mean, self._config.std)
         return Batch(inputs, targets(labels), torch.from_numpy(indices))
 
     def _width(self, indices: IntArray) -> int:

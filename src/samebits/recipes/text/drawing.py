@@ -32,7 +32,7 @@ def draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, data: Data
     tiles = []
     for _, index, *_ in rows:
         indices = np.array([index], dtype=np.int64)
-        tiles += _grey(samples.batch(indices, keys(0, 0, indices)), data)
+        tiles += _gray(samples.batch(indices, keys(0, 0, indices)), data)
     captions = [f"ground truth {truth}\nprediction {text or '(empty)'}" for _, _, truth, text in rows]
     title = "Validation lines with the most errors"
     draw_sheet(title, tiles, captions, folder / "worst.png", num_columns=_NUM_COLUMNS, tile_px=_TILE_PX)
@@ -49,12 +49,12 @@ def draw_samples(
         data: Normalization.
         read_truths: Decodes the labels of a batch.
     """
-    tiles = [tile for batch in batches for tile in _grey(batch, data)]
+    tiles = [tile for batch in batches for tile in _gray(batch, data)]
     captions = [text for batch in batches for text in read_truths(batch)]
     title = "Training samples after augmentation, with their labels"
     draw_sheet(title, tiles, captions, path, num_columns=_NUM_COLUMNS, tile_px=_TILE_PX)
 
 
-def _grey(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
+def _gray(batch: Batch, data: DataConfig) -> list[npt.NDArray[np.uint8]]:
     """Undo the normalization: inputs (N, 1, 32, W) -> N arrays (32, W) of bytes."""
     return list(np.clip((batch.inputs[:, 0].numpy() * data.std + data.mean) * 255, 0, 255).round().astype(np.uint8))

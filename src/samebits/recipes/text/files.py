@@ -15,7 +15,7 @@ from samebits.data.names import first_outside, outside
 from samebits.errors import DataError
 from samebits.recipes.text.alphabet import UNKNOWN, Alphabet, read_alphabet, read_chars, show_character, text_of
 from samebits.recipes.text.config import Config, DataConfig
-from samebits.recipes.text.images import GreyArray, nearest_width, packed_size, read_grey, read_packed, size_of
+from samebits.recipes.text.images import GrayArray, nearest_width, packed_size, read_gray, read_packed, size_of
 from samebits.recipes.text.labels import Labels, read_labels
 
 CHARS_NAME = "char_std_5990.txt"
@@ -50,7 +50,7 @@ class SelectedLines:
         row = int(self.rows[index])
         return self.classes[self.labels.text_start(row) : int(self.labels.text_ends[row])]
 
-    def image(self, index: int) -> GreyArray:
+    def image(self, index: int) -> GrayArray:
         """Read the image of a line: (H, W) bytes.
 
         Raises:
@@ -60,7 +60,7 @@ class SelectedLines:
         try:
             if self.folder is None:
                 return read_packed(self.labels.path, int(self.labels.lines[row]))
-            return read_grey(self.folder / self.labels.name(row))
+            return read_gray(self.folder / self.labels.name(row))
         except DataError as error:
             raise error.with_slots(where=error.slots.get("where", self.labels.where(row))) from None
 
@@ -226,7 +226,7 @@ def _unknown_error(labels: Labels, alphabet: Alphabet, rows: IntArray) -> DataEr
         where=labels.where(row),
         cause=f"{len(rows):,} of {len(labels):,} lines have such characters",
         fix="Set data.on_unknown=skip to leave these lines out, data.alphabet to another alphabet,\n"
-        "or data.normalise to unify variants of characters.",
+        "or data.normalize to unify variants of characters.",
     )
 
 

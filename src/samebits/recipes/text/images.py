@@ -19,19 +19,19 @@ from samebits.data.opencv import cv2
 from samebits.recipes.text import packed_lmdb
 from samebits.recipes.text.config import HEIGHT_PX
 
-GreyArray = npt.NDArray[np.uint8]
+GrayArray = npt.NDArray[np.uint8]
 
 # Text lines are small images. A larger one in an LMDB file is an attack or a mistake.
 _MAX_PACKED_PIXELS = 50_000_000
 
 
-def read_grey(path: Path) -> GreyArray:
+def read_gray(path: Path) -> GrayArray:
     """Read an image file as (H, W) bytes.
 
     Raises:
         DataError: The file cannot be read.
     """
-    return _grey(read_rgb(path))
+    return _gray(read_rgb(path))
 
 
 def size_of(path: Path) -> tuple[int, int]:
@@ -43,13 +43,13 @@ def size_of(path: Path) -> tuple[int, int]:
     return EncodedImage(path).size
 
 
-def read_packed(folder: Path, number: int) -> GreyArray:
+def read_packed(folder: Path, number: int) -> GrayArray:
     """Read an image of an LMDB dataset as (H, W) bytes.
 
     Raises:
         DataError: The dataset has no such image, or it is damaged.
     """
-    return _grey(_packed(folder, number).pixels())
+    return _gray(_packed(folder, number).pixels())
 
 
 def packed_size(folder: Path, number: int) -> tuple[int, int]:
@@ -61,13 +61,13 @@ def packed_size(folder: Path, number: int) -> tuple[int, int]:
     return _packed(folder, number).size
 
 
-def stretch(image: GreyArray, width_px: int) -> GreyArray:
+def stretch(image: GrayArray, width_px: int) -> GrayArray:
     """Resize (H, W) bytes to (32, width_px) like the reference: bicubic, without padding."""
     resized = cv2.resize(image, (width_px, HEIGHT_PX), interpolation=cv2.INTER_CUBIC)
     return np.asarray(resized, dtype=np.uint8)
 
 
-def normalise(images: Sequence[GreyArray], mean: float, std: float) -> Tensor:
+def normalize(images: Sequence[GrayArray], mean: float, std: float) -> Tensor:
     """Stack and normalize images of one size.
 
     Args:
@@ -98,7 +98,7 @@ def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntA
     return np.searchsorted(borders, natural, side="right").astype(np.int64)
 
 
-def _grey(rgb: npt.NDArray[np.uint8]) -> GreyArray:
+def _gray(rgb: npt.NDArray[np.uint8]) -> GrayArray:
     return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 

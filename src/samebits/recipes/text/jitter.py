@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from samebits.data.opencv import cv2
 from samebits.recipes.text.config import HEIGHT_PX
-from samebits.recipes.text.images import GreyArray
+from samebits.recipes.text.images import GrayArray
 
 _FloatArray = npt.NDArray[np.float32]
 
 
-def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random.Generator) -> GreyArray:
+def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random.Generator) -> GrayArray:
     """Resize an image of a line to (32, width_px) with random shift, shear, rotation, brightness and blur.
 
     Args:
@@ -34,8 +34,8 @@ def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random
     matrix = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]) @ np.array(
         [[scale_x, shear * scale_y], [0.0, scale_y]]
     )
-    centre = np.array([width_px / 2 * (1 + 0.08 * draw[4]), HEIGHT_PX / 2 * (1 + 0.2 * draw[5])])
-    shift = centre - matrix @ np.array([width / 2, height / 2])
+    center = np.array([width_px / 2 * (1 + 0.08 * draw[4]), HEIGHT_PX / 2 * (1 + 0.2 * draw[5])])
+    shift = center - matrix @ np.array([width / 2, height / 2])
     moved = cv2.warpAffine(
         image,
         np.column_stack([matrix, shift]),
@@ -43,13 +43,13 @@ def jitter_line(image: GreyArray, width_px: int, strength: float, rng: np.random
         flags=cv2.INTER_CUBIC,
         borderMode=cv2.BORDER_REPLICATE,
     )
-    grey = moved.astype(np.float32) * np.float32(1 / 255)
+    gray = moved.astype(np.float32) * np.float32(1 / 255)
     light, contrast = rng.uniform(-1, 1, 2) * strength
-    grey = (grey - 0.5) * np.float32(1 + 0.5 * contrast) + np.float32(0.5 + 0.25 * light)
+    gray = (gray - 0.5) * np.float32(1 + 0.5 * contrast) + np.float32(0.5 + 0.25 * light)
     if rng.random() < 0.5:
-        grey = _blur(grey, 1.2 * strength * float(rng.random()))
-    grey += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(grey.shape, np.float32)
-    return np.asarray(np.clip(grey * 255, 0, 255).round(), dtype=np.uint8)
+        gray = _blur(gray, 1.2 * strength * float(rng.random()))
+    gray += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(gray.shape, np.float32)
+    return np.asarray(np.clip(gray * 255, 0, 255).round(), dtype=np.uint8)
 
 
 def _blur(image: _FloatArray, sigma_px: float) -> _FloatArray:

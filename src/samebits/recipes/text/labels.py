@@ -16,7 +16,7 @@ from samebits.config.load import short_path
 from samebits.data.keyed import IntArray
 from samebits.errors import DataError
 from samebits.recipes.text import packed_lmdb
-from samebits.recipes.text.alphabet import CodeArray, codes_of, normalise_text, read_chars, text_of
+from samebits.recipes.text.alphabet import CodeArray, codes_of, normalize_text, read_chars, text_of
 from samebits.recipes.text.config import DataConfig
 from samebits.recipes.text.label_lines import FORMS, Rows, read_chunks
 
@@ -89,14 +89,14 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
             allowed="a file with labels, or an LMDB folder",
             fix="Set data.train and data.eval to the files with labels.",
         ) from error
-    return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalise)
+    return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalize)
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalise: str) -> Labels:
+def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str) -> Labels:
     if path.is_dir():
         texts = packed_lmdb.read_texts(path)
-        return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalise)])
+        return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalize)])
     table: list[str] = []
     pieces: list[_Piece] = []
     for rows in read_chunks(path, encoding):
@@ -107,7 +107,7 @@ def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, enc
             pieces.append(_pack_index(path, rows, table))
         else:
             names, texts = _split(path, rows, "\t" if form == "tsv" else None)
-            pieces.append(_pack(names, texts, [number for number, _ in rows], normalise))
+            pieces.append(_pack(names, texts, [number for number, _ in rows], normalize))
     if not pieces:
         raise DataError(
             f"{path} has no labels",
@@ -179,10 +179,10 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
     return [pair[0] for pair in pairs], texts
 
 
-def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalise: str) -> _Piece:
-    if normalise != "none":
+def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalize: str) -> _Piece:
+    if normalize != "none":
         # One by one: normalizing the joined texts could combine the end of one with the start of the next.
-        texts = [normalise_text(text, normalise) for text in texts]
+        texts = [normalize_text(text, normalize) for text in texts]
     return _Piece(
         *_pack_names(names),
         codes=codes_of("".join(texts)),

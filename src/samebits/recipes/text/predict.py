@@ -17,7 +17,7 @@ from samebits.errors import DataError
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import Config, DecodeConfig
 from samebits.recipes.text.decode import read
-from samebits.recipes.text.images import GreyArray, nearest_width, normalise, read_grey, stretch
+from samebits.recipes.text.images import GrayArray, nearest_width, normalize, read_gray, stretch
 from samebits.recipes.text.loss import ctc_loss
 from samebits.report.fonts import font_for
 
@@ -40,20 +40,20 @@ def read_line(path: Path, config: Config) -> Tensor:
     Raises:
         DataError: The file can't be read, or has no contrast.
     """
-    grey = read_grey(path)
-    if int(grey.max()) - int(grey.min()) < _SHADES:
+    gray = read_gray(path)
+    if int(gray.max()) - int(gray.min()) < _SHADES:
         raise DataError(
             f"{path} shows nothing: all pixels have the same shade",
             allowed="an image of one line of text",
             fix="Use an image with contrast between text and background.",
         )
-    turns = _turns(grey, config.decode)
-    views: list[GreyArray] = [np.ascontiguousarray(np.rot90(grey, turn)) for turn in turns]
+    turns = _turns(gray, config.decode)
+    views: list[GrayArray] = [np.ascontiguousarray(np.rot90(gray, turn)) for turn in turns]
     height, width = views[0].shape
     width_px = config.data.widths[
         int(nearest_width(config.data.widths, np.array([[width, height]], dtype=np.float64))[0])
     ]
-    return normalise([stretch(view, width_px) for view in views], config.data.mean, config.data.std)
+    return normalize([stretch(view, width_px) for view in views], config.data.mean, config.data.std)
 
 
 def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> Mapping[str, Any]:
@@ -93,9 +93,9 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     return sheet
 
 
-def _turns(grey: GreyArray, config: DecodeConfig) -> tuple[int, ...]:
+def _turns(gray: GrayArray, config: DecodeConfig) -> tuple[int, ...]:
     """Return the rotation of each view, in quarter turns to the left."""
-    is_tall = grey.shape[0] > _TALL * grey.shape[1]
+    is_tall = gray.shape[0] > _TALL * gray.shape[1]
     if not config.turns:
         return (0,)
     return (1, 3) if is_tall else (0, 2)

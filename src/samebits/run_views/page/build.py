@@ -20,7 +20,7 @@ from samebits.report.format import clock, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, ComparedValue, Comparison, compare, metric_names
 from samebits.run_views.compare_table import letters_of
 from samebits.run_views.history import RunHistory
-from samebits.run_views.page.chart import NUM_COLOURS, ChartLine
+from samebits.run_views.page.chart import NUM_COLORS, ChartLine
 from samebits.run_views.page.markup import Child, Markup, element, joined, section, table
 from samebits.run_views.page.pictures import Budget
 from samebits.run_views.page.sections import ChartSet, run_sections
@@ -111,7 +111,7 @@ def _compared(comparison: Comparison, charts: ChartSet) -> list[Markup | None]:
     curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(runs)[:8]]
     for kind, name, title in [*curves, ("train", "loss", "Training loss"), ("train", "lr", "Learning rate")]:
         lines = [
-            ChartLine(run.curves.get(kind, name), f"{letter} {run.name}", index % NUM_COLOURS, index >= NUM_COLOURS)
+            ChartLine(run.curves.get(kind, name), f"{letter} {run.name}", index % NUM_COLORS, index >= NUM_COLORS)
             for index, (run, letter) in enumerate(zip(runs, letters_of(len(runs)), strict=True))
         ]
         drawn.append(charts.add(title, name, lines, starts_at_zero=name == "lr"))

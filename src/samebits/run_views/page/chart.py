@@ -14,7 +14,7 @@ from samebits.run_views.page.markup import Markup, element
 _WIDTH, _HEIGHT = 1000, 200  # of the stretched drawing
 _MAX_POINTS = 500
 _MAX_DOTS = 60  # a line with fewer points has a dot at each
-NUM_COLOURS = 8
+NUM_COLORS = 8
 
 LOG_FROM = 50.0  # ratio of the largest to the smallest value from which a loss has a logarithmic axis
 
@@ -66,13 +66,13 @@ class ChartLine:
     Attributes:
         curve: Its points.
         name: Its name in the legend.
-        colour: Number of its colour, from 0.
-        is_dashed: Whether it is dashed, where colours alone do not suffice.
+        color: Number of its color, from 0.
+        is_dashed: Whether it is dashed, where colors alone do not suffice.
     """
 
     curve: Curve
     name: str
-    colour: int = 0
+    color: int = 0
     is_dashed: bool = False
 
 
@@ -120,7 +120,7 @@ def chart(
         "log": scale.is_log,
         "percent": metric_value(name, 0.5).endswith("%"),
         "lines": [
-            {"name": line.name, "colour": line.colour % NUM_COLOURS, "x": epochs, "step": steps, "y": values}
+            {"name": line.name, "color": line.color % NUM_COLORS, "x": epochs, "step": steps, "y": values}
             for line, epochs, steps, values in thinned
         ],
     }
@@ -147,7 +147,7 @@ def _legend(lines: Sequence[ChartLine]) -> list[Markup]:
     """Return a sign and the name of each line; nothing for a single line, which has the name of the chart."""
     found = []
     for line in lines if len(lines) > 1 else ():
-        kind = f"k{line.colour % NUM_COLOURS}{' dash' if line.is_dashed else ''}"
+        kind = f"k{line.color % NUM_COLORS}{' dash' if line.is_dashed else ''}"
         found.append(element("span", {"class": "key"}, element("i", {"class": kind}), line.name))
     return found
 
@@ -159,20 +159,20 @@ def _draw(
         f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
         for epoch, value in zip(epochs, values, strict=True)
     ]
-    kind = f"line c{line.colour % NUM_COLOURS}"
+    kind = f"line c{line.color % NUM_COLORS}"
     drawn = [element("polyline", {"points": " ".join(points), "class": kind + (" dash" if line.is_dashed else "")})]
     if len(points) <= _MAX_DOTS:
         # A line of length 0 with round ends stays a circle when the drawing is stretched.
         drawn.append(
             element(
-                "path", {"d": "".join(f"M{point}h0" for point in points), "class": f"dots c{line.colour % NUM_COLOURS}"}
+                "path", {"d": "".join(f"M{point}h0" for point in points), "class": f"dots c{line.color % NUM_COLORS}"}
             )
         )
     return drawn
 
 
 def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
-    """Return epochs, steps and values of a curve: means of neighbours where there are more than a screen shows."""
+    """Return epochs, steps and values of a curve: means of neighbors where there are more than a screen shows."""
     every = -(-len(curve) // _MAX_POINTS)
     starts = range(0, len(curve), every)
     parts = [curve.values[start : start + every] for start in starts]

@@ -1,6 +1,6 @@
 """Show runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.
 
-No style sheet and no script: they would act on the whole notebook. Colours suit light and dark themes.
+No style sheet and no script: they would act on the whole notebook. Colors suit light and dark themes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ROWS = 200
 _MAX_METRICS = 12
 _WIDTH, _HEIGHT, _PAD = 320, 110, 4
 _MAX_POINTS = 300
-_COLOURS = ("#0072b2", "#d55e00")  # training, validation: readable on white and on black
+_COLORS = ("#0072b2", "#d55e00")  # training, validation: readable on white and on black
 _LEFT = {"style": "text-align: left"}
 
 
@@ -81,7 +81,7 @@ def _drawing(title: str, name: str, curves: Sequence[Curve]) -> Markup | None:
     scale, end = scale_for(found, name), max(curve.epochs[-1] for curve in found) or 1.0
     frame = {"width": _WIDTH, "height": _HEIGHT, "fill": "none", "stroke": "#888888", "stroke-opacity": 0.5}
     lines = [element("rect", frame)]
-    for curve, colour in zip(curves, _COLOURS, strict=True):
+    for curve, color in zip(curves, _COLORS, strict=True):
         every = max(1, len(curve) // _MAX_POINTS)
         points = " ".join(
             f"{_PAD + epoch / end * (_WIDTH - 2 * _PAD):.1f},"
@@ -89,11 +89,11 @@ def _drawing(title: str, name: str, curves: Sequence[Curve]) -> Markup | None:
             for epoch, value in zip(curve.epochs[::every], curve.values[::every], strict=True)
         )
         if len(curve) > 1:
-            lines.append(element("polyline", {"points": points, "fill": "none", "stroke": colour, "stroke-width": 1.5}))
+            lines.append(element("polyline", {"points": points, "fill": "none", "stroke": color, "stroke-width": 1.5}))
     low, high = metric_value(name, scale.low), metric_value(name, scale.high)
     legend = [
-        element("span", {"style": f"color: {colour}"}, f" {label}")
-        for curve, label, colour in zip(curves, ("training", "validation"), _COLOURS, strict=True)
+        element("span", {"style": f"color: {color}"}, f" {label}")
+        for curve, label, color in zip(curves, ("training", "validation"), _COLORS, strict=True)
         if len(curve) > 1
     ]
     box = {"width": _WIDTH, "height": _HEIGHT, "viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img"}

@@ -23,7 +23,7 @@
   };
   document.querySelectorAll(".area").forEach((area, number) => {
     const chart = data[number], rule = make("div", "rule", area), tip = make("div", "tip", area);
-    const dots = chart.lines.map((line) => make("div", "dot k" + line.colour, area));
+    const dots = chart.lines.map((line) => make("div", "dot k" + line.color, area));
     const longest = chart.lines.reduce((a, b) => (b.x.length > a.x.length ? b : a));
     let index = longest.x.length - 1;
     const position = (value) => {
@@ -45,7 +45,7 @@
         dot.style.left = (100 * line.x[point]) / chart.end + "%";
         dot.style.top = 100 * (1 - position(line.y[point])) + "%";
         const row = make("div", "", tip);
-        make("i", "k" + line.colour, row);
+        make("i", "k" + line.color, row);
         make("span", "", row).textContent = line.name;
         make("b", "", row).textContent = format(chart, line.y[point]);
       });

@@ -10,7 +10,7 @@ from samebits.report.format import duration, metric_name, metric_value
 from samebits.run_views.compare import metric_names, plain_text
 from samebits.run_views.curves import Curves
 from samebits.run_views.history import RunHistory, read_confusion
-from samebits.run_views.page.chart import NUM_COLOURS, ChartLine, chart
+from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
 from samebits.run_views.page.markup import Child, Markup, element, section, table
 from samebits.run_views.page.pictures import Budget, matrix, pictures
 from samebits.run_views.page.timeline import event_line, time_bar
@@ -141,7 +141,7 @@ def _curves(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
             charts.add(f"Validation {metric_name(name)}", name, _lines_of_sets(curves, name, metric_name(name)))
         )
         parts = [each for each in curves.names("eval") if each.startswith(f"{name}/")]
-        if 1 < len(parts) <= NUM_COLOURS:
+        if 1 < len(parts) <= NUM_COLORS:
             lines = [
                 ChartLine(curves.get("eval", part), part.partition("/")[2], index) for index, part in enumerate(parts)
             ]
@@ -171,7 +171,7 @@ def _lines_of_sets(curves: Curves, metric: str, title: str) -> list[ChartLine]:
     sets = [name for name in curves.names("eval") if "/" not in name and name.partition(".")[2] == metric]
     others = [
         ChartLine(curves.get("eval", name), name.partition(".")[0], index)
-        for index, name in enumerate(sets[: NUM_COLOURS - 2], start=2)
+        for index, name in enumerate(sets[: NUM_COLORS - 2], start=2)
     ]
     return [ChartLine(curves.get("eval", metric), title, 1), *others]
 
@@ -179,7 +179,7 @@ def _lines_of_sets(curves: Curves, metric: str, title: str) -> list[ChartLine]:
 def _speed(run: RunHistory, charts: ChartSet) -> list[Markup | None]:
     curves = run.curves
     ranks = list(curves.ranks().items())[:_MAX_RANKS]
-    lines = [ChartLine(curve, f"rank {rank}", index, index >= NUM_COLOURS) for index, (rank, curve) in enumerate(ranks)]
+    lines = [ChartLine(curve, f"rank {rank}", index, index >= NUM_COLORS) for index, (rank, curve) in enumerate(ranks)]
     if not lines:
         lines = [
             ChartLine(curves.get("ranks", "median_ms"), "median", 0),

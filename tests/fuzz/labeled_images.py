@@ -46,12 +46,12 @@ def _read_labels(root: Path) -> None:
 
     from samebits.data.keyed import keys
     from samebits.recipes.segment.config import DataConfig
-    from samebits.recipes.segment.data import LabelledImages
+    from samebits.recipes.segment.data import LabeledImages
     from samebits.recipes.segment.listing import list_images, open_source
 
     config = DataConfig(root=root, size_px=(32, 32))
     info = list_images(config, 0)
     for train in (True, False):
-        samples = LabelledImages(open_source(config, info, train=train), config, train=train)
+        samples = LabeledImages(open_source(config, info, train=train), config, train=train)
         indices = np.arange(len(samples))
         samples.batch(indices, keys(0, 0, indices))
