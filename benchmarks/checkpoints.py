@@ -76,20 +76,22 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare_holdups(job: Job, saver: CheckpointManager, step: Callable[[], None], file: Path, rounds: int) -> None:
-    first = timed(lambda: saver.save(job))
-    saver.wait()
+def compare_holdups(
+    job: Job, checkpoints: CheckpointManager, step: Callable[[], None], file: Path, rounds: int
+) -> None:
+    first = timed(lambda: checkpoints.save(job))
+    checkpoints.wait()
     times = []
     for _ in range(rounds):
         step_s = timed(step)
         plain_s = timed(lambda: plain_save(job, file))
-        ours_s = timed(lambda: saver.save(job))
+        ours_s = timed(lambda: checkpoints.save(job))
         beside_s = timed(step)
-        times.append((plain_s, ours_s, ours_s + beside_s + timed(saver.wait), step_s, beside_s))
+        times.append((plain_s, ours_s, ours_s + beside_s + timed(checkpoints.wait), step_s, beside_s))
     plain_s, ours_s, written_s, step_s, beside_s = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(row[1] / row[0] for row in times)
-    num_bytes = sum(path.stat().st_size for path in saver.folder.checkpoints.glob("step-*/*.safetensors"))
-    print(f"a checkpoint has {num_bytes / len(list(saver.folder.checkpoints.glob('step-*'))) / 2**20:.0f} MiB")
+    num_bytes = sum(path.stat().st_size for path in checkpoints.folder.checkpoints.glob("step-*/*.safetensors"))
+    print(f"a checkpoint has {num_bytes / len(list(checkpoints.folder.checkpoints.glob('step-*'))) / 2**20:.0f} MiB")
     print(f"{'':24}  blocked ms   on disk after ms")
     print(f"{'torch.save and fsync':24}  {plain_s * 1e3:10.0f}   {plain_s * 1e3:10.0f}")
     print(f"{'Samebits':24}  {ours_s * 1e3:10.0f}   {written_s * 1e3:10.0f}     ratio {ratio:.3f} = 1/{1 / ratio:.0f}")
@@ -98,7 +100,7 @@ def compare_holdups(job: Job, saver: CheckpointManager, step: Callable[[], None]
 
 
 def compare_throughput(
-    job: Job, saver: CheckpointManager, step: Callable[[], None], file: Path, arguments: argparse.Namespace
+    job: Job, checkpoints: CheckpointManager, step: Callable[[], None], file: Path, arguments: argparse.Namespace
 ) -> None:
     every_s = parse_interval(arguments.every).seconds
     assert every_s is not None
@@ -112,10 +114,10 @@ def compare_throughput(
             if kind == "plain" and time.perf_counter() - saved_at >= every_s:
                 saved_at = time.perf_counter()
                 plain_save(job, file)
-            if kind == "samebits" and saver.is_due(job):
-                saver.save(job)
+            if kind == "samebits" and checkpoints.is_due(job):
+                checkpoints.save(job)
         rate = num_steps * arguments.batch / (time.perf_counter() - start)
-        saver.wait()  # what is still being written then would be written beside the next steps
+        checkpoints.wait()  # what is still being written then would be written beside the next steps
         return rate
 
     kinds = ("none", "samebits", "plain")
@@ -141,10 +143,10 @@ def main() -> None:
         job = job_of(arguments.batch)
         step = steps_of(job)
         step()  # the optimizer has its state from here on
-        saver = CheckpointManager(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
+        checkpoints = CheckpointManager(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)
         print(f"torch {torch.__version__}, ResNet-101 with momentum, steps of {arguments.batch} images, 1 thread")
-        compare_holdups(job, saver, step, Path(place) / "plain.pt", arguments.rounds)
-        compare_throughput(job, saver, step, Path(place) / "plain.pt", arguments)
+        compare_holdups(job, checkpoints, step, Path(place) / "plain.pt", arguments.rounds)
+        compare_throughput(job, checkpoints, step, Path(place) / "plain.pt", arguments)
         folder.close()
 
 

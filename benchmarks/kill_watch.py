@@ -14,7 +14,7 @@ from typing import Any
 from tests.faults.faults import Job
 
 HEADER_BYTES, RECORD_BYTES = 56, 72  # of steps.bin; see src/samebits/provenance/step_log.py
-EPOCHS = "*/*/epochs.json"  # in the folder for temporary files
+VIEWS = "*/*/views.json"  # in the folder for temporary files
 
 
 class Watch:
@@ -47,7 +47,7 @@ class Watch:
                 if (count := (path.stat().st_size - HEADER_BYTES) // RECORD_BYTES) != self.steps[-1][1]:
                     self.steps.append((time.monotonic(), count))
             with contextlib.suppress(OSError, ValueError, StopIteration):
-                file = file or next(self._tmp.glob(EPOCHS))
+                file = file or next(self._tmp.glob(VIEWS))
                 if seen != (seen := file.stat().st_mtime_ns):
                     self.epochs.append((time.monotonic(), json.loads(file.read_text(encoding="utf-8"))))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 def work(scenario: str, folder: Path) -> int:
     """Join the world, and then succeed or fail according to `scenario`."""
     from samebits.cluster import collectives, env, signals, world
-    from samebits.cluster.epochs.membership import Membership
+    from samebits.cluster.views.membership import Membership
     from samebits.errors import DataError
 
     here = env.read_assignment(os.environ)
@@ -21,7 +21,7 @@ def work(scenario: str, folder: Path) -> int:
     if scenario in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
         _die_before_connecting(folder, scenario == "node lost early")
     if scenario == "stopped at the end":
-        Membership(Path(here.epochs), here.worker).mark("member")  # as a run does once it trains
+        Membership(Path(here.views), here.member).mark("member")  # as a run does once it trains
         return _end_after_a_stop(folder, here.rank)
     if scenario == "joins late" and here.rank == 1:
         (folder / "waited-for").touch()

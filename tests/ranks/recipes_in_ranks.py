@@ -143,10 +143,10 @@ def carry_out(
     told = Losses()
     job = make_job(config, lambda: _build(config, model), world)
     try:
-        saver = CheckpointManager(folder, config.checkpoint, world)
-        saver.restore(job, "auto", told.notify)
-        is_done = train(job, saver, told, lambda: float(job.progress.step == stop_at))
-        saver.close()
+        checkpoints = CheckpointManager(folder, config.checkpoint, world)
+        checkpoints.restore(job, "auto", told.notify)
+        is_done = train(job, checkpoints, told, lambda: job.progress.step == stop_at)
+        checkpoints.close()
         return weights_sha256(job.state()), job.progress.metrics, told.losses, is_done
     finally:
         torch.use_deterministic_algorithms(False)

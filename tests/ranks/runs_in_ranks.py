@@ -106,19 +106,19 @@ def carry_out(
     if isinstance(job.reducer, RecheckedReducer):
         job.reducer.notify = quiet.notify
     try:
-        saver = CheckpointManager(folder, config.checkpoint, world)
+        checkpoints = CheckpointManager(folder, config.checkpoint, world)
         if resume != "never":
-            saver.restore(job, resume, quiet.notify)
+            checkpoints.restore(job, resume, quiet.notify)
 
-        def flag() -> float:
-            return float(job.progress.step == stop_at)
+        def has_stop() -> bool:
+            return job.progress.step == stop_at
 
         while True:
             try:
-                is_complete = train(job, saver, quiet, flag)
+                is_complete = train(job, checkpoints, quiet, has_stop)
                 break
             except RollBack:
-                saver.restore(job, "auto", quiet.notify)
+                checkpoints.restore(job, "auto", quiet.notify)
         progress = job.progress.to_json()
         progress["seconds"], progress["worlds"], progress["fingerprint"] = 0, [], {}
         state = dict(job.model.state_dict())
@@ -141,10 +141,10 @@ def worlds_after_restore(world: World, path: Path, config: RunConfig) -> list[in
                   eval_data=lambda: InMemory(21), metric=Seen)  # fmt: skip
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
     try:
-        saver = CheckpointManager(folder, config.checkpoint, world)
+        checkpoints = CheckpointManager(folder, config.checkpoint, world)
         job.progress.worlds = [{"size": 3, "from_step": 0}]
-        saver.save(job)
-        saver.restore(job, "auto", print)
+        checkpoints.save(job)
+        checkpoints.restore(job, "auto", print)
         return [entry["size"] for entry in job.progress.worlds]
     finally:
         torch.use_deterministic_algorithms(False)

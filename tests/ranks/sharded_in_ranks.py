@@ -62,14 +62,14 @@ def carry_out(
     try:
         job = make_job(config, lambda: replace(parts, model=network()), world)
         samples.is_armed = True
-        saver = CheckpointManager(folder, config.checkpoint, world)
-        saver.restore(job, "auto", quiet.notify)
+        checkpoints = CheckpointManager(folder, config.checkpoint, world)
+        checkpoints.restore(job, "auto", quiet.notify)
         while True:
             try:
-                train(job, saver, quiet, lambda: float(job.progress.step == stop_at))
+                train(job, checkpoints, quiet, lambda: job.progress.step == stop_at)
                 break
             except RollBack:
-                saver.restore(job, "auto", quiet.notify)
+                checkpoints.restore(job, "auto", quiet.notify)
         held = {name: tuple(tensor.shape) for name, tensor in job.state().items()}
         kept = [tuple(value.shape) for entries in job.optimizer.state.values() for value in entries.values()]
         final = job.final_weights()

@@ -73,10 +73,10 @@ def test_a_metric_that_loses_samples_or_fails_ends_all_ranks_with_one_text(
 def test_a_stop_asked_of_any_rank_reaches_rank_0(pool: RankPool, world: int, asked: int) -> None:
     answers = pool.run(world, jobs.stop_flags, asked, 3)
     # Rank 0's answer is the one that counts: it travels with the gradients.
-    assert answers[0][1:] == [1.0, 1.0]
-    assert answers[asked] == [1.0, 1.0, 1.0]
+    assert answers[0][1:] == [True, True]
+    assert answers[asked] == [True, True, True]
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_rank_stops_without_a_signal(pool: RankPool, world: int) -> None:
-    assert pool.run(world, jobs.stop_flags, -1, 3) == [[0.0, 0.0, 0.0]] * world
+    assert pool.run(world, jobs.stop_flags, -1, 3) == [[False, False, False]] * world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from samebits.data.order import Order, Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_of_step, sample_ids
-from samebits.engine.progress import StepResult
+from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
 from samebits.verify.segments import Segment
@@ -117,11 +118,11 @@ def nan_once(world: World, folder: Path, options: tuple[str, ...]) -> int:
     def change(batch: Batch) -> Batch:
         return replace(batch, inputs=batch.inputs * torch.nan)
 
-    def cheat(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
+    def cheat(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags]) -> StepResult:
         if step.number == NAN_AT and left[0]:
             left[0] = 0
-            return run_step(job, step, Changed(loader, change), flag)  # type: ignore[arg-type]
-        return run_step(job, step, loader, flag)
+            return run_step(job, step, Changed(loader, change), flags)  # type: ignore[arg-type]
+        return run_step(job, step, loader, flags)
 
     return train_in(world, folder, options, cheat)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.recipes.pose.infer import prepare
-from samebits.recipes.pose.view import View, view
+from samebits.recipes.pose.view import ImageView, view
 
 
 def test_views_have_the_references_sizes_and_matrices(parity_folder: Path) -> None:
@@ -37,7 +37,7 @@ def test_points_of_a_map_go_back_as_the_references(parity_folder: Path) -> None:
     with np.load(parity_folder / "pose_geometry.npz", allow_pickle=False) as arrays:
         back = {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith("back/")}
     width, height = back["heatmap_size"].tolist()
-    seen = View(width * 2, height * 2, tuple(back["center"].tolist()), back["scale"][0] * 200 / (width * 2))
+    seen = ImageView(width * 2, height * 2, tuple(back["center"].tolist()), back["scale"][0] * 200 / (width * 2))
     ours = seen.to_image(back["points"][:, :, :2].astype(np.float64), width, height)
     assert np.abs(ours - back["out"][:, :, :2]).max() <= 1e-3
 

@@ -126,7 +126,7 @@ def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None, world: 
     try:
         for done, plan in enumerate(plans, start=1):
             recording.step, recording.found = plan, {}
-            run_step(job, plan, recording, 0.0)  # type: ignore[arg-type]  # it has Loader's batch
+            run_step(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
             job.progress.step = plan.number + 1
             found[str(plan.number)] = {
                 "micro-batches": {str(leaf): parts for leaf, parts in recording.found.items()},

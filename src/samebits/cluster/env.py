@@ -23,7 +23,7 @@ LAUNCHED = "SAMEBITS_LAUNCHED"
 # Secret that all processes of a run share.
 KEY = "SAMEBITS_KEY"
 # Set by a launcher whose processes recover in the step: the file that names the members, and this process's number.
-EPOCHS, WORKER = "SAMEBITS_EPOCHS", "SAMEBITS_WORKER"
+VIEWS, MEMBER = "SAMEBITS_VIEWS", "SAMEBITS_MEMBER"
 SHORTEST_KEY = 16
 FORMS = "tcp://HOST:PORT, file:///PATH or env://"
 _FIX_INIT = "Set {} to one of these forms."
@@ -44,8 +44,8 @@ class RankAssignment:
         agent_store: Another process (torchrun's agent) serves the store at `init`, so rank 0 must not.
         run_id: Separates the keys of runs that share a store.
         key: Secret that signs messages in the store; empty: messages are not signed.
-        epochs: File of the launcher that names the members of the present world; empty: the members do not change.
-        worker: Number of this process among all that the launcher has started.
+        views: File of the launcher that names the members of the present world; empty: the members do not change.
+        member: Number of this process among all that the launcher has started.
     """
 
     rank: int
@@ -58,8 +58,8 @@ class RankAssignment:
     agent_store: bool = False
     run_id: str = ""
     key: str = field(default="", repr=False)
-    epochs: str = ""
-    worker: int = 0
+    views: str = ""
+    member: int = 0
 
 
 ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
@@ -155,8 +155,8 @@ def _from_environment(
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
         key=run_key(environ),
-        epochs=environ.get(EPOCHS, ""),
-        worker=_number(environ, WORKER, None) or 0,
+        views=environ.get(VIEWS, ""),
+        member=_number(environ, MEMBER, None) or 0,
     )
 
 

@@ -21,11 +21,11 @@ from samebits.cluster.activity import Activity
 from samebits.cluster.address import interface_towards
 from samebits.cluster.backends import add_group, choose_backend
 from samebits.cluster.env import ALONE, RankAssignment
-from samebits.cluster.epochs.membership import Membership
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.rendezvous import RankInfo
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.timeout import call_with_timeout
+from samebits.cluster.views.membership import Membership
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
 from samebits.open_files import out_of_files, raise_open_files

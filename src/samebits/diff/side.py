@@ -125,7 +125,7 @@ class Side:
         self.activate()
         job, step = self.job, self.plan()
         self.loader.digests = [] if self._has_content else None
-        result = run_step(job, step, self.loader, 0.0)
+        result = run_step(job, step, self.loader)
         if not result.is_finite and not result.is_overflow:
             job.progress.skipped.append(step.number)
         job.progress.step = step.number + 1

@@ -27,9 +27,9 @@ class StopFlag:
         self._is_reported = False
         self._polled_at = time.monotonic()
 
-    def __call__(self) -> float:
-        """Return 1.0 on rank 0 once a stop was requested."""
-        return float(self._is_requested(polls=self._world.is_main))
+    def __call__(self) -> bool:
+        """Return whether a stop was requested, as rank 0 sees it."""
+        return self._is_requested(polls=self._world.is_main)
 
     def is_requested(self) -> bool:
         """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""

@@ -31,13 +31,13 @@ class RollBack(Exception):
     """A step was not finite, and the run restarts from its last checkpoint."""
 
 
-def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Reports) -> None:
+def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, reports: Reports) -> None:
     """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
 
     Args:
         job: The run.
         step: The step's plan.
-        saver: The checkpoint manager.
+        checkpoints: The checkpoint manager.
         reports: Reports to the user, on rank 0.
 
     Raises:
@@ -45,17 +45,17 @@ def handle_nonfinite(job: Job, step: Step, saver: CheckpointManager, reports: Re
         RollBack: The policy is "rollback".
     """
     policy = job.config.watch.nonfinite
-    last = saver.last_step(job.world)
+    last = checkpoints.last_step(job.world)
     state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
-    if policy == "rollback" and (last is None or step.number in saver.rolled_back):
+    if policy == "rollback" and (last is None or step.number in checkpoints.rolled_back):
         policy = "stop"
-        state += "; rolling back did not help" if step.number in saver.rolled_back else ""
-    error = explain(job, step, saver.folder, f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {state}")
+        state += "; rolling back did not help" if step.number in checkpoints.rolled_back else ""
+    error = explain(job, step, checkpoints.folder, f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {state}")
     if policy == "stop":
         raise error
     reports.notify(error)
     if policy == "rollback":
-        saver.rolled_back.add(step.number)
+        checkpoints.rolled_back.add(step.number)
         raise RollBack
     job.progress.skipped.append(step.number)
 

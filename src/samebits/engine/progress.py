@@ -1,4 +1,4 @@
-"""Where a run stands: its position, the result of a step, and the loss scale, which a step may change.
+"""State of a run: its position, the flags and the result of a step, and the loss scale, which a step may change.
 
 The loss scale keeps small gradients of fp16 from underflowing to zero (`loss_scale`). The constants of the dynamic
 loss scale are those of torch.amp.GradScaler.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from enum import IntFlag
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,6 +124,44 @@ def _not_progress(path: Path, unknown: list[str], given: str) -> CheckpointError
     )
 
 
+class StepFlags(IntFlag):
+    """What rank 0 has decided. All ranks read it from the same sum, so all branch the same way after the step.
+
+    Attributes:
+        STOP: A stop was requested; `samebits verify`: a step differed.
+        COMPARE: The ranks compare their weights.
+        JOIN: A new process waits to join the world.
+        BALANCE: The micro-batches are dealt again, by the speed of the ranks.
+    """
+
+    STOP = 1
+    COMPARE = 2
+    JOIN = 4
+    BALANCE = 8
+
+    @classmethod
+    def of(cls, *, stop: bool, compare: bool, join: bool, balance: bool) -> StepFlags:
+        """Return the flags of what is due.
+
+        Args:
+            stop: Whether `STOP` is.
+            compare: Whether `COMPARE` is.
+            join: Whether `JOIN` is.
+            balance: Whether `BALANCE` is.
+        """
+        return cls(stop * cls.STOP | compare * cls.COMPARE | join * cls.JOIN | balance * cls.BALANCE)
+
+    def pack(self) -> float:
+        """Return the number that rank 0 adds to the sum, where the other ranks add 0."""
+        return float(self)
+
+    @classmethod
+    def unpack(cls, value: float) -> StepFlags:
+        """Return the flags in a sum; none if it is not finite."""
+        # float32 holds every whole number up to 2^24, so no flag is rounded away.
+        return cls(int(value)) if 0 <= value < 1 << 24 else cls(0)
+
+
 @dataclass(frozen=True)
 class StepResult:
     """The result of one step, equal on all ranks.
@@ -134,7 +173,7 @@ class StepResult:
         lr: Learning rate.
         is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
         is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
-        flag: The flag that rank 0 sent.
+        flags: What rank 0 has decided.
     """
 
     loss: float
@@ -143,7 +182,7 @@ class StepResult:
     lr: float
     is_finite: bool
     is_overflow: bool
-    flag: float
+    flags: StepFlags
 
 
 def init_scale(config: RunConfig) -> float:

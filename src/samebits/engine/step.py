@@ -19,19 +19,18 @@ from samebits.data.loader import Loader
 from samebits.data.order import MicroBatch, Step
 from samebits.engine.forward import forward
 from samebits.engine.job import Job
-from samebits.engine.progress import StepResult, update_scale
+from samebits.engine.progress import StepFlags, StepResult, update_scale
 from samebits.optim.schedule import factor
 
 
-def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], float]) -> StepResult:
+def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)) -> StepResult:
     """Run one optimizer step.
 
     Args:
         job: The run; its model and optimizer change.
         step: The step's plan for this process.
         loader: Reads the micro-batches' samples.
-        flag: Rank 0's value is sent to all ranks, with the gradients. A function is called as late as possible, after
-            the passes.
+        flags: Returns rank 0's decisions, which all ranks get with the gradients. Called late, after the passes.
     """
     optim = job.config.optim
     # From the step number, not from a scheduler's state: a resumed run has the same rate.
@@ -57,10 +56,10 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], fl
     for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
         run_micro_batch(micro_batch)
     activity.end_work(len(step.micro_batches) + len(step.repeats))
-    job.reducer.reduce(flag() if callable(flag) else flag)
+    job.reducer.reduce(flags().pack())
     activity.end_wait()
 
-    extras, norm, sent = job.reducer.extras, job.reducer.norm, job.reducer.flag
+    extras, norm, decided = job.reducer.extras, job.reducer.norm, StepFlags.unpack(job.reducer.flag)
     # Sums over all ranks: the decision to skip is the same everywhere.
     is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
     is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)
@@ -75,6 +74,6 @@ def run_step(job: Job, step: Step, loader: Loader, flag: float | Callable[[], fl
     else:
         job.reducer.undo_buffers()  # the forward passes have already updated batch norm's statistics
     terms = dict(zip(names, extras, strict=False))
-    result = StepResult(sum(extras), terms, norm, lr, is_finite, is_overflow, sent)
+    result = StepResult(sum(extras), terms, norm, lr, is_finite, is_overflow, decided)
     job.last_result = step.number, result  # from here on the step counts as applied
     return result

@@ -112,7 +112,7 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
     try:
         for step, lr in zip(steps, learning_rates, strict=False):
             job.config = _with_rate(config, lr)
-            result = run_step(job, step, loader, 0.0)
+            result = run_step(job, step, loader)
             job.progress.step = step.number + 1
             if result.is_overflow and losses:  # fp16's loss scale was too large, not the rate
                 losses.append(losses[-1])

@@ -217,7 +217,7 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
 @contextmanager
 def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
     """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
-    from samebits.cluster.epochs.regroup import join_any
+    from samebits.cluster.views.regroup import join_any
 
     cluster = config.cluster
     with join_any(here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s) as joined:

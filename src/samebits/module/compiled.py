@@ -76,14 +76,14 @@ class Compiled:
             ) from error
 
     @contextmanager
-    def watched(self, pulse: Activity) -> Iterator[None]:
+    def watched(self, activity: Activity) -> Iterator[None]:
         """Measure the compile time, and beat for the watchdog meanwhile: compiling may exceed the hang timeout."""
         over = threading.Event()
         started = 0.0
 
         def beat() -> None:
             while not over.wait(BEAT_S):
-                pulse.enter(COMPILING)
+                activity.enter(COMPILING)
 
         def start(_: object) -> None:
             nonlocal started

@@ -143,7 +143,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
 
 
 def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
-    run_step(job, step, loader, 0.0)  # type: ignore[arg-type]  # it has Loader's batch
+    run_step(job, step, loader)  # type: ignore[arg-type]  # it has Loader's batch
 
 
 def _ddp(job: Job) -> StepFunction:

@@ -209,7 +209,7 @@ class _Ranks:
         if (rank, size) not in self._orders:
             self._orders[rank, size] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
         step = next(step for step in self._orders[rank, size] if step.number == number)
-        return lambda: run_step(job, step, self._loader, 0.0)
+        return lambda: run_step(job, step, self._loader)
 
     def _gradients(self, rank: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """Pairs of what rank 0 and another one have: gradients and buffers."""

@@ -11,6 +11,7 @@ from samebits.cluster import collectives
 from samebits.engine.checkpoints.saving import pack_job
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
+from samebits.engine.progress import StepFlags
 from samebits.engine.step import run_step
 from samebits.engine.validation import validate
 from samebits.errors import CheckpointError, SamebitsError
@@ -56,10 +57,14 @@ class Replayer:
             loader.digests = []
         ids = sample_ids(job.order, segment.start, segment.stop)
         difference: Difference | None = None
+
+        def has_difference() -> StepFlags:
+            return StepFlags(0) if difference is None else StepFlags.STOP
+
         try:
             for step in steps:
-                result = run_step(job, step, loader, 1.0 if difference is not None else 0.0)
-                if int(result.flag):  # the step before differed, and this step's flag has informed all ranks
+                result = run_step(job, step, loader, has_difference)
+                if result.flags:  # the step before differed, and this step's flags have informed all ranks
                     break
                 if not result.is_finite and not result.is_overflow:
                     job.progress.skipped.append(step.number)

@@ -69,12 +69,12 @@ def job_of(made: Parts, epochs: int = 3, **more: Any) -> Job:
     return make_job(config, lambda: made, alone("cpu"))
 
 
-def go(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> Reports:
-    saver = CheckpointManager(folder, job.config.checkpoint, job.world)
-    saver.restore(job, "auto", print)
+def go(job: Job, folder: RunFolder, has_stop: Callable[[], bool] = lambda: False) -> Reports:
+    checkpoints = CheckpointManager(folder, job.config.checkpoint, job.world)
+    checkpoints.restore(job, "auto", print)
     reports = Reports(job, folder)
     try:
-        train(job, saver, reports, flag)
+        train(job, checkpoints, reports, has_stop)
     finally:
         reports.close()
     return reports
@@ -116,10 +116,10 @@ def test_an_evaluation_whose_checkpoint_was_not_written_stands_in_the_records_on
 
     real = CheckpointManager.save
 
-    def save(saver: CheckpointManager, job: Job) -> None:
+    def save(checkpoints: CheckpointManager, job: Job) -> None:
         if job.is_evaluated():
             raise Killed
-        real(saver, job)
+        real(checkpoints, job)
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointManager, "save", save)

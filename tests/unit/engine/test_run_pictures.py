@@ -46,12 +46,12 @@ def job_of(draw_samples: Callable[[Sequence[Batch], Path], None] | None, epochs:
     return make_job(config, lambda: parts, alone("cpu"))
 
 
-def run(job: Job, folder: RunFolder, flag: Callable[[], float] = lambda: 0.0) -> str:
-    saver, reports = CheckpointManager(folder, job.config.checkpoint, job.world), Reports(job, folder)
-    saver.restore(job, "auto", print)
+def run(job: Job, folder: RunFolder, has_stop: Callable[[], bool] = lambda: False) -> str:
+    checkpoints, reports = CheckpointManager(folder, job.config.checkpoint, job.world), Reports(job, folder)
+    checkpoints.restore(job, "auto", print)
     reports.settings = {"optim.lr": 0.01, "loader.num_workers": "auto"}
     try:
-        train(job, saver, reports, flag)
+        train(job, checkpoints, reports, has_stop)
     finally:
         reports.close()
     return weights_sha256(job.final_weights())

@@ -70,14 +70,14 @@ def test_a_save_returns_at_once_and_holds_the_weights_of_its_moment(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(parts([]))
-    disk, saver = Disk(monkeypatch), saver_of(job, folder)
+    disk, checkpoints = Disk(monkeypatch), saver_of(job, folder)
     expected = advance(job)
-    saver.save(job)
+    checkpoints.save(job)
     assert disk.began.wait(100)
     assert steps(folder.checkpoints) == []
     assert advance(job) != expected  # training continues
     disk.may_go.set()
-    saver.wait()
+    checkpoints.wait()
     assert saved_sha256(folder, 1) == expected
 
 
@@ -85,13 +85,13 @@ def test_there_is_one_writer_at_a_time_and_the_next_save_waits_for_it(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(parts([]))
-    disk, saver = Disk(monkeypatch, slow_s=0.1), saver_of(job, folder)
+    disk, checkpoints = Disk(monkeypatch, slow_s=0.1), saver_of(job, folder)
     expected = []
     for _ in range(3):
         expected.append(advance(job))
-        assert saver.is_due(job)
-        saver.save(job)
-    saver.wait()
+        assert checkpoints.is_due(job)
+        checkpoints.save(job)
+    checkpoints.wait()
     assert disk.most_writing == 1
     assert [saved_sha256(folder, step) for step in (1, 2, 3)] == expected
 
@@ -100,29 +100,29 @@ def test_a_save_by_the_clock_is_put_off_while_one_is_under_way(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(parts([]))
-    disk, saver = Disk(monkeypatch), saver_of(job, folder, every="0.001s")
+    disk, checkpoints = Disk(monkeypatch), saver_of(job, folder, every="0.001s")
     advance(job)
-    saver.save(job)
+    checkpoints.save(job)
     assert disk.began.wait(100)
     time.sleep(0.01)
-    assert not saver.is_due(job)
+    assert not checkpoints.is_due(job)
     disk.may_go.set()
-    saver.wait()
-    assert saver.is_due(job)
+    checkpoints.wait()
+    assert checkpoints.is_due(job)
 
 
 def test_the_same_step_again_waits_for_no_thread_and_its_newest_metrics_stay(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(parts([]))
-    disk, saver = Disk(monkeypatch), saver_of(job, folder)
+    disk, checkpoints = Disk(monkeypatch), saver_of(job, folder)
     expected = advance(job)
-    saver.save(job)
+    checkpoints.save(job)
     job.progress.metrics = {"score": 0.5}
-    saver.save(job)
+    checkpoints.save(job)
     assert steps(folder.checkpoints) == []
     disk.may_go.set()
-    saver.wait()
+    checkpoints.wait()
     assert load_checkpoint(folder.checkpoints / "step-000001").state["metrics"] == {"score": 0.5}
     assert saved_sha256(folder, 1) == expected
     assert disk.most_writing == 1
@@ -133,31 +133,31 @@ def test_what_goes_wrong_beside_training_comes_out_at_the_next_call(small_disk: 
     folder = RunFolder(small_disk / "run")
     folder.open()
     job = job_of(parts([]))
-    saver = saver_of(job, folder)
+    checkpoints = saver_of(job, folder)
     advance(job)
-    saver.save(job)
-    saver.wait()
+    checkpoints.save(job)
+    checkpoints.wait()
     with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
         filler.write(bytes(2**20))
     advance(job)
-    saver.save(job)
-    saver.close()
+    checkpoints.save(job)
+    checkpoints.close()
     arguments = {"is_due": [job], "save": [job], "wait": [], "last_step": [job.world]}[call]
     with pytest.raises(CheckpointError) as caught:
-        getattr(saver, call)(*arguments)
+        getattr(checkpoints, call)(*arguments)
     assert f"can't write {folder.checkpoints / 'step-000002'}: No space left on device" in str(caught.value)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000001"]
     folder.close()
 
 
-def run(job: Job, folder: RunFolder, saver: CheckpointManager, stop_after: int = -1) -> bool:
+def run(job: Job, folder: RunFolder, checkpoints: CheckpointManager, stop_after: int = -1) -> bool:
     reports = Reports(job, folder)
     try:
         while True:
             try:
-                return train(job, saver, reports, lambda: float(job.progress.step == stop_after))
+                return train(job, checkpoints, reports, lambda: job.progress.step == stop_after)
             except RollBack:
-                saver.restore(job, "auto", reports.notify)
+                checkpoints.restore(job, "auto", reports.notify)
     finally:
         reports.close()
 
@@ -217,15 +217,15 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_still_being_written(
 
 def test_an_evaluation_is_left_when_a_stop_is_asked_for_and_the_epoch_is_kept(folder: RunFolder) -> None:
     job = job_of(parts([0.1, 0.2, 0.3]), eval_batch=2)
-    saver, reports, asked = saver_of(job, folder, every="100 steps"), Reports(job, folder), iter([False, True])
+    checkpoints, reports, asked = saver_of(job, folder, every="100 steps"), Reports(job, folder), iter([False, True])
     try:
-        assert not train(job, saver, reports, lambda: 0.0, lambda: next(asked))
+        assert not train(job, checkpoints, reports, lambda: False, lambda: next(asked))
     finally:
         reports.close()
     assert steps(folder.checkpoints) == [2]
     assert not load_checkpoint(folder.checkpoints / "step-000002").state["metrics"]
     again = job_of(parts([0.1, 0.2, 0.3]), eval_batch=2)
-    saver = saver_of(again, folder)
-    saver.restore(again, "auto", print)
-    assert run(again, folder, saver)
+    checkpoints = saver_of(again, folder)
+    checkpoints.restore(again, "auto", print)
+    assert run(again, folder, checkpoints)
     assert again.progress.metrics["score"] == 0.3

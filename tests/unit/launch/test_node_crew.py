@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.cluster.epochs.membership import mark_path
+from samebits.cluster.views.membership import mark_path
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.launch.crew.crew import CrewSupervisor
 from samebits.launch.crew.crew_process import Entry
@@ -32,10 +32,10 @@ def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
     publish = NodeCrew._publish
 
     def publish_late(crew: NodeCrew) -> None:
-        for worker in crew._workers.values():
-            if worker.has_marked("member"):
+        for member in crew._processes.values():
+            if member.has_marked("member"):
                 (tmp_path / "end").touch()
-                worker.process.join(60.0)  # it was running when the crew looked at it a moment ago
+                member.process.join(60.0)  # it was running when the crew looked at it a moment ago
         publish(crew)
 
     monkeypatch.setattr(NodeCrew, "_publish", publish_late)

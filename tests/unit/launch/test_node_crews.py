@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.cluster.env import EPOCHS, WORKER
-from samebits.cluster.epochs.membership import Epoch, Membership, broken_mark, mark_path, read_epoch
+from samebits.cluster.env import MEMBER, VIEWS
+from samebits.cluster.views.membership import Membership, View, broken_mark, mark_path, read_view
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.launch.crew.crew import CrewSupervisor
 from samebits.launch.crew.crew_process import Entry
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.full
 
 
 def train_nothing(folder: Path, name: str) -> int:
-    """Take part in the epochs until the run ends; a replacement is ready once there is the file ready-NAME."""
-    membership = Membership(Path(os.environ[EPOCHS]), int(os.environ[WORKER]))
+    """Take part in the views until the run ends; a replacement is ready once there is the file ready-NAME."""
+    membership = Membership(Path(os.environ[VIEWS]), int(os.environ[MEMBER]))
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
     is_member = False
@@ -62,12 +62,12 @@ class Launcher(threading.Thread):
             self.outcome = str(error)
 
     @property
-    def epoch(self) -> Epoch:
-        return self.crew._epoch
+    def view(self) -> View:
+        return self.crew._view
 
     @property
     def states(self) -> set[str]:
-        return {*self.crew._status().workers.values()}
+        return {*self.crew._status().members.values()}
 
     def stop(self, signum: int) -> None:
         self.supervisor.stop, self.supervisor._stop_since = signal.Signals(signum), time.monotonic()
@@ -127,7 +127,7 @@ def test_ctrl_c_before_a_machine_has_joined_keeps_no_other_one_out(run: Run) -> 
     (run.folder / "ready-c").touch()
     third = run.begin(UP_TO_3)
     wait_until(lambda: third.states == {"member"}, 60)
-    assert len(first.epoch.workers) == 2
+    assert len(first.view.members) == 2
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -139,7 +139,7 @@ def test_the_first_machine_may_go_before_the_run_begins(run: Run, signum: int, m
     else:
         first.stop(signum)
     wait_until(lambda: second.states == {"member"}, 60)
-    assert second.epoch.workers == (1_000_000,)
+    assert second.view.members == (1_000_000,)
 
 
 def test_a_machine_that_goes_before_the_run_begins_is_no_member(run: Run) -> None:
@@ -150,10 +150,10 @@ def test_a_machine_that_goes_before_the_run_begins_is_no_member(run: Run) -> Non
     second.join(30)
     third = run.begin(size)
     wait_until(lambda: {0, 2} == first.crew._statuses.keys(), 60)
-    assert first.epoch.number < 0, "two of three have joined"
+    assert first.view.number < 0, "two of three have joined"
     fourth = run.begin(size)
     wait_until(lambda: all(each.states == {"member"} for each in (first, third, fourth)), 60)
-    assert first.epoch.workers == (0, 2_000_000, 3_000_000)
+    assert first.view.members == (0, 2_000_000, 3_000_000)
 
 
 def test_too_few_machines_end_with_an_error_though_the_first_one_is_lost(
@@ -191,14 +191,14 @@ def test_a_machine_that_the_run_cannot_do_without_may_be_silent_as_long_as_any(r
         publish(status)
 
     second.shared.publish = publish_late  # type: ignore[method-assign]
-    mark_path(run.folder / "a", broken_mark(first.epoch), 0).touch()  # where it could, the run would go on without it
+    mark_path(run.folder / "a", broken_mark(first.view), 0).touch()  # where it could, the run would go on without it
     wait_until(lambda: first.crew._statuses.keys() == {0}, 60)
     time.sleep(0.2)
     is_over.set()
     wait_until(lambda: first.crew._statuses.keys() == {0, 1}, 60)
     os.kill(second.crew.pids()[0], signal.SIGKILL)
     (run.folder / "ready-b").touch()
-    wait_until(lambda: first.epoch.workers == (0, 1_000_001), 60)
+    wait_until(lambda: first.view.members == (0, 1_000_001), 60)
     assert not first.outcome + second.outcome
 
 
@@ -219,8 +219,8 @@ def test_a_replacement_that_was_dropped_while_its_launcher_did_not_look_is_repla
     second.shared.publish = publish_and_pause  # type: ignore[method-assign]
     (run.folder / "ready-b").touch()
     wait_until(paused.is_set, 60)
-    wait_until(lambda: first.epoch.number == 2, 60)  # with it, and without it again
-    dropped = read_epoch(run.path / "epoch-1.json").workers[1]
+    wait_until(lambda: first.view.number == 2, 60)  # with it, and without it again
+    dropped = read_view(run.path / "view-1.json").members[1]
     pause.set()
-    wait_until(lambda: len(first.epoch.workers) == 2, 60)
-    assert first.epoch.workers[1] != dropped
+    wait_until(lambda: len(first.view.members) == 2, 60)
+    assert first.view.members[1] != dropped

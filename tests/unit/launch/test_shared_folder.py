@@ -1,4 +1,4 @@
-"""The launchers' files in the run folder: one epoch for each number, and nodes that are silent are lost."""
+"""The launchers' files in the run folder: one view for each number, and nodes that are silent are lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from samebits.cluster.epochs.membership import Epoch
+from samebits.cluster.views.membership import View
 from samebits.errors import LaunchError
 from samebits.launch.crew import shared_folder
 from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
 from samebits.launch.crew.shared_folder import SETTLING_S, SILENT_LOOKS, SILENT_S, SharedFolder
 
-NONE = Epoch(-1, 0, ())
+NONE = View(-1, 0, ())
 
 
 @pytest.fixture
@@ -33,29 +33,29 @@ def look(launcher: SharedFolder, found: set[int], *others: SharedFolder) -> None
         time.sleep(0.005)
 
 
-def test_of_two_launchers_that_begin_an_epoch_one_succeeds(path: Path) -> None:
+def test_of_two_launchers_that_begin_a_view_one_succeeds(path: Path) -> None:
     first, second = SharedFolder(path, 1.0), SharedFolder(path, 1.0)
     assert (first.node, second.node) == (0, 1)
-    mine, other = Epoch(0, 7, (0, 1), node=0), Epoch(0, 8, (1,), node=1)
+    mine, other = View(0, 7, (0, 1), node=0), View(0, 8, (1,), node=1)
     assert first.begin(mine) == mine
     assert second.begin(other) == mine
     assert second.newest(NONE) == mine
 
 
-def test_an_epoch_stays_as_it_was_when_the_next_one_begins(path: Path) -> None:
+def test_a_view_stays_as_it_was_when_the_next_one_begins(path: Path) -> None:
     shared = SharedFolder(path, 1.0)
-    epochs = [Epoch(number, number, (0,)) for number in range(3)]
-    assert [shared.begin(epoch) for epoch in epochs] == epochs
+    views = [View(number, number, (0,)) for number in range(3)]
+    assert [shared.begin(view) for view in views] == views
     late = SharedFolder(path, 1.0)
-    assert [late.begin(Epoch(number, 99, (5,))) for number in range(3)] == epochs
-    assert late.newest(NONE) == epochs[2], "an old epoch has replaced the newest one"
+    assert [late.begin(View(number, 99, (5,))) for number in range(3)] == views
+    assert late.newest(NONE) == views[2], "an old view has replaced the newest one"
 
 
 def test_a_silent_node_is_lost_and_an_ended_one_is_not(path: Path) -> None:
     first, second, third = (SharedFolder(path, 0.2) for _ in range(3))
     for shared in (first, second):
-        shared.publish(NodeStatus(shared.node, workers={shared.node: "member"}))
-    third.leave(NodeStatus(third.node, workers={2: "done"}), is_end=True)
+        shared.publish(NodeStatus(shared.node, members={shared.node: "member"}))
+    third.leave(NodeStatus(third.node, members={2: "done"}), is_end=True)
     assert first.statuses().keys() == {0, 1, 2}
     look(first, {0, 2})
     second.publish(NodeStatus(second.node))
@@ -67,7 +67,7 @@ def test_a_node_that_is_silent_after_a_broken_connection_is_lost_soon(path: Path
     for shared in (first, second, third):
         shared.publish(NodeStatus(shared.node))
     assert first.statuses(4).keys() == {0, 1, 2}
-    third.publish(NodeStatus(third.node, broken=3))  # of an earlier epoch
+    third.publish(NodeStatus(third.node, broken=3))  # of an earlier view
     assert first.statuses(4).keys() == {0, 1, 2}
     assert not first.is_broken
     third.publish(NodeStatus(third.node, broken=4))
@@ -99,7 +99,7 @@ def test_a_second_node_that_is_lost_during_the_recovery_is_lost_soon(path: Path,
         found = first.statuses(present).keys()
         assert first.is_broken
         lost += sorted({1, 2} - found - {*lost})
-        if lost:  # the next epoch has begun, in which no connection breaks, since the third node has made none
+        if lost:  # the next view has begun, in which no connection breaks, since the third node has made none
             time.sleep(pause_s if present == 4 else 0.0)  # on a busy machine
             present = 5
         else:
@@ -115,11 +115,11 @@ def test_a_node_that_is_lost_to_the_leader_is_lost_to_all_launchers(path: Path) 
         shared.publish(NodeStatus(shared.node))
     look(second, {0, 1}, first)
     assert first.statuses().keys() == {0, 1, 2}
-    second.begin(Epoch(1, 1, (0, 1)))
+    second.begin(View(1, 1, (0, 1)))
     assert first.statuses().keys() == {0, 1}
     third.publish(NodeStatus(third.node))  # it only seemed lost
     assert first.statuses().keys() == second.statuses().keys() == {0, 1, 2}
-    second.begin(Epoch(2, 2, (0, 1)))
+    second.begin(View(2, 2, (0, 1)))
     assert first.statuses().keys() == second.statuses().keys() == {0, 1, 2}
 
 
@@ -128,7 +128,7 @@ def test_the_last_node_removes_the_folder_though_another_one_found_the_loss(path
     for shared in (first, second, third):
         shared.publish(NodeStatus(shared.node))
     look(second, {0, 1}, first)
-    second.begin(Epoch(1, 1, (0, 1)))
+    second.begin(View(1, 1, (0, 1)))
     second.leave(NodeStatus(second.node), is_end=True)
     first.leave(NodeStatus(first.node), is_end=True)
     assert not path.parent.exists()
@@ -139,13 +139,13 @@ def test_a_status_that_a_lost_node_has_written_since_is_kept(path: Path) -> None
     second.publish(NodeStatus(second.node))
     look(first, {0})
     second.leave(NodeStatus(second.node, failure="data error"), is_end=True)  # since that look
-    first.begin(Epoch(1, 1, (0,)))
+    first.begin(View(1, 1, (0,)))
     assert first.statuses()[1].failure == "data error"
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 10.0, 60.0])
 @pytest.mark.parametrize("since_beat_s", [0.0, 0.2, 0.4])
-def test_a_leader_that_began_the_next_epoch_early_is_not_silent(
+def test_a_leader_that_began_the_next_view_early_is_not_silent(
     path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float, since_beat_s: float
 ) -> None:
     """Only the other launcher has seen the broken connection, for a moment, and it expects quick statuses then."""
@@ -187,7 +187,7 @@ def test_a_launcher_that_takes_all_others_for_lost_leaves_their_files(path: Path
 def test_a_status_that_cannot_be_read_once_is_the_last_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = SharedFolder(path, 0.3), SharedFolder(path, 0.3)
     for shared in (first, second):
-        shared.publish(NodeStatus(shared.node, workers={shared.node: "member"}))
+        shared.publish(NodeStatus(shared.node, members={shared.node: "member"}))
     found = first.statuses()
     read = Path.read_text
 
@@ -210,9 +210,9 @@ def test_a_full_disk_is_an_error_only_after_a_while(path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fail)
         shared.publish(NodeStatus(0))
-        assert shared.begin(Epoch(0, 1, (0,))) is None
+        assert shared.begin(View(0, 1, (0,))) is None
     shared.publish(NodeStatus(0))
-    assert shared.begin(Epoch(0, 1, (0,))) == Epoch(0, 1, (0,))
+    assert shared.begin(View(0, 1, (0,))) == View(0, 1, (0,))
     monkeypatch.setattr(Path, "write_text", fail)
     time.sleep(0.15)
     with pytest.raises(LaunchError, match="No space left on device") as caught:
@@ -250,7 +250,7 @@ def test_a_new_start_removes_what_an_earlier_one_has_left(path: Path, tmp_path: 
 def test_links_in_a_run_folder_of_a_stranger_lead_to_no_removal(tmp_path: Path, name: str) -> None:
     users = tmp_path / "users"
     (users / "one").mkdir(parents=True)
-    for file in ("node-0.json", "letter.txt", "one/epoch-1.json"):
+    for file in ("node-0.json", "letter.txt", "one/view-1.json"):
         (users / file).write_text("mine")
     link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)
@@ -260,7 +260,7 @@ def test_links_in_a_run_folder_of_a_stranger_lead_to_no_removal(tmp_path: Path, 
             make_shared_folder(tmp_path / "run", "one")
     else:
         assert make_shared_folder(tmp_path / "run", "one").is_dir()
-    assert sorted(path.name for path in users.rglob("*")) == ["epoch-1.json", "letter.txt", "node-0.json", "one"]
+    assert sorted(path.name for path in users.rglob("*")) == ["letter.txt", "node-0.json", "one", "view-1.json"]
 
 
 def test_what_launchers_have_not_written_stays(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def weights_of(folder: Path, habit: str, stop_at: int | None = None) -> str:
         torch.manual_seed(time.time_ns())
         job, run = job_of(EXACT[habit]()), RunFolder(folder)
         run.open()
-        saver = CheckpointManager(run, job.config.checkpoint, job.world)
-        saver.restore(job, "auto", print)
-        train(job, saver, Quiet(), lambda last=last, job=job: float(job.progress.step == last))
+        checkpoints = CheckpointManager(run, job.config.checkpoint, job.world)
+        checkpoints.restore(job, "auto", print)
+        train(job, checkpoints, Quiet(), lambda last=last, job=job: job.progress.step == last)
         run.close()
     return weights_sha256(job.model.state_dict())
 

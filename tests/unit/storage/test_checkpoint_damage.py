@@ -192,10 +192,10 @@ save(some(1), folder)
 done, random_numbers = 1, random.Random(0)
 
 def train(mouth):
-    saver = CheckpointManager(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
+    checkpoints = CheckpointManager(run, CheckpointConfig(every="1 steps", keep=2), alone("cpu"))
     for step in range(done + 1, 10_000):
         state = some(step)
-        saver.save(SimpleNamespace(
+        checkpoints.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
             state=lambda: state.weights, replica=SimpleNamespace(is_sharded=False),
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer), outer=None,

@@ -1,12 +1,12 @@
 """One process's part of a run whose world may change: the loss of a process does not end the others.
 
     train ── error of a connection, or the flag JOIN ──> suspend the step: which partial sums are whole
-      ^                                                  regroup: the group of the next epoch
+      ^                                                  regroup: the group of the next view
       |                                                  agree: steps applied, who holds which sums
       |                                                  the source sends its weights to those that need them
       └── the step's missing micro-batches ── move to the new world; a new rank 0 takes over the run folder
 
-Up to "move" nothing of the run's state has changed, so a further loss on the way starts again with the next epoch.
+Up to "move" nothing of the run's state has changed, so a further loss on the way starts again with the next view.
 `src/samebits/parallel/agreement.py` has the rules, and ADR 48 the state machine.
 """
 
@@ -18,9 +18,9 @@ import logging
 from dataclasses import asdict, replace
 
 from samebits.cluster import collectives
-from samebits.cluster.epochs.membership import RunEnded
-from samebits.cluster.epochs.regroup import is_loss, regroup
 from samebits.cluster.signals import StopSignal
+from samebits.cluster.views.membership import RunEnded
+from samebits.cluster.views.regroup import is_loss, regroup
 from samebits.cluster.world import World
 from samebits.data.resumed_step import resume_step
 from samebits.engine.graceful_stop import StopFlag
@@ -112,7 +112,7 @@ class InStepRun:
         return False
 
     def _rejoin(self, error: Exception) -> None:
-        """Enter the next epoch that stays, and continue where its members agree to."""
+        """Enter the next view that stays, and continue where its members agree to."""
         while True:
             self._mark_broken()
             try:
@@ -132,7 +132,7 @@ class InStepRun:
             return
 
     def _mark_broken(self) -> None:
-        """Report that the present epoch has lost a member, if the launchers have not named the next one."""
+        """Report that the present view has lost a member, if the launchers have not named the next one."""
         membership = self._membership
         if membership.present is not None and membership.read().number == membership.present.number:
             membership.mark_broken(membership.present)

@@ -2,9 +2,9 @@
 
 The agent of `agent.py` ends all processes when one is lost. A crew ends none:
 
-    a process is killed      next epoch: its members without it, urgent         the others finish the step
+    a process is killed      next view: its members without it, urgent         the others finish the step
                              start a replacement                                it builds the run beside them
-    the replacement is ready next epoch: the members and it                     all enter it between two steps
+    the replacement is ready next view: the members and it                     all enter it between two steps
     a process is stopped     it is killed (SIGSTOP would block the others)
 
 Everything else is treated as by the agent: after an error of a process, a loss while the run is being built, or the
@@ -23,9 +23,9 @@ from dataclasses import replace
 from torch.distributed import TCPStore
 
 from samebits.cluster import stacks
-from samebits.cluster.epochs.membership import Epoch, write_epoch
 from samebits.cluster.store import serve_store
-from samebits.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from samebits.cluster.views.membership import View, write_view
+from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, MemberProcess, start_member
 from samebits.launch.failures import ErrorReport, ProcessFailure, explain
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import STOP_FILE, WorkerResult
@@ -37,9 +37,9 @@ STOPPED_S = 0.3
 
 
 class CrewSupervisor(Supervisor):
-    """A supervisor whose workers have reports of their own names."""
+    """A supervisor whose members have reports of their own names."""
 
-    reports: Mapping[int, Worker]
+    reports: Mapping[int, MemberProcess]
 
     def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
         return read_report(self.reports[rank].report)
@@ -62,15 +62,15 @@ class Crew:
         self._entry, self._supervisor = entry, supervisor
         self._num_procs, self._min_procs, self._max_restarts = num_procs, min_procs, max_restarts
         self._num_restarts = self._num_started = self._round = 0
-        self._workers: dict[int, Worker] = {}  # by slot: those that run, or are done
+        self._processes: dict[int, MemberProcess] = {}  # by slot: those that run, or are done
         self._done: dict[int, WorkerResult] = {}
-        self._epoch = Epoch(-1, 0, ())
+        self._view = View(-1, 0, ())
         self._stores: list[TCPStore] = []
         self._stopped_since: dict[int, float] = {}
 
     def pids(self) -> list[int]:
-        """Return the process ids of the workers."""
-        return [worker.process.pid for worker in self._workers.values() if worker.process.pid]
+        """Return the process ids of the members."""
+        return [member.process.pid for member in self._processes.values() if member.process.pid]
 
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
         """Run until all processes are done, or the run has failed.
@@ -82,10 +82,10 @@ class Crew:
             self._start_all(self._num_procs)
             while True:
                 time.sleep(POLL_S)
-                running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
-                self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+                running = {slot: member for slot, member in self._processes.items() if member.is_running}
+                self._supervisor.forward_stop({slot: member.process for slot, member in running.items()})
                 self._kill_stopped(running)
-                ended = [worker for worker in self._workers.values() if not worker.is_running]
+                ended = [member for member in self._processes.values() if not member.is_running]
                 if ended and not self._handle(ended):
                     return True, self._done
                 if not self._members() and (self._done or self._supervisor.stop is not None):
@@ -93,113 +93,113 @@ class Crew:
                 self._admit()
         finally:
             send_signal(self.pids(), signal.SIGKILL)
-            for worker in self._workers.values():
-                worker.process.join(10.0)
+            for member in self._processes.values():
+                member.process.join(10.0)
             self._stores = []
 
-    def _members(self) -> list[Worker]:
-        """Return the running members of the present epoch, by rank."""
-        by_number = {worker.number: worker for worker in self._workers.values()}
-        return [by_number[number] for number in self._epoch.workers if number in by_number]
+    def _members(self) -> list[MemberProcess]:
+        """Return the running members of the present view, by rank."""
+        by_number = {member.number: member for member in self._processes.values()}
+        return [by_number[number] for number in self._view.members if number in by_number]
 
-    def _start(self, slot: int) -> Worker:
-        worker = start_worker(self._entry, self._num_started, slot, self._round, self._num_procs)
+    def _start(self, slot: int) -> MemberProcess:
+        member = start_member(self._entry, self._num_started, slot, self._round, self._num_procs)
         self._num_started += 1
-        self._workers[slot] = worker
-        return worker
+        self._processes[slot] = member
+        return member
 
     def _start_all(self, num_procs: int) -> None:
         self._num_procs = num_procs
         numbers = range(self._num_started, self._num_started + num_procs)
-        # Before they start: a process that is in no epoch is a replacement.
-        self._begin_epoch(list(numbers), is_urgent=True)
+        # Before they start: a process that is in no view is a replacement.
+        self._begin_view(list(numbers), is_urgent=True)
         for slot in range(num_procs):
             self._start(slot)
 
-    def _begin_epoch(self, numbers: list[int], *, is_urgent: bool) -> None:
-        number = self._epoch.number + 1
+    def _begin_view(self, numbers: list[int], *, is_urgent: bool) -> None:
+        number = self._view.number + 1
         store = serve_store(LOCAL, 0, LOCAL, 60.0, "the launcher")
-        urgent = number if is_urgent else self._epoch.urgent
-        self._epoch = Epoch(number, store.port, tuple(numbers), urgent)
-        write_epoch(self._entry.folder / EPOCHS_FILE, self._epoch)
-        # Closes the store of an epoch that has lost a member, which ends calls that wait there. Without a loss, its
+        urgent = number if is_urgent else self._view.urgent
+        self._view = View(number, store.port, tuple(numbers), urgent)
+        write_view(self._entry.folder / VIEWS_FILE, self._view)
+        # Closes the store of a view that has lost a member, which ends calls that wait there. Without a loss, its
         # members still use it until the end of their step.
         self._stores = [store] if is_urgent else [*self._stores[-1:], store]
 
-    def _end_epochs(self) -> None:
-        """Report that a process has completed the run: one that is entering an epoch waits for it in vain."""
-        if not self._epoch.is_last:
-            self._epoch = replace(self._epoch, is_last=True)
-            write_epoch(self._entry.folder / EPOCHS_FILE, self._epoch)
+    def _end_views(self) -> None:
+        """Report that a process has completed the run: one that is entering a view waits for it in vain."""
+        if not self._view.is_last:
+            self._view = replace(self._view, is_last=True)
+            write_view(self._entry.folder / VIEWS_FILE, self._view)
 
-    def _kill_stopped(self, running: Mapping[int, Worker]) -> None:
+    def _kill_stopped(self, running: Mapping[int, MemberProcess]) -> None:
         now = time.monotonic()
-        for worker in running.values():
-            pid = worker.process.pid or 0
+        for member in running.values():
+            pid = member.process.pid or 0
             if not stacks.is_stopped(pid):
                 self._stopped_since.pop(pid, None)
             elif now - self._stopped_since.setdefault(pid, now) > STOPPED_S:
-                self._supervisor.report(f"{self._name(worker)} was stopped by a signal for {STOPPED_S} s: killing it")
+                self._supervisor.report(f"{self._name(member)} was stopped by a signal for {STOPPED_S} s: killing it")
                 send_signal([pid], signal.SIGKILL)
 
-    def _handle(self, ended: list[Worker]) -> bool:
+    def _handle(self, ended: list[MemberProcess]) -> bool:
         """React to processes that have ended; return whether the run continues."""
-        members, lost = set(self._epoch.workers), []
-        results = {worker.number: worker.result() for worker in ended}
-        for worker in sorted(ended, key=lambda worker: results[worker.number] is None):
-            result, has_weights = results[worker.number], worker.has_marked("member")
+        members, lost = set(self._view.members), []
+        results = {member.number: member.result() for member in ended}
+        for member in sorted(ended, key=lambda member: results[member.number] is None):
+            result, has_weights = results[member.number], member.has_marked("member")
             if result is not None and has_weights:
-                self._done[worker.slot] = result
-                del self._workers[worker.slot]
-                self._end_epochs()
-            elif self._done or (self._supervisor.stop is not None and not worker.has_marked("ready")):
-                del self._workers[worker.slot]  # the run is complete, or it is being stopped
-            elif worker.is_killed or worker.number not in members or not has_weights:
-                lost.append(worker)  # also a replacement that was stopped before it joined
+                self._done[member.slot] = result
+                del self._processes[member.slot]
+                self._end_views()
+            elif self._done or (self._supervisor.stop is not None and not member.has_marked("ready")):
+                del self._processes[member.slot]  # the run is complete, or it is being stopped
+            elif member.is_killed or member.number not in members or not has_weights:
+                lost.append(member)  # also a replacement that was stopped before it joined
             else:
                 return self._restart()
         return not lost or self._lose(lost)
 
-    def _lose(self, lost: list[Worker]) -> bool:
-        numbers = {worker.number for worker in lost}
-        survivors = [worker for worker in self._members() if worker.number not in numbers]
-        has_weights = any(worker.has_marked("member") for worker in survivors)
-        if not has_weights or not all(worker.has_marked("ready") for worker in survivors):
+    def _lose(self, lost: list[MemberProcess]) -> bool:
+        numbers = {member.number for member in lost}
+        survivors = [member for member in self._members() if member.number not in numbers]
+        has_weights = any(member.has_marked("member") for member in survivors)
+        if not has_weights or not all(member.has_marked("ready") for member in survivors):
             return self._restart()
-        is_stopping, members = self._supervisor.stop is not None, set(self._epoch.workers)
-        for worker in lost:
-            del self._workers[worker.slot]
+        is_stopping, members = self._supervisor.stop is not None, set(self._view.members)
+        for member in lost:
+            del self._processes[member.slot]
         if numbers & members:  # before anything that takes time, since the survivors wait for it
-            self._begin_epoch([worker.number for worker in survivors], is_urgent=True)
-        for worker in lost:
-            if worker.result() is None:
-                self._supervisor.report(self._why(worker))
-            if is_stopping or (not worker.is_killed and worker.number not in members):
+            self._begin_view([member.number for member in survivors], is_urgent=True)
+        for member in lost:
+            if member.result() is None:
+                self._supervisor.report(self._why(member))
+            if is_stopping or (not member.is_killed and member.number not in members):
                 continue
             if self._num_restarts < self._max_restarts:
                 self._num_restarts += 1
                 count = f"restart {self._num_restarts} of {self._max_restarts}"
                 self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
-                self._start(worker.slot)
-        if not is_stopping and len(self._workers) < self._min_procs:
+                self._start(member.slot)
+        if not is_stopping and len(self._processes) < self._min_procs:
             return self._fail(lost[0])
-        if not is_stopping and len(self._workers) < self._num_procs:
-            self._supervisor.report(f"continuing with {len(self._workers)} of {self._num_procs} processes")
+        if not is_stopping and len(self._processes) < self._num_procs:
+            self._supervisor.report(f"continuing with {len(self._processes)} of {self._num_procs} processes")
         return True
 
     def _admit(self) -> None:
         """Let replacements that are ready join, between two steps."""
-        members = set(self._epoch.workers)
+        members = set(self._view.members)
         ready = [
-            worker.number
-            for worker in self._workers.values()
-            if worker.number not in members and worker.is_running and worker.has_marked("ready")
+            member.number
+            for member in self._processes.values()
+            if member.number not in members and member.is_running and member.has_marked("ready")
         ]
         if ready and not self._done and self._supervisor.stop is None:
-            self._begin_epoch([*(worker.number for worker in self._members()), *ready], is_urgent=False)
+            self._begin_view([*(member.number for member in self._members()), *ready], is_urgent=False)
 
-    def _fail(self, worker: Worker) -> bool:
-        failure = ProcessFailure(worker.slot, worker.process.pid or 0, worker.process.exitcode or 0, None)
+    def _fail(self, member: MemberProcess) -> bool:
+        failure = ProcessFailure(member.slot, member.process.pid or 0, member.process.exitcode or 0, None)
         self._supervisor.cause = explain(failure, socket.gethostname())
         self._supervisor.report(self._supervisor.cause.text)
         return False
@@ -207,8 +207,8 @@ class Crew:
     def _restart(self) -> bool:
         """End all processes after a failure, and restart them from the last checkpoint if that can help."""
         supervisor = self._supervisor
-        supervisor.reports = dict(self._workers)
-        supervisor.poll({slot: worker.process for slot, worker in self._workers.items()}, self._round)
+        supervisor.reports = dict(self._processes)
+        supervisor.poll({slot: member.process for slot, member in self._processes.items()}, self._round)
         if supervisor.stop is not None or supervisor.cause is None or not supervisor.cause.may_pass:
             return False
         num_procs = self._num_procs
@@ -223,16 +223,16 @@ class Crew:
         supervisor.cause = None
         (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
         self._round += 1
-        self._workers = {}
+        self._processes = {}
         self._start_all(num_procs)
         return True
 
-    def _name(self, worker: Worker) -> str:
-        return f"rank {worker.slot} (host {socket.gethostname()}, pid {worker.process.pid})"
+    def _name(self, member: MemberProcess) -> str:
+        return f"rank {member.slot} (host {socket.gethostname()}, pid {member.process.pid})"
 
-    def _why(self, worker: Worker) -> str:
-        code = worker.process.exitcode or 0
+    def _why(self, member: MemberProcess) -> str:
+        code = member.process.exitcode or 0
         if code < 0:
-            return f"{self._name(worker)} was killed by signal {-code} ({signal.Signals(-code).name})"
-        report = read_report(worker.report)
-        return f"{self._name(worker)} could not join:\n{report.text if report is not None else f'exit code {code}'}"
+            return f"{self._name(member)} was killed by signal {-code} ({signal.Signals(-code).name})"
+        report = read_report(member.report)
+        return f"{self._name(member)} could not join:\n{report.text if report is not None else f'exit code {code}'}"

@@ -11,11 +11,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from samebits.cluster.env import EPOCHS, WORKER
-from samebits.cluster.epochs.membership import mark_path
+from samebits.cluster.env import MEMBER, VIEWS
+from samebits.cluster.views.membership import mark_path
 from samebits.launch.worker import WorkerResult, report_path, run_worker
 
-EPOCHS_FILE = "epochs.json"
+VIEWS_FILE = "views.json"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Worker:
+class MemberProcess:
     """A process that the launcher has started.
 
     Attributes:
@@ -70,7 +70,7 @@ class Worker:
         return report_path(self.entry.folder, self.slot, self.number)
 
     def has_marked(self, name: str) -> bool:
-        """Return whether the worker has come that far; see `membership.mark_path`."""
+        """Return whether the member has come that far; see `membership.mark_path`."""
         return mark_path(self.entry.folder, name, self.number).exists()
 
     def result(self) -> WorkerResult | None:
@@ -83,9 +83,9 @@ class Worker:
             return None
 
 
-def start_worker(
+def start_member(
     entry: Entry, number: int, slot: int, round_number: int, num_procs: int, node: int = 0, num_nodes: int = 1
-) -> Worker:
+) -> MemberProcess:
     """Start a process.
 
     Args:
@@ -103,17 +103,17 @@ def start_worker(
         "WORLD_SIZE": str(max(num_nodes, node + 1) * num_procs),
         "LOCAL_WORLD_SIZE": str(num_procs),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",  # not used: each epoch has a port of its own
+        "MASTER_PORT": "1",  # not used: each view has a port of its own
         "TORCHELASTIC_RESTART_COUNT": str(round_number),
         "TORCHELASTIC_RUN_ID": "samebits",
-        EPOCHS: str(entry.folder / EPOCHS_FILE),
-        WORKER: str(number),
+        VIEWS: str(entry.folder / VIEWS_FILE),
+        MEMBER: str(number),
     }
     report = report_path(entry.folder, slot, number)
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(environment, entry, number, report), name=f"rank-{slot}")
     process.start()
-    return Worker(number, slot, round_number, process, entry)
+    return MemberProcess(number, slot, round_number, process, entry)
 
 
 def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -> None:

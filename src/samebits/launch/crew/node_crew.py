@@ -1,12 +1,12 @@
-"""The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the epochs.
+"""The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the views.
 
-    each launcher   its processes ── status ──> shared folder ── newest epoch ──> epochs.json, which its processes read
-    the leader      statuses ── a member is missing: next epoch, urgent ──> shared folder
-                             ── a replacement is ready: next epoch
+    each launcher   its processes ── status ──> shared folder ── newest view ──> views.json, which its processes read
+    the leader      statuses ── a member is missing: next view, urgent ──> shared folder
+                             ── a replacement is ready: next view
 
-The launcher of the lowest node names the first epoch: node 0, which serves the rendezvous, unless it is lost. When the
-leader's node is lost, the launcher of the lowest remaining node takes its place. Each epoch is created once, from the
-members of the one before, so there is one order of epochs. A group that is not in the newest one misses a member, and
+The launcher of the lowest node names the first view: node 0, which serves the rendezvous, unless it is lost. When the
+leader's node is lost, the launcher of the lowest remaining node takes its place. Each view is created once, from the
+members of the one before, so there is one order of views. A group that is not in the newest one misses a member, and
 cannot complete another step.
 
 SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
@@ -20,19 +20,19 @@ import time
 from dataclasses import replace
 
 from samebits.cluster.address import address_towards, split_endpoint
-from samebits.cluster.epochs.membership import Epoch, broken_mark, write_epoch
 from samebits.cluster.store import serve_store
+from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import Crew, CrewSupervisor
-from samebits.launch.crew.crew_process import EPOCHS_FILE, Entry, Worker, start_worker
+from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, MemberProcess, start_member
 from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
-from samebits.launch.crew.shared_files import NodeStatus, WorkerState
+from samebits.launch.crew.shared_files import MemberState, NodeStatus
 from samebits.launch.crew.shared_folder import SharedFolder
 from samebits.launch.supervisor import send_signal
 from samebits.launch.worker import WorkerResult
 
-# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the workers.
+# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the members.
 POLL_S = 0.05
 # Numbers of a node's processes: NODE * NUMBERS, and those after it.
 NUMBERS = 1_000_000
@@ -88,13 +88,13 @@ class NodeCrew(Crew):
                 self._publish()
                 if is_failed:
                     return True, self._done
-                self._statuses = self._shared.statuses(self._epoch.number)
+                self._statuses = self._shared.statuses(self._view.number)
                 if text := next((status.failure for status in self._statuses.values() if status.failure), ""):
                     raise LaunchError("the run has ended on another node", given=text.splitlines()[0], fix=FIX)
                 self._follow()
                 if self._obey():
                     return False, self._done
-                if not self._workers and (self._epoch.is_last or self._supervisor.stop is not None):
+                if not self._processes and (self._view.is_last or self._supervisor.stop is not None):
                     return False, self._done
                 self._lead()
         except FileNotFoundError as error:
@@ -104,31 +104,31 @@ class NodeCrew(Crew):
             raise
         finally:
             send_signal(self.pids(), signal.SIGKILL)
-            for worker in self._workers.values():
-                worker.process.join(10.0)
+            for member in self._processes.values():
+                member.process.join(10.0)
             self._stores = []
             self._shared.leave(self._status(), is_end=not self._is_leaving)
 
-    def _start(self, slot: int) -> Worker:
-        worker = start_worker(
+    def _start(self, slot: int) -> MemberProcess:
+        member = start_member(
             self._entry, self._num_started, slot, 0, self._num_procs, self._shared.node, self._nodes.size.most
         )
         self._num_started += 1
-        self._workers[slot] = worker
-        return worker
+        self._processes[slot] = member
+        return member
 
     def _status(self) -> NodeStatus:
-        states: dict[int, WorkerState] = dict.fromkeys(self._done_numbers, "done")
-        if self._epoch.number < 0:
+        states: dict[int, MemberState] = dict.fromkeys(self._done_numbers, "done")
+        if self._view.number < 0:
             states |= dict.fromkeys(self._planned, "planned")
-        for worker in self._workers.values():
+        for member in self._processes.values():
             # As `_supervise` has seen it: one that ends before the next poll is not lost yet, it may be done.
-            if worker.number not in self._ended_numbers:
-                marks: tuple[WorkerState, ...] = ("member", "ready")
-                states[worker.number] = next((mark for mark in marks if worker.has_marked(mark)), "started")
+            if member.number not in self._ended_numbers:
+                marks: tuple[MemberState, ...] = ("member", "ready")
+                states[member.number] = next((mark for mark in marks if member.has_marked(mark)), "started")
         is_leaving = self._supervisor.stop is not None and not self._is_stopping
-        is_broken = any(worker.has_marked(broken_mark(self._epoch)) for worker in self._workers.values())
-        broken = self._epoch.number if is_broken else -1
+        is_broken = any(member.has_marked(broken_mark(self._view)) for member in self._processes.values())
+        broken = self._view.number if is_broken else -1
         return NodeStatus(
             self._shared.node, 0, states, self._is_stopping, is_leaving, failure=self._failure, broken=broken
         )
@@ -142,34 +142,34 @@ class NodeCrew(Crew):
 
     def _supervise(self) -> bool:
         """React to what happens to the processes of this machine; return whether it stays in the run."""
-        running = {slot: worker for slot, worker in self._workers.items() if worker.is_running}
+        running = {slot: member for slot, member in self._processes.items() if member.is_running}
         if self._is_stopping:
-            self._supervisor.forward_stop({slot: worker.process for slot, worker in running.items()})
+            self._supervisor.forward_stop({slot: member.process for slot, member in running.items()})
         self._kill_stopped(running)
-        dropped = self._members_before - {*self._epoch.workers}
+        dropped = self._members_before - {*self._view.members}
         send_signal([w.process.pid for w in running.values() if w.number in dropped and w.process.pid], signal.SIGKILL)
-        ended = [worker for worker in self._workers.values() if not worker.is_running]
-        self._ended_numbers |= {worker.number for worker in ended}
-        for worker in sorted(ended, key=lambda worker: worker.result() is None):  # done before lost
-            result, is_member = worker.result(), worker.has_marked("member")
+        ended = [member for member in self._processes.values() if not member.is_running]
+        self._ended_numbers |= {member.number for member in ended}
+        for member in sorted(ended, key=lambda member: member.result() is None):  # done before lost
+            result, is_member = member.result(), member.has_marked("member")
             if result is not None and is_member:
-                self._done[worker.slot] = result
-                self._done_numbers.add(worker.number)
-                del self._workers[worker.slot]
-            elif self._epoch.is_last or (self._supervisor.stop is not None and not worker.has_marked("ready")):
-                del self._workers[worker.slot]  # the run is complete, here or on another node, or it is being stopped
-            elif worker.is_killed or (worker.number not in self._planned and not is_member):
-                if not self._replace(worker):
+                self._done[member.slot] = result
+                self._done_numbers.add(member.number)
+                del self._processes[member.slot]
+            elif self._view.is_last or (self._supervisor.stop is not None and not member.has_marked("ready")):
+                del self._processes[member.slot]  # the run is complete, here or on another node, or it is being stopped
+            elif member.is_killed or (member.number not in self._planned and not is_member):
+                if not self._replace(member):
                     return False
             else:
                 return self._find_cause()
         return True
 
-    def _replace(self, worker: Worker) -> bool:
-        del self._workers[worker.slot]
+    def _replace(self, member: MemberProcess) -> bool:
+        del self._processes[member.slot]
         self._publish()  # before anything that takes time, since the survivors wait for it
-        if self._supervisor.stop is None or worker.is_killed:
-            self._supervisor.report(self._why(worker))
+        if self._supervisor.stop is None or member.is_killed:
+            self._supervisor.report(self._why(member))
         if self._supervisor.stop is not None:
             return True
         if self._num_restarts < self._max_restarts:
@@ -177,11 +177,11 @@ class NodeCrew(Crew):
             count = f"restart {self._num_restarts} of {self._max_restarts}"
             self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
             with self._shared.beating(self._published):
-                self._start(worker.slot)
-        elif len(self._workers) < self._min_procs:
+                self._start(member.slot)
+        elif len(self._processes) < self._min_procs:
             self._is_leaving = True
             self._supervisor.report("no restart is left: this node leaves, and the others continue")
-            return self._fail(worker)
+            return self._fail(member)
         return True
 
     def _obey(self) -> bool:
@@ -198,76 +198,76 @@ class NodeCrew(Crew):
         return self._is_leaving
 
     def _may_leave(self) -> bool:
-        if self._supervisor.stop == signal.SIGINT or self._epoch.number < 0 or self._epoch.is_last:
+        if self._supervisor.stop == signal.SIGINT or self._view.number < 0 or self._view.is_last:
             return False
         others = [status for node, status in self._statuses.items() if node != self._shared.node]
-        staying = [each for each in others if "member" in each.workers.values() and not each.is_leaving]
+        staying = [each for each in others if "member" in each.members.values() and not each.is_leaving]
         return len(staying) >= self._nodes.size.least and not any(status.is_stopping for status in others)
 
     def _find_cause(self) -> bool:
-        self._supervisor.reports = dict(self._workers)
-        self._supervisor.poll({slot: worker.process for slot, worker in self._workers.items()}, 0)
+        self._supervisor.reports = dict(self._processes)
+        self._supervisor.poll({slot: member.process for slot, member in self._processes.items()}, 0)
         if self._supervisor.stop is None and self._supervisor.cause is not None:
             self._failure = self._supervisor.cause.text
         return False
 
     def _follow(self) -> None:
-        """Pass the newest epoch on to the processes of this machine, and start them once the first one is named."""
-        is_last = any("done" in status.workers.values() for status in self._statuses.values())
-        newest = self._shared.newest(self._epoch)
-        if newest.number != self._epoch.number or is_last != self._epoch.is_last:
+        """Pass the newest view on to the processes of this machine, and start them once the first one is named."""
+        is_last = any("done" in status.members.values() for status in self._statuses.values())
+        newest = self._shared.newest(self._view)
+        if newest.number != self._view.number or is_last != self._view.is_last:
             self._adopt(replace(newest, is_last=is_last))
 
-    def _adopt(self, epoch: Epoch) -> None:
-        is_first = self._epoch.number < 0 <= epoch.number
-        if is_first and not {*self._planned} & {*epoch.workers}:
+    def _adopt(self, view: View) -> None:
+        is_first = self._view.number < 0 <= view.number
+        if is_first and not {*self._planned} & {*view.members}:
             self._planned = range(0)  # this machine joins a run that has begun: all its processes are replacements
-        if epoch.node != self._shared.node:
+        if view.node != self._shared.node:
             self._stores = []
-        # A slow launcher may have missed epochs.
-        self._members_before |= {*epoch.workers} | self._shared.members(range(self._epoch.number + 1, epoch.number))
-        self._epoch = epoch
-        write_epoch(self._entry.folder / EPOCHS_FILE, epoch)
+        # A slow launcher may have missed views.
+        self._members_before |= {*view.members} | self._shared.members(range(self._view.number + 1, view.number))
+        self._view = view
+        write_view(self._entry.folder / VIEWS_FILE, view)
         if is_first and self._supervisor.stop is None:
             with self._shared.beating(self._published):
                 for slot in range(self._num_procs):
                     self._start(slot)
 
     def _lead(self) -> None:
-        """Name the next epoch, if that is for this launcher to do and something has changed."""
-        if self._epoch.number < 0:
+        """Name the next view, if that is for this launcher to do and something has changed."""
+        if self._view.number < 0:
             self._begin_first()
             return
-        states = {number: state for status in self._statuses.values() for number, state in status.workers.items()}
-        if self._epoch.is_last or not self._leads():
+        states = {number: state for status in self._statuses.values() for number, state in status.members.items()}
+        if self._view.is_last or not self._leads():
             return
-        survivors = [number for number in self._epoch.workers if number in states]
-        if len(survivors) < len(self._epoch.workers):
+        survivors = [number for number in self._view.members if number in states]
+        if len(survivors) < len(self._view.members):
             if self._may_continue(survivors, states):
                 self._begin(survivors, is_urgent=True)
             return
         ready = [n for n, state in states.items() if state == "ready" and n not in self._members_before]
         is_stopping = any(status.is_stopping for status in self._statuses.values())
-        if (ready and not is_stopping) or self._epoch.node != self._shared.node:
+        if (ready and not is_stopping) or self._view.node != self._shared.node:
             self._begin([*survivors, *ready], is_urgent=False)
 
     def _leads(self) -> bool:
-        leader = self._statuses.get(self._epoch.node)
-        if self._epoch.node == self._shared.node or (leader is not None and not leader.has_ended):
-            return self._epoch.node == self._shared.node
-        members = {*self._epoch.workers}
-        remaining = [node for node, status in self._statuses.items() if members & status.workers.keys()]
+        leader = self._statuses.get(self._view.node)
+        if self._view.node == self._shared.node or (leader is not None and not leader.has_ended):
+            return self._view.node == self._shared.node
+        members = {*self._view.members}
+        remaining = [node for node, status in self._statuses.items() if members & status.members.keys()]
         if min(remaining or self._statuses, default=-1) != self._shared.node:  # with no member left, it names the end
             return False
         self._supervisor.report(
-            f"node {self._epoch.node} is lost: node {self._shared.node} names the members from now on"
+            f"node {self._view.node} is lost: node {self._shared.node} names the members from now on"
         )
         return True
 
-    def _may_continue(self, survivors: list[int], states: dict[int, WorkerState]) -> bool:
-        """Return whether the survivors form the next epoch now, and raise an error if they cannot."""
+    def _may_continue(self, survivors: list[int], states: dict[int, MemberState]) -> bool:
+        """Return whether the survivors form the next view now, and raise an error if they cannot."""
         num_nodes, size = len({number // NUMBERS for number in survivors}), self._nodes.size
-        lost = {number // NUMBERS for number in self._epoch.workers} - self._statuses.keys()
+        lost = {number // NUMBERS for number in self._view.members} - self._statuses.keys()
         if lost and num_nodes < size.least:
             # Nothing can be done without them, so they have as long as any silent node.
             if not all(self._shared.has_timed_out(node) for node in lost):
@@ -287,13 +287,13 @@ class NodeCrew(Crew):
         elif min(self._statuses) == self._shared.node and (
             num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
         ):
-            self._begin(sorted(n for status in self._statuses.values() for n in status.workers), is_urgent=True)
+            self._begin(sorted(n for status in self._statuses.values() for n in status.members), is_urgent=True)
 
     def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
-        number = self._epoch.number + 1
+        number = self._view.number + 1
         store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
-        urgent = number if is_urgent else self._epoch.urgent
-        mine = Epoch(number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node)
+        urgent = number if is_urgent else self._view.urgent
+        mine = View(number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node)
         if (found := self._shared.begin(mine)) == mine:
             self._stores = [store] if is_urgent else [*self._stores[-1:], store]
         if found is not None:

@@ -16,7 +16,7 @@ PARENT = ".crew"
 NEWEST = "newest.json"
 RECORD = "record.json"
 
-WorkerState = Literal["planned", "started", "ready", "member", "done"]
+MemberState = Literal["planned", "started", "ready", "member", "done"]
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class NodeStatus:
     Attributes:
         node: Its number.
         beat: Grows with each write.
-        workers: State of each process that is planned, runs or is done, by number. A lost one is missing.
+        members: State of each process that is planned, runs or is done, by number. A lost one is missing.
         is_stopping: Its launcher stops the run, after a signal.
         is_leaving: Its launcher has received a signal that may be for this node alone.
         has_ended: Its launcher writes no more.
         failure: Why the run has failed, for all launchers; empty if it has not.
-        broken: The present epoch, if a process of this node has lost a connection in it; else -1.
+        broken: The present view, if a process of this node has lost a connection in it; else -1.
     """
 
     node: int
     beat: int = 0
-    workers: dict[int, WorkerState] = field(default_factory=dict)
+    members: dict[int, MemberState] = field(default_factory=dict)
     is_stopping: bool = False
     is_leaving: bool = False
     has_ended: bool = False
@@ -52,7 +52,7 @@ def read_status(path: Path) -> NodeStatus:
         ValueError, TypeError, KeyError: It is no status.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    return NodeStatus(**{**content, "workers": {int(number): state for number, state in content["workers"].items()}})
+    return NodeStatus(**{**content, "members": {int(number): state for number, state in content["members"].items()}})
 
 
 def make_shared_folder(run_folder: Path, nonce: str) -> Path:
@@ -108,7 +108,7 @@ def remove(folder: Path) -> None:
     if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
         return
     with suppress(OSError):
-        for pattern in ("claim-*", "node-*.json", "epoch-*.json", NEWEST, RECORD, "*.part", f"{FILE_NAME}*"):
+        for pattern in ("claim-*", "node-*.json", "view-*.json", NEWEST, RECORD, "*.part", f"{FILE_NAME}*"):
             for path in folder.glob(pattern):
                 path.unlink(missing_ok=True)
         folder.rmdir()

@@ -1,8 +1,8 @@
 """What the launchers of several machines write for each other into the run folder, on the disk that they share.
 
     .crew/NONCE/node-K.json     status of node K, replaced ten times a second: its heartbeat and its processes
-    .crew/NONCE/epoch-N.json    epoch N, created once by a hard link: of two launchers that try, one succeeds
-    .crew/NONCE/newest.json     a copy of the newest epoch; readers ignore one that is older than what they have read
+    .crew/NONCE/view-N.json    view N, created once by a hard link: of two launchers that try, one succeeds
+    .crew/NONCE/newest.json     a copy of the newest view; readers ignore one that is older than what they have read
     .crew/NONCE/record.json     what launchers that join later have to share; their key is in a file of the same folder
 
 The disk is the only fixed point: no file belongs to a machine that must not be lost. Files are replaced and opened
@@ -21,16 +21,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from samebits.cluster.epochs.membership import Epoch, read_epoch
+from samebits.cluster.views.membership import View, read_view
 from samebits.errors import LaunchError
-from samebits.launch.crew.shared_files import NEWEST, NodeStatus, WorkerState, has_heartbeat, read_status, remove
+from samebits.launch.crew.shared_files import NEWEST, MemberState, NodeStatus, has_heartbeat, read_status, remove
 from samebits.launch.nodes.auth import FILE_NAME
 
 # A machine whose connections break is lost with its launcher, unless that one writes a status within this time; or,
 # where the disk or this machine is slow, within so many times the longest time between two looks of this launcher.
 SILENT_S = 0.3
 SILENT_LOOKS = 4
-# So long after the next epoch has begun, too, at least: often several machines are lost one after the other.
+# So long after the next view has begun, too, at least: often several machines are lost one after the other.
 SETTLING_S = 1.0
 
 # A status is written when it changes, and this often per cluster.node_timeout_s, or three times in SILENT_S.
@@ -47,7 +47,7 @@ class SharedFolder:
     Attributes:
         node: This launcher's number.
         beat_s: How often its status is written, at least.
-        is_broken: Whether a connection of the present epoch is broken, or one was `SETTLING_S` ago. Launchers then
+        is_broken: Whether a connection of the present view is broken, or one was `SETTLING_S` ago. Launchers then
             write their status at each poll, and one that is silent for `SILENT_S` is lost.
     """
 
@@ -100,11 +100,11 @@ class SharedFolder:
             is_over.set()
             thread.join()
 
-    def statuses(self, epoch: int = -1) -> dict[int, NodeStatus]:
+    def statuses(self, view: int = -1) -> dict[int, NodeStatus]:
         """Return the last status of each node that is not lost, by number.
 
         Args:
-            epoch: The present epoch, if a broken connection in it is a reason to wait for `SILENT_S` only.
+            view: The present view, if a broken connection in it is a reason to wait for `SILENT_S` only.
         """
         found = {}
         for path in sorted(self._path.glob("node-*.json")):
@@ -125,7 +125,7 @@ class SharedFolder:
             if self._seen.get(node, (-1,))[0] != status.beat:
                 self._seen[node] = status.beat, now
         was_broken = self.is_broken
-        if any(0 <= epoch == status.broken for status in found.values()):
+        if any(0 <= view == status.broken for status in found.values()):
             self._broken_at = now
             if not was_broken:
                 self._broken_since, self._longest_look_s = now, 0.0
@@ -146,41 +146,41 @@ class SharedFolder:
         since = self._seen.get(node, (-1, -math.inf))[1]
         return time.monotonic() - since >= self._node_timeout_s or not self._status_path(node).exists()
 
-    def newest(self, known: Epoch) -> Epoch:
-        """Return the newest epoch: the known one, or one that was published after it."""
+    def newest(self, known: View) -> View:
+        """Return the newest view: the known one, or one that was published after it."""
         with suppress(OSError, ValueError, TypeError):
-            found = read_epoch(self._path / NEWEST)
+            found = read_view(self._path / NEWEST)
             if found.number > known.number:
                 return found
         return known
 
     def members(self, numbers: range) -> set[int]:
-        """Return the processes that were members in any of these epochs."""
+        """Return the processes that were members in any of these views."""
         found: set[int] = set()
         for number in numbers:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                found |= {*read_epoch(self._path / f"epoch-{number}.json").workers}
+                found |= {*read_view(self._path / f"view-{number}.json").members}
         return found
 
-    def begin(self, epoch: Epoch) -> Epoch | None:
-        """Publish an epoch, and return the one that has its number now: another launcher may have been first.
+    def begin(self, view: View) -> View | None:
+        """Publish a view, and return the one that has its number now: another launcher may have been first.
 
         The status of each node that is lost to this launcher goes, so that it is lost to all, and to those that join
         later. One that only seemed lost writes it again.
 
         Args:
-            epoch: The epoch after the newest one.
+            view: The view after the newest one.
 
         Returns:
             None: The disk does not take it now. `publish` raises an error if that lasts.
 
         Raises:
             FileNotFoundError: The other nodes have ended the run.
-            LaunchError: The disk has failed after others could read the epoch.
+            LaunchError: The disk has failed after others could read the view.
         """
-        part, path = self._path / f"epoch.{self.node}.part", self._path / f"epoch-{epoch.number}.json"
+        part, path = self._path / f"view.{self.node}.part", self._path / f"view-{view.number}.json"
         try:
-            part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
+            part.write_text(json.dumps(asdict(view)), encoding="utf-8")
         except FileNotFoundError:
             raise
         except OSError:
@@ -189,8 +189,8 @@ class SharedFolder:
             with suppress(FileExistsError):
                 os.link(part, path)
             part.unlink()
-            found = read_epoch(path)
-            if found == epoch:
+            found = read_view(path)
+            if found == view:
                 self._forget_lost()
             if self.newest(found) is found:
                 self._write(NEWEST, asdict(found))
@@ -208,12 +208,12 @@ class SharedFolder:
             is_end: Whether the run has ended; otherwise this node leaves the others, and is lost to them at once. So
                 is a node without a process that is done: no other node has to know of it.
         """
-        done: dict[int, WorkerState] = {number: "done" for number, state in status.workers.items() if state == "done"}
+        done: dict[int, MemberState] = {number: "done" for number, state in status.members.items() if state == "done"}
         with suppress(OSError, LaunchError):  # the run has ended, or the disk does not answer
             if not is_end or not (done or status.failure):
                 self._status_path(self.node).unlink(missing_ok=True)
             elif self._path.is_dir():
-                self.publish(replace(status, workers=done, has_ended=True))
+                self.publish(replace(status, members=done, has_ended=True))
         # The others may only seem lost, as after a pause of the disk.
         if all(other.has_ended for other in self.statuses().values()) and not has_heartbeat(self._path, SETTLING_S):
             remove(self._path)

@@ -26,7 +26,7 @@ from samebits.recipes.normalize import normalize
 from samebits.recipes.pose.assign import SCORE, Y
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.group import Grouping
-from samebits.recipes.pose.view import View, check_shape, view
+from samebits.recipes.pose.view import ImageView, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
 PERSON = 1
@@ -116,7 +116,7 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
     return infer
 
 
-def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, View], View]:
+def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, ImageView], ImageView]:
     """Make the views of an image.
 
     Args:
@@ -139,8 +139,8 @@ def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[di
 def forward_views(
     model: nn.Module,
     image: Tensor,
-    views: Mapping[float, View],
-    project_to: View | None,
+    views: Mapping[float, ImageView],
+    project_to: ImageView | None,
     *,
     mirrored: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _found(
-    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: View, image: Tensor
+    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: ImageView, image: Tensor
 ) -> Detections:
     """Convert joints in pixels of a map to detections in pixels of the image."""
     joints = people[:, :, : SCORE + 1].astype(np.float64)

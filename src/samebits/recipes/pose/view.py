@@ -25,7 +25,7 @@ MAX_RATIO = 32
 
 
 @dataclass(frozen=True)
-class View:
+class ImageView:
     """A size and position at which the network processes an image.
 
     Attributes:
@@ -99,7 +99,7 @@ def check_shape(name: object, width: int, height: int) -> None:
         )
 
 
-def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> View:
+def view(width: int, height: int, *, size_px: int, scale: float, min_scale: float) -> ImageView:
     """Make the view of an image at one scale.
 
     Args:
@@ -116,7 +116,7 @@ def view(width: int, height: int, *, size_px: int, scale: float, min_scale: floa
     short = int(short * scale / min_scale)
     wide, high = (short, long) if width < height else (long, short)
     covered = width if width < height else wide / high * height
-    return View(wide, high, (int(width / 2 + 0.5), int(height / 2 + 0.5)), covered / wide)
+    return ImageView(wide, high, (int(width / 2 + 0.5), int(height / 2 + 0.5)), covered / wide)
 
 
 def _sample_axis(values: Tensor, axis: int, places: Tensor) -> Tensor:

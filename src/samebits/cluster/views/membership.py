@@ -1,10 +1,10 @@
 """The members of a world that may change: the launcher names them, and each of its processes reads it.
 
-    launcher    epochs.json: number, port of its store, workers in the order of their ranks   replaced for each epoch
-    workers     main thread: waits for the next epoch after a loss, or between two steps
-                watch thread: reads the file 50 times a second; an urgent epoch ends the present group
+    launcher    views.json: number, port of its store, members in the order of their ranks   replaced for each view
+    members     main thread: waits for the next view after a loss, or between two steps
+                watch thread: reads the file 50 times a second; an urgent view ends the present group
 
-A worker is one process that the launcher has started, and its number is never used again. The file is in the launcher's
+A member is one process that the launcher has started, and its number is never used again. The file is in the launcher's
 temporary folder, which only this user can read. Nothing here imports torch.
 """
 
@@ -20,21 +20,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 WATCH_S = 0.02
-# How long a worker that has lost a connection waits for the launcher to name the members.
+# How long a member that has lost a connection waits for the launcher to name the members.
 NOTICE_S = 30.0
-# Members that have lost another one come to the next epoch within milliseconds; one that is later may be lost as well.
+# Members that have lost another one come to the next view within milliseconds; one that is later may be lost as well.
 LATE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Epoch:
+class View:
     """One world of a run.
 
     Attributes:
-        number: Grows with each epoch.
-        port: Port of the launcher's store for this epoch.
-        workers: Its members by rank.
-        urgent: The newest epoch that followed a loss: groups of earlier ones cannot be used any more.
+        number: Grows with each view.
+        port: Port of the launcher's store for this view.
+        members: Their numbers, by rank.
+        urgent: The newest view that followed a loss: groups of earlier ones cannot be used any more.
         is_last: A member has completed the run, so no further group is formed.
         host: Address of the launcher that serves the store.
         node: Number of that launcher's node.
@@ -42,32 +42,32 @@ class Epoch:
 
     number: int
     port: int
-    workers: tuple[int, ...]
+    members: tuple[int, ...]
     urgent: int = 0
     is_last: bool = False
     host: str = "127.0.0.1"
     node: int = 0
 
 
-def write_epoch(path: Path, epoch: Epoch) -> None:
-    """Replace the file at once, so that a reader sees the old or the new epoch."""
+def write_view(path: Path, view: View) -> None:
+    """Replace the file at once, so that a reader sees the old or the new view."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(epoch)), encoding="utf-8")
+    part.write_text(json.dumps(asdict(view)), encoding="utf-8")
     part.replace(path)
 
 
-def read_epoch(path: Path) -> Epoch:
-    """Read the present epoch.
+def read_view(path: Path) -> View:
+    """Read the present view.
 
     Raises:
         OSError: The launcher has ended.
     """
     found = json.loads(path.read_text(encoding="utf-8"))
-    return Epoch(**{**found, "workers": tuple(found["workers"])})
+    return View(**{**found, "members": tuple(found["members"])})
 
 
-class EpochEnded(RuntimeError):
-    """Another epoch has replaced the one that this process was entering."""
+class ViewEnded(RuntimeError):
+    """Another view has replaced the one that this process was entering."""
 
 
 class RunEnded(Exception):
@@ -75,49 +75,49 @@ class RunEnded(Exception):
 
 
 class Membership:
-    """One worker's view of the epochs.
+    """What one member knows of the views.
 
     Args:
         path: The launcher's file.
-        worker: This process's number.
+        member: This process's number.
 
     Attributes:
-        worker: This process's number.
-        present: The epoch whose group this process uses; None before the first one.
-        newest: The newest epoch that was read.
+        member: This process's number.
+        present: The view whose group this process uses; None before the first one.
+        newest: The newest view that was read.
         lock: Held while the group is changed or ended.
     """
 
-    def __init__(self, path: Path, worker: int) -> None:
-        self._path, self.worker = path, worker
-        self.present: Epoch | None = None
-        self.newest = read_epoch(path)
+    def __init__(self, path: Path, member: int) -> None:
+        self._path, self.member = path, member
+        self.present: View | None = None
+        self.newest = read_view(path)
         self.lock = threading.Lock()
         self._is_over = threading.Event()
         self._ended = self._late = -1
 
     @property
     def is_member(self) -> bool:
-        """Whether the newest epoch has this process."""
-        return self.worker in self.newest.workers
+        """Whether the newest view has this process."""
+        return self.member in self.newest.members
 
     @property
     def has_changed(self) -> bool:
-        """Whether a newer epoch than the present one is known."""
+        """Whether a newer view than the present one is known."""
         return self.present is not None and self.newest.number > self.present.number
 
-    def read(self) -> Epoch:
-        """Read the file, and return the newest epoch; the last known one if the launcher has ended."""
+    def read(self) -> View:
+        """Read the file, and return the newest view; the last known one if the launcher has ended."""
         try:
-            found = read_epoch(self._path)
+            found = read_view(self._path)
         except (OSError, ValueError, KeyError, TypeError):
             return self.newest
         if found.number >= self.newest.number:
             self.newest = found
         return self.newest
 
-    def wait_for_next(self, timeout_s: float = NOTICE_S) -> Epoch:
-        """Wait for an epoch after the present one that has this process.
+    def wait_for_next(self, timeout_s: float = NOTICE_S) -> View:
+        """Wait for a view after the present one that has this process.
 
         Args:
             timeout_s: Longest wait, seconds.
@@ -136,29 +136,29 @@ class Membership:
             time.sleep(0.005)
         return self.newest
 
-    def has_ended(self, epoch: Epoch) -> bool:
-        """Return whether an epoch cannot be entered any more."""
-        return self.read().number > epoch.number or self.newest.is_last
+    def has_ended(self, view: View) -> bool:
+        """Return whether a view cannot be entered any more."""
+        return self.read().number > view.number or self.newest.is_last
 
     def mark(self, name: str) -> None:
         """Report to the launcher how far this process is: an empty file beside its own."""
-        mark_path(self._path.parent, name, self.worker).touch()
+        mark_path(self._path.parent, name, self.member).touch()
 
-    def mark_broken(self, epoch: Epoch) -> None:
-        """Report to the launcher that a member of an epoch is lost, or late after a loss."""
+    def mark_broken(self, view: View) -> None:
+        """Report to the launcher that a member of a view is lost, or late after a loss."""
         with suppress(OSError):  # the launcher has ended
-            self.mark(broken_mark(epoch))
+            self.mark(broken_mark(view))
 
-    def note_wait(self, epoch: Epoch, waited_s: float) -> None:
-        """Report that members of an epoch that follows a loss are late, once that is so.
+    def note_wait(self, view: View, waited_s: float) -> None:
+        """Report that members of a view that follows a loss are late, once that is so.
 
         Args:
-            epoch: The epoch that this process enters.
+            view: The view that this process enters.
             waited_s: How long it has waited for the others.
         """
-        if waited_s > LATE_S and 0 < epoch.urgent == epoch.number != self._late:
-            self._late = epoch.number
-            self.mark_broken(epoch)
+        if waited_s > LATE_S and 0 < view.urgent == view.number != self._late:
+            self._late = view.number
+            self.mark_broken(view)
 
     def watch(self, end_group: Callable[[], object]) -> None:
         """Start the watch thread.
@@ -189,17 +189,17 @@ class Membership:
         self._is_over.set()
 
 
-def broken_mark(epoch: Epoch) -> str:
-    """Return the name of the mark of a worker that has lost a connection in an epoch."""
-    return f"broken-{epoch.number}"
+def broken_mark(view: View) -> str:
+    """Return the name of the mark of a member that has lost a connection in a view."""
+    return f"broken-{view.number}"
 
 
-def mark_path(folder: Path, name: str, worker: int) -> Path:
-    """Return the file by which a worker reports to the launcher how far it is.
+def mark_path(folder: Path, name: str, member: int) -> Path:
+    """Return the file by which a process reports to the launcher how far it is.
 
     Args:
         folder: The launcher's temporary folder.
-        name: ready: its run is built, and it can enter an epoch; member: it has the run's weights; or a `broken_mark`.
-        worker: The worker's number.
+        name: ready: its run is built, and it can enter a view; member: it has the run's weights; or a `broken_mark`.
+        member: The number of the process.
     """
-    return folder / f"{name}-{worker}"
+    return folder / f"{name}-{member}"

@@ -1,11 +1,11 @@
-"""Worlds whose members change while their processes stay: leave the group of one epoch, and form that of the next.
+"""Worlds whose members change while their processes stay: leave the group of one view, and form that of the next.
 
     end the old group: blocked calls of all ranks raise an error
-    connect to the launcher's store of the epoch, check in, wait until all members have checked in
+    connect to the launcher's store of the view, check in, wait until all members have checked in
     start the group
 
-The launcher serves a store for each epoch and closes it when the next one begins, so a rank that is still waiting for a
-member which is lost meanwhile gets an error at once, and continues with the next epoch.
+The launcher serves a store for each view and closes it when the next one begins, so a rank that is still waiting for a
+member which is lost meanwhile gets an error at once, and continues with the next view.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from samebits.cluster import abort
 from samebits.cluster.address import interface_towards
 from samebits.cluster.backends import add_group
 from samebits.cluster.env import RankAssignment
-from samebits.cluster.epochs.membership import Epoch, EpochEnded, Membership
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.timeout import call_with_timeout
+from samebits.cluster.views.membership import Membership, View, ViewEnded
 from samebits.cluster.world import World, join
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
@@ -42,7 +42,7 @@ from samebits.open_files import raise_open_files
 T = TypeVar("T")
 # How long to wait for the launcher's store.
 CONNECT_S = 10.0
-# How long to wait for all members to connect, once they have checked in; and until a call of an ended epoch returns.
+# How long to wait for all members to connect, once they have checked in; and until a call of an ended view returns.
 JOIN_S, LEAVE_S = 60.0, 1.0
 DESTROY_S = 10.0
 # Descriptor and inode of the present group's sockets.
@@ -51,7 +51,7 @@ _sockets: set[tuple[int, int]] = set()
 
 def is_loss(error: BaseException) -> bool:
     """Return whether an error can come from the loss of another process, or of its store."""
-    return isinstance(error, (EpochEnded, dist.DistError)) or is_lost_peer(error)
+    return isinstance(error, (ViewEnded, dist.DistError)) or is_lost_peer(error)
 
 
 def join_any(
@@ -66,14 +66,14 @@ def join_any(
         join_timeout_s: See `world.join`.
         timeout_s: See `world.join`.
     """
-    if assignment.epochs:
-        return join_epochs(assignment, join_timeout_s, timeout_s)
+    if assignment.views:
+        return join_views(assignment, join_timeout_s, timeout_s)
     return join(assignment, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s)
 
 
 @contextmanager
-def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: float) -> Iterator[World]:
-    """Join the present epoch of a launcher whose processes recover in the step, until the block ends.
+def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: float) -> Iterator[World]:
+    """Join the present view of a launcher whose processes recover in the step, until the block ends.
 
     A process that replaces a lost one is no member yet. Its world has no other process and no rank, until `regroup`.
 
@@ -86,7 +86,7 @@ def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: fl
         LaunchError: Other members have not joined in time.
     """
     raise_open_files()
-    membership = Membership(Path(assignment.epochs), assignment.worker)
+    membership = Membership(Path(assignment.views), assignment.member)
     membership.watch(end_group)
     alone = World(-1, 1, 0, torch.device("cpu"), "none", socket.gethostname(), None, assignment, membership=membership)
     try:
@@ -97,7 +97,7 @@ def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: fl
                 abort.record(error)
                 raise
             raise LaunchError(
-                f"worker {assignment.worker} lost another process",
+                f"member {assignment.member} lost another process",
                 given=str(error).strip().partition("\n")[0][:200],
                 cause="that process has ended; its own output gives the reason",
                 fix="Read the output of the other ranks, or logs/ in the run folder.",
@@ -109,7 +109,7 @@ def join_epochs(assignment: RankAssignment, join_timeout_s: float, timeout_s: fl
 
 
 def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None) -> World:
-    """Leave the world's group, and form the group of the newest epoch.
+    """Leave the world's group, and form the group of the newest view.
 
     Args:
         world: The world so far.
@@ -121,7 +121,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         The new world. It has the activity and the membership of the old one.
 
     Raises:
-        EpochEnded: Another epoch has begun meanwhile.
+        ViewEnded: Another view has begun meanwhile.
         LaunchError: A member has not checked in.
         RuntimeError: The group could not be formed.
     """
@@ -129,20 +129,20 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     assert membership is not None
     with membership.lock:
         _leave_group()
-        epoch = membership.read()
-        membership.present = epoch
-    rank, size = epoch.workers.index(membership.worker), len(epoch.workers)
-    if interface := interface_towards(f"tcp://{epoch.host}:{epoch.port}"):
+        view = membership.read()
+        membership.present = view
+    rank, size = view.members.index(membership.member), len(view.members)
+    if interface := interface_towards(f"tcp://{view.host}:{view.port}"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     seconds = timedelta(seconds=CONNECT_S)
     try:
-        _call(lambda: socket.create_connection((epoch.host, epoch.port), CONNECT_S).close(), membership, epoch)
+        _call(lambda: socket.create_connection((view.host, view.port), CONNECT_S).close(), membership, view)
     except OSError as error:  # torch would try again until its timeout
-        raise EpochEnded(f"the store of epoch {epoch.number} is closed: {error}") from None
-    connect: Callable[[], Any] = lambda: TCPStore(epoch.host, epoch.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
-    store = PrefixStore(f"epoch/{epoch.number}", _call(connect, membership, epoch))
-    signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"epoch {epoch.number}"))
-    _check_in(signed, membership, epoch, rank, timeout_s if join_timeout_s is None else join_timeout_s)
+        raise ViewEnded(f"the store of view {view.number} is closed: {error}") from None
+    connect: Callable[[], Any] = lambda: TCPStore(view.host, view.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
+    store = PrefixStore(f"view/{view.number}", _call(connect, membership, view))
+    signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}"))
+    _check_in(signed, membership, view, rank, timeout_s if join_timeout_s is None else join_timeout_s)
 
     def start() -> None:
         # A start that failed has counted too, and only on some ranks; the count is part of the keys in the store.
@@ -150,7 +150,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
         add_group()
 
-    _call(start, membership, epoch)
+    _call(start, membership, view)
     schedule_threads(rank, torch.get_num_threads())
     return replace(
         world, rank=rank, size=size, local_rank=rank, backend="gloo", store=PrefixStore("world", store), signed=signed,
@@ -158,16 +158,16 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     )  # fmt: skip
 
 
-def _check_in(signed: SignedStore, membership: Membership, epoch: Epoch, rank: int, limit_s: float) -> None:
-    signed.put(f"here/{rank}", membership.worker)
-    missing, began = [*range(len(epoch.workers))], time.monotonic()
-    while missing := [other for other in missing if signed.get(f"here/{other}") != epoch.workers[other]]:
-        if membership.has_ended(epoch):
-            raise EpochEnded(f"epoch {epoch.number} has ended")
-        membership.note_wait(epoch, time.monotonic() - began)
+def _check_in(signed: SignedStore, membership: Membership, view: View, rank: int, limit_s: float) -> None:
+    signed.put(f"here/{rank}", membership.member)
+    missing, began = [*range(len(view.members))], time.monotonic()
+    while missing := [other for other in missing if signed.get(f"here/{other}") != view.members[other]]:
+        if membership.has_ended(view):
+            raise ViewEnded(f"view {view.number} has ended")
+        membership.note_wait(view, time.monotonic() - began)
         if time.monotonic() - began > limit_s:
             raise LaunchError(
-                f"waited {limit_s:.0f} s for {len(epoch.workers)} processes: {len(missing)} did not join",
+                f"waited {limit_s:.0f} s for {len(view.members)} processes: {len(missing)} did not join",
                 given=f"ranks {missing[:16]}",
                 where="cluster.join_timeout_s",
                 fix="Read the output of these ranks.",
@@ -175,29 +175,29 @@ def _check_in(signed: SignedStore, membership: Membership, epoch: Epoch, rank: i
         time.sleep(0.002)
 
 
-def _call(call: Callable[[], T], membership: Membership, epoch: Epoch) -> T:
-    """Make a call that can block, and raise EpochEnded soon after its epoch has ended."""
+def _call(call: Callable[[], T], membership: Membership, view: View) -> T:
+    """Make a call that can block, and raise ViewEnded soon after its view has ended."""
     before = _open_sockets()
     ended_at = 0.0
 
     def tick(waited_s: float) -> None:
         nonlocal ended_at
-        membership.note_wait(epoch, waited_s)
-        if not ended_at and membership.has_ended(epoch):
+        membership.note_wait(view, waited_s)
+        if not ended_at and membership.has_ended(view):
             ended_at = waited_s
             # The launcher has closed the store. With the connections of this call shut down, it mostly ends.
             _sockets.update(_open_sockets() - before)
             end_group()
         # A call that still waits for a lost member to connect fails in its thread after the group's timeout.
         if ended_at and waited_s > ended_at + LEAVE_S:
-            raise EpochEnded(f"epoch {epoch.number} has ended")
+            raise ViewEnded(f"view {view.number} has ended")
 
     try:
         found = call_with_timeout(call, JOIN_S, tick)
     except (RuntimeError, ValueError) as error:
-        raise EpochEnded(f"epoch {epoch.number} has ended") if ended_at else error from None
+        raise ViewEnded(f"view {view.number} has ended") if ended_at else error from None
     if ended_at:
-        raise EpochEnded(f"epoch {epoch.number} has ended")
+        raise ViewEnded(f"view {view.number} has ended")
     _sockets.update(_open_sockets() - before)
     return found
 
