@@ -81,7 +81,7 @@ def test_the_first_training_samples_are_drawn_once_and_change_no_bit(folder: Run
 
 def test_a_resumed_run_keeps_the_samples_of_its_start(folder: RunFolder) -> None:
     drawn: Drawn = []
-    asked = iter([0.0, 0.0, 0.0, 1.0])
+    asked = iter([False, False, False, True])
     run(job_of(lambda batches, path: drawn.append((list(batches), path))), folder, lambda: next(asked))
     run(job_of(lambda batches, path: drawn.append((list(batches), path))), folder)
     assert len(drawn) == 1
