@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 # Other load from which measurements are not reliable, as a share of the cores.
 NOTABLE_LOAD = 0.25
 GLOO_THREAD = "gloo_tcp_loop"
@@ -180,11 +182,9 @@ def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:
 def _busy_seconds() -> float | None:
     """Return the seconds that this process's cores were not idle since the system started."""
     try:
-        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
-        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        rows = [line.split()[1:] for line in lines if line.split()[0] in names]
-        # user, nice, system, idle, iowait, irq, softirq, steal
-        ticks = sum(sum(map(int, row[:8])) - int(row[3]) - int(row[4]) for row in rows)
-        return ticks / os.sysconf("SC_CLK_TCK") if rows else None
-    except (OSError, ValueError, IndexError, AttributeError):
+        cores, times = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+        # guest time is a part of user time, so `sum` would count it twice
+        rows = [times[core] for core in cores if core < len(times)]
+        return sum(sum(row[:8]) - row.idle - row.iowait for row in rows) if rows else None
+    except (OSError, psutil.Error, AttributeError):
         return None

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 PREFIX = ".samebits-"
 # Made by multiprocessing: contains the sockets of a launcher and its processes.
 LAUNCHER_PREFIX = "pymp-"
@@ -164,8 +166,10 @@ def is_running(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    with contextlib.suppress(OSError):  # a zombie keeps its number until its parent waits for it
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    with contextlib.suppress(psutil.Error, OSError):  # psutil raises where /proc is hidden, also for this process
+        return bool(
+            psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        )  # a zombie keeps its pid until it is waited for
     return True
 
 

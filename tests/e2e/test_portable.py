@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -69,6 +70,7 @@ def test_a_process_is_looked_at_without_proc(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("read_text", "read_bytes"):
         monkeypatch.setattr(Path, name, absent)
     monkeypatch.setattr("os.readlink", absent)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", "/not-mounted")
     assert is_running(os.getpid())
     assert (command_of(os.getpid()), port_holder(29400), stacks.namespace()) == ("", "", "")
     assert not stacks.is_stopped(os.getpid())

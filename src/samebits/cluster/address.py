@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 
 class ReservedPort:
@@ -107,54 +108,27 @@ def network() -> str:
 def port_holder(port: int) -> str:
     """Describe the process that listens on a TCP port of this machine: `pid 4123 (python -m http.server)`.
 
-    Reads /proc: Linux only, and only processes that this user may inspect. Empty if unknown.
+    Empty if it is unknown: for example a process that this user may not inspect.
     """
-    inodes = _listening_inodes(port)
-    if not inodes:
+    try:
+        # `net_connections` leaves out the pid of other users' sockets, and on macOS needs root.
+        found = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
         return ""
-    links = {f"socket:[{inode}]" for inode in inodes}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, links):
-            return f"pid {process.name} ({command_of(int(process.name))})"
+    for each in found:
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
+            return f"pid {each.pid} ({command_of(each.pid)})"
     return ""
 
 
 def command_of(pid: int) -> str:
     """Return a process's command line, at most 80 characters; empty if unknown."""
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        arguments = psutil.Process(pid).cmdline()
+    except (psutil.Error, OSError):
         return ""
     text = " ".join(" ".join(arguments).split())  # of python -c, an argument has many lines
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _holds(process: Path, links: set[str]) -> bool:
-    try:
-        handles = list((process / "fd").iterdir())
-    except OSError:
-        return False
-    for handle in handles:
-        # A descriptor may be closed between listing and reading it.
-        with contextlib.suppress(OSError):
-            if os.readlink(handle) in links:
-                return True
-    return False
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text(encoding="utf-8").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            # Field 1 is ADDRESS:PORT in hex, field 3 the state (0A: listening), field 9 the socket's inode.
-            if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                inodes.add(fields[9])
-    return inodes
 
 
 def interface_towards(init: str) -> str:
@@ -169,19 +143,21 @@ def interface_towards(init: str) -> str:
     own = address_towards(store_address(str(parts.hostname), port), port)
     if _is_loopback(own):
         return "lo"
-    return next((name for _, name in socket.if_nameindex() if own and _ipv4_of(name) == own), "")
+    try:
+        interfaces = psutil.net_if_addrs()
+    except (psutil.Error, OSError):
+        return ""
+    return next((name for name, entries in interfaces.items() if own in [entry.address for entry in entries]), "")
 
 
 def link_speed(init: str) -> float | None:
     """Return the nominal speed of the network interface towards `tcp://HOST:PORT`, bit/s; None if unknown."""
     name = interface_towards(init)
     try:
-        megabits = (
-            int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="utf-8")) if name and name != "lo" else -1
-        )
-    except (OSError, ValueError):
+        megabits = psutil.net_if_stats()[name].speed if name != "lo" else 0
+    except (KeyError, psutil.Error, OSError):
         return None
-    return megabits * 1e6 if megabits > 0 else None
+    return megabits * 1e6 if megabits > 0 else None  # 0: the driver does not report it, as for veth
 
 
 def address_towards(host: str, port: int) -> str:
@@ -199,15 +175,3 @@ def address_towards(host: str, port: int) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
-
-
-def _ipv4_of(interface: str) -> str:
-    import fcntl
-
-    get_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return ""
-    return socket.inet_ntoa(reply[20:24])

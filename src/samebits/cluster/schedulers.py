@@ -9,8 +9,9 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from samebits.errors import LaunchError
 
@@ -103,9 +104,8 @@ def _hydra() -> int:
     if leader == os.getpid():
         return os.getppid()
     try:
-        # The command's name, in brackets, may hold spaces.
-        return int(Path(f"/proc/{leader}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    except OSError:
+        return int(psutil.Process(leader).ppid())
+    except (psutil.Error, OSError):
         return os.getppid()
 
 

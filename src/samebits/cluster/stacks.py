@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 # On this signal faulthandler writes the stacks in C, without the interpreter lock. Schedulers and users do not use
 # real-time signals.
 SIGNAL = signal.SIGRTMIN + 4 if hasattr(signal, "SIGRTMIN") else None
@@ -101,7 +103,10 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process of this machine is stopped by SIGSTOP or a debugger."""
-    return _status(pid).get("State", "")[:1] in ("T", "t")
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (psutil.Error, OSError):
+        return False
 
 
 def namespace() -> str:
@@ -113,15 +118,12 @@ def namespace() -> str:
 
 
 def _catches(pid: int, number: int) -> bool:
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) & 1 << (number - 1))
-
-
-def _status(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    """Return whether a process handles a signal, which would kill it otherwise. psutil does not report that."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) & 1 << (number - 1))
+    return False
 
 
 def _keep(path: Path, head: str, content: bytes) -> bool:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from samebits.cores import describe_other_load, num_cores
@@ -158,11 +159,10 @@ def _cgroup_cores() -> float | None:
 
 def _memory() -> CheckResult:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        memory = psutil.virtual_memory()
+    except (OSError, psutil.Error):
         return CheckResult("memory", "unknown", "note")
-    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    total, free = kilobytes["MemTotal"] * 1024, kilobytes.get("MemAvailable", 0) * 1024
+    total, free = memory.total, memory.available
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))

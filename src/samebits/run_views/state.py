@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from samebits.run_views.events import Event, last_of_rank0, read_launcher_log
 from samebits.run_views.files import read_part
 from samebits.scratch import is_running
@@ -81,10 +83,7 @@ def _lives(run: Path, pid: int, host: str) -> bool:
         return time.time() - newest_write(run) < _SILENT_S
     if not is_running(pid):
         return False
-    with suppress(OSError, ValueError, IndexError):
+    with suppress(psutil.Error, OSError):
         # Another process may have got the number. The one that took the lock started before it wrote the file.
-        ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-        started = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
-        return started < os.stat(run / LOCK).st_mtime + 60.0
+        return float(psutil.Process(pid).create_time()) < os.stat(run / LOCK).st_mtime + 60.0
     return True

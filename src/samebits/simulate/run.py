@@ -12,14 +12,13 @@ every other rank. A step with three ranks:
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -92,7 +91,7 @@ def simulate(
     """
     job = make_job(config, build, alone("cpu"))
     init_weights(job, build)
-    steps, before = min(steps, job.num_steps), _resident_bytes()
+    steps, before = min(steps, job.num_steps), psutil.Process().memory_info().rss
     ranks = _Ranks(job, max(procs), steps)
     messages = num_bytes = rounds = 0
     began = time.perf_counter()
@@ -105,7 +104,7 @@ def simulate(
             rounds = max(rounds, network.rounds)
             progress(number + 1, steps)
     seconds = time.perf_counter() - began
-    rank_bytes = max(0, _resident_bytes() - before) // max(procs)
+    rank_bytes = max(0, psutil.Process().memory_info().rss - before) // max(procs)
     return Simulated(
         procs=tuple(procs),
         steps=steps,
@@ -240,12 +239,3 @@ def _share_weights(model: nn.Module) -> nn.Module:
             twin = nn.Parameter(parameter.data, parameter.requires_grad)
             setattr(module, name, twin)
     return copied
-
-
-def _resident_bytes() -> int:
-    """Return this process's memory; 0 where the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
