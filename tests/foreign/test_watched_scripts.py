@@ -43,7 +43,7 @@ def test_a_rank_that_hangs_in_the_loop_is_named_with_its_stack(starter: Starter)
         ("late", "waited 2 s for 2 processes: rank 1 did not come"),
         pytest.param("settings", "the ranks differ in global_batch", marks=pytest.mark.full),
         ("nan", "the gradient is not finite"),
-        pytest.param("drift", "the ranks differ after step 2: first in bias", marks=pytest.mark.full),
+        pytest.param("drift", "the ranks differ after step 3: first in bias", marks=pytest.mark.full),
     ],
 )
 def test_what_goes_wrong_on_one_rank_is_named(starter: Starter, what: str, says: str) -> None:
@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_the_loop_of_a_framework_is_named(starter: Starter, f
     script = FOLDER / "watched_frameworks.py"
     for what, says in [
         ("nan", "the gradient is not finite"),
-        ("drift", "the ranks differ after step 2"),
+        ("drift", "weights changed within a step"),
         ("sleep", "hang: rank 1 has made no progress for"),
     ]:
         ended = starter.run_files([script], 2, framework, what)

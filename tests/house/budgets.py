@@ -23,7 +23,7 @@ FOLDERS = {
         "metrics": 950,
         "module": 720,
         "optim": 410,
-        "own_loop": 2_550,
+        "own_loop": 3_330,  # names habits of loops that would train another model in each world
         "parallel": 4_220,
         "provenance": 1_650,
         "report": 2_710,
@@ -53,10 +53,10 @@ FOLDERS = {
 
 # Lines of a whole: the wings, the package (target: 60,000, then 52,000), the tests (46,000) and the benchmarks (8,000).
 SUMS = {
-    "kernel": 36_800,
+    "kernel": 37_300,
     "tools": 13_100,
     "edges": 14_900,
-    "package": 64_700,
-    "tests": 50_600,
+    "package": 65_000,
+    "tests": 51_200,
     "benchmarks": 8_100,
 }

@@ -22,7 +22,8 @@ SUDDEN_ENDS = (
     "src/samebits/launch/supervisor.py",
     "src/samebits/launch/worker.py",
     "src/samebits/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
-    "src/samebits/own_loop/watching.py",  # ends the threads that watch a script
+    "src/samebits/own_loop/ending.py",  # a script whose loop ended inside a step has no other way to an exit code
+    "src/samebits/own_loop/trial.py",  # a script may make fewer steps than a check waits for
 )
 
 

@@ -107,6 +107,11 @@ def read_assignment(
     )
 
 
+def error_file(environ: Mapping[str, str]) -> str:
+    """Return the file in which torchrun's agent looks for the error of this process; empty without torchrun."""
+    return environ.get("TORCHELASTIC_ERROR_FILE", "")
+
+
 def run_key(environ: Mapping[str, str]) -> str:
     """Return the secret in SAMEBITS_KEY; empty if it is not set.
 

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -109,10 +110,8 @@ def choose_num_workers(
         return num_workers
     if not as_samples(samples).is_costly:
         return 0
-    share = num_cores() // num_ranks_here
-    own = torch.get_num_threads() if device.type == "cpu" else 1
-    least = 0 if device.type == "cpu" else 1
-    return max(least, min(MAX_WORKERS, share - own))
+    own, least = (torch.get_num_threads(), 0) if device.type == "cpu" else (1, 1)
+    return max(least, min(MAX_WORKERS, num_cores() // num_ranks_here - own))
 
 
 def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
@@ -149,6 +148,7 @@ class Loader:
         channels_last: Convert (N, C, H, W) inputs to the memory format channels_last, in dicts and lists too.
         num_ranks_here: Ranks on this machine, for "auto".
         timeout_s: Longest wait for a worker's batch, seconds; None: forever.
+        worker_init_fn: Called in each worker, with its number.
 
     Attributes:
         num_workers: DataLoader workers.
@@ -169,6 +169,7 @@ class Loader:
         channels_last: bool = False,
         num_ranks_here: int = 1,
         timeout_s: float | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         self._samples, self._device, self._channels_last = as_samples(samples), device, channels_last
         self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
@@ -185,14 +186,12 @@ class Loader:
                 prefetch_factor=prefetch,
                 timeout=timeout_s or 0,
                 pin_memory=device.type == "cuda",
-                worker_init_fn=_start_worker,
-                # The default of a rank is the way it was started itself (forkserver): each worker would import torch
-                # again, and the dataset would be pickled.
+                worker_init_fn=partial(_start_worker, then=worker_init_fn),
+                # A rank's own default is forkserver: each worker would import torch, and the dataset be pickled.
                 multiprocessing_context="fork",
             )
             try:
-                # A lock fails for the same reasons, but without the traceback that torch prints when a half-made
-                # iterator is deleted.
+                # A lock fails for the same reasons, without the traceback of torch's half-made iterator.
                 multiprocessing.get_context("fork").Lock()
                 self._stream = iter(loader)
             except OSError as error:
@@ -270,7 +269,8 @@ class Loader:
             raise DataError(
                 f"a DataLoader worker returned no batch for {self._timeout_s:g} s",
                 cause="a read that never returns: a network disk, a lock, a download",
-                fix=f"If reading is only slow, set watch.hang_timeout_s={3 * self._timeout_s:g}. loader.num_workers=0 "
+                fix=f"If reading is only slow, set watch.hang_timeout_s={3 * self._timeout_s:g}, or the DataLoader's "
+                "timeout in a script. num_workers=0 "
                 "reads in the training process, where Ctrl-C with SAMEBITS_DEBUG=1 shows the line.",
             ) from None
 
@@ -280,8 +280,8 @@ class Loader:
         self._stream = None
         if stream is None:
             return
-        # Sends the workers a request to exit, and waits a few seconds. Its destructor does the same, but the traceback
-        # of an error can keep it alive, and torch then takes the kill below for a failure.
+        # Sends the workers a request to exit. Its destructor does the same, but an error's traceback can keep it alive,
+        # and torch then takes the kill below for a failure.
         with suppress(RuntimeError):  # torch's report of a killed worker, from a signal handler
             stream._shutdown_workers()
         for worker in stream._workers:
@@ -289,11 +289,12 @@ class Loader:
                 worker.kill()
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(worker: int, then: Callable[[int], None] | None) -> None:
     torch.set_num_threads(1)  # as in read()
-    # Schedulers and terminals send signals to the whole process group. The rank handles them: it stops its workers, and
-    # they exit by themselves if it dies.
+    # Sent to the whole process group. The rank handles them and stops its workers, which exit if it dies.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Otherwise a forked worker could outlive the rank with its open files, such as the lock of the run folder.
     exit_with_parent()
+    if then is not None:
+        then(worker)

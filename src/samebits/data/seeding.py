@@ -6,7 +6,7 @@ Apart from `keyed`, so that the order of samples can be computed without loading
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -29,6 +29,21 @@ def seeded(key: int) -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+
+
+def preserved(device: torch.device) -> Callable[[], None]:
+    """Return a function that restores the generators of `seed_forward` to their present states."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore() -> None:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state, device)
+
+    return restore
 
 
 def seed_host(key: int) -> None:

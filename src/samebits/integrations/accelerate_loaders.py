@@ -12,7 +12,7 @@ from accelerate.utils import send_to_device
 from samebits.cluster.world import World
 from samebits.data.groups import Batches
 from samebits.data.keyed import keys
-from samebits.data.loader import Loader, Request
+from samebits.data.loader import Request
 from samebits.errors import ConfigError
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.samples import LoaderSource, LoopOrder
@@ -159,14 +159,7 @@ class EvaluationLoader(_PreparedLoader):
                 indices = self._batches[number]
                 yield indices, keys(0, 0, indices)
 
-        loader = Loader(
-            self._source.samples,
-            requests,
-            self._world.device,
-            num_workers=self._source.num_workers,
-            prefetch=self._source.prefetch,
-            num_ranks_here=self._world.num_ranks_here,
-        )
+        loader = self._source.open(requests, self._world.device, num_ranks_here=self._world.num_ranks_here)
         self.gradient_state._add_dataloader(self)
         self.end_of_dataloader = False
         generator = torch.get_rng_state()

@@ -39,13 +39,12 @@ from samebits.integrations.lightning_package import find
 from samebits.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
-from samebits.own_loop.current import current_world
+from samebits.own_loop.current import current_world, watch
 from samebits.own_loop.exact import order_of
 from samebits.own_loop.optimizer import attach, follow, plain_step
 from samebits.own_loop.refusals import check_modules
 from samebits.own_loop.samples import source_of
 from samebits.own_loop.session import ExactLoop
-from samebits.own_loop.watching import watch
 
 DDPStrategy: Any = find("strategies", "DDPStrategy")
 TrainerFn = find("trainer.states", "TrainerFn")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samebits.cluster.world import World
-from samebits.data.loader import Loader, requests_of
+from samebits.data.loader import requests_of
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import CheckpointError
 from samebits.own_loop.agreement import check_equal_state
@@ -128,12 +128,9 @@ class StepLoader:
         loop.step = first + self._start()
         check_equal_state(loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=loop.step, stop=first + len(self)))
-        loader = Loader(
-            self._source.samples,
+        loader = self._source.open(
             lambda: requests_of(ahead),
             CPU,  # Lightning moves batches, after its own hooks
-            num_workers=self._source.num_workers,
-            prefetch=self._source.prefetch,
             num_ranks_here=self._world.num_ranks_here,
         )
 

@@ -15,7 +15,7 @@ import torch
 
 from samebits.cluster.world import World
 from samebits.data.keyed import key
-from samebits.data.loader import Loader, requests_of
+from samebits.data.loader import requests_of
 from samebits.data.micro_batches import part
 from samebits.data.order import MicroBatch
 from samebits.data.seeding import seed_forward
@@ -63,12 +63,9 @@ class EvaluationBatches:
     def __iter__(self) -> Iterator[Any]:
         first, stop = part(0, self._steps.num_used(len(self)), self._world.size, self._world.rank)
         steps, ahead = tee(self._order.steps(_Alone(), start=first, stop=stop))
-        loader = Loader(
-            self._source.samples,
+        loader = self._source.open(
             lambda: requests_of(ahead),
             torch.device("cpu"),  # Lightning moves batches, after its own hooks
-            num_workers=self._source.num_workers,
-            prefetch=self._source.prefetch,
             num_ranks_here=self._world.num_ranks_here,
         )
         try:

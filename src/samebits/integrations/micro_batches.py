@@ -119,6 +119,8 @@ def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchS
         persistent_workers=data.persistent_workers,
         prefetch_factor=data.prefetch_factor if has_workers else None,
         multiprocessing_context=data.multiprocessing_context if has_workers else None,
+        timeout=data.timeout,
+        worker_init_fn=source.init_worker,
     )
 
 

@@ -13,7 +13,6 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.digests import sample_digests
 from samebits.data.keyed import keys
-from samebits.data.loader import Loader
 from samebits.data.seeding import seeded
 from samebits.errors import DataError, TrainError
 from samebits.own_loop.samples import LoaderSource
@@ -114,7 +113,7 @@ def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
     requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)]
     # In a worker, as in training: open files of some libraries do not survive a fork.
     with seeded(seed):
-        loader = Loader(samples, lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers))
+        loader = source.open(lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers))
         try:
             for request in requests:
                 digests = sample_digests(loader.raw(*request))

@@ -48,6 +48,7 @@ class _Outcome:
 
     samples: dict[str, str]
     states: list[dict[str, int]]
+    settings: dict[str, int]
 
 
 def check_script(script: str, arguments: list[str], progress: Callable[[str, int, int], None]) -> Report:
@@ -100,16 +101,16 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     finally:
         _end(process)
     files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
-    if not all(file.is_file() for file in files):
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    if len(records) < len(files) or process.returncode or not records[0]["states"]:
         tail = "\n".join(_without_report((errors or output).strip().splitlines())[-TAIL_LINES:])
         raise ConfigError(
-            f"{script} made fewer than {NUM_STEPS} exact steps on {world.name} (exit code {process.returncode})",
+            f"{script} failed, or made no exact step, on {world.name} (exit code {process.returncode})",
             given=tail or None,
             fix=f"Run it without this command; it has to call samebits.exact and train for {NUM_STEPS} steps.",
         )
-    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     samples = {name: value for record in records for name, value in record["samples"].items()}
-    return _Outcome(samples, records[0]["states"])
+    return _Outcome(samples, records[0]["states"], records[0]["settings"])
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -130,11 +131,20 @@ def _without_report(lines: list[str]) -> list[str]:
 
 def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
     """Return the first difference between two worlds; None if all is equal."""
+    differing = [name for name in one.settings if one.settings[name] != other.settings.get(name)]
+    if differing:
+        name, *_ = differing
+        return Finding(
+            f"{name} is {one.settings[name]} on 1 process and {other.settings.get(name)} on {world.name}",
+            "an argument of exact() depends on the number of processes",
+            "The script computes it from the number of processes, as scripts do that divide a batch size by it.",
+            f"Give the same {name} at any number of processes; the DataLoader's batch_size counts as micro_batch.",
+        )
     step_of_samples = min(
         (int(name.split(".")[0]) for name in one.samples if one.samples[name] != other.samples.get(name)),
         default=NUM_STEPS,
     )
-    for step, (mine, its) in enumerate(zip(one.states, other.states, strict=True)):
+    for step, (mine, its) in enumerate(zip(one.states, other.states, strict=False)):
         if step_of_samples == step:
             return _finding(f"samples of step {step} differ on {world.name}", world, is_data=True)
         names = [name for name in mine if mine[name] != its.get(name)]
@@ -142,6 +152,13 @@ def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
             first = names[0] if names else sorted(mine.keys() ^ its.keys())[0]
             what = f"{first} differs after step {step} on {world.name}, with equal samples"
             return _finding(what, world, is_data=False)
+    if len(one.states) != len(other.states):
+        return Finding(
+            f"the script made {len(one.states)} steps on 1 process and {len(other.states)} on {world.name}",
+            "the number of steps depends on the number of processes",
+            "The loop counts bodies, whose number depends on the processes, or samples of its rank.",
+            "Count steps: loader.step, len(loader), if loader.sync_gradients: ...",
+        )
     return None
 
 

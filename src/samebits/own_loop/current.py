@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import socket
+import tempfile
 import weakref
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,9 +22,11 @@ from samebits.cluster.env import ALONE, read_assignment
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.world import World, alone, join
 from samebits.cores import schedule_threads
+from samebits.watchdog.detector import HangDetector
 
 JOIN_TIMEOUT_S = 300.0
 _JOINED: list[World] = []
+_DETECTORS: dict[int, HangDetector] = {}  # by the identity of the world's activity
 _OF_GROUP: list[tuple[weakref.ref[dist.ProcessGroup], World]] = []  # of the default process group; at most one
 
 
@@ -69,3 +74,23 @@ def _of_default_group(device: torch.device) -> World:
     schedule_threads(world.local_rank, torch.get_num_threads())
     _OF_GROUP[:] = [(weakref.ref(group), world)]
     return world
+
+
+def watch(world: World, timeout_s: float | None) -> None:
+    """Find a rank that hangs in the body of a loop, until the process ends. Called on all ranks.
+
+    Between loops a script may do anything for any time, on some ranks only. The detector is paused there.
+
+    Args:
+        world: The ranks.
+        timeout_s: How long all ranks may make no progress, seconds; None: do not watch.
+    """
+    if world.size == 1 or timeout_s is None or id(world.activity) in _DETECTORS:
+        return
+    world.activity.is_paused = True
+    # One folder for all ranks of a machine. It is made when there is something to write.
+    name = collectives.broadcast_object(world, f"samebits-stacks-{secrets.token_hex(4)}")
+    detector = HangDetector(world, timeout_s, Path(tempfile.gettempdir()) / name, "hang_timeout_s")
+    _DETECTORS[id(world.activity)] = detector.__enter__()
+    # The script has no block that ends. A thread in the store's client must not meet the interpreter's end.
+    atexit.register(detector.__exit__, None, None, None)

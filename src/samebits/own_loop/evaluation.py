@@ -13,7 +13,7 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.groups import Batches
 from samebits.data.keyed import keys
-from samebits.data.loader import Loader, Request
+from samebits.data.loader import Request
 from samebits.data.seeding import seed_between
 from samebits.errors import ConfigError
 from samebits.own_loop.current import current_world
@@ -62,14 +62,7 @@ class EvalLoader:
                 indices = self._batches[index]
                 yield indices, keys(0, 0, indices)
 
-        loader = Loader(
-            self._source.samples,
-            requests,
-            self._device,
-            num_workers=self._source.num_workers,
-            prefetch=self._source.prefetch,
-            num_ranks_here=self.world.num_ranks_here,
-        )
+        loader = self._source.open(requests, self._device, num_ranks_here=self.world.num_ranks_here)
         generator = torch.get_rng_state()
         try:
             for self._current, request in zip(mine, requests(), strict=True):

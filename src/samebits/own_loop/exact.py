@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from samebits.errors import ConfigError
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
-from samebits.own_loop.current import current_world
+from samebits.own_loop.current import current_world, watch
+from samebits.own_loop.ending import report_errors, watch_end
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.optimizer import attach, attach_module, follow, plain_step
-from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.refusals import check_modules, check_schedule, check_split
 from samebits.own_loop.samples import LoopOrder, source_of
 from samebits.own_loop.session import ExactLoop
-from samebits.own_loop.watching import watch
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer | Sequence[Optimizer])
@@ -63,6 +63,7 @@ def exact(
         LaunchError: The processes cannot join each other.
         TrainError: The ranks run different scripts.
     """
+    report_errors()
     modules = [model] if isinstance(model, nn.Module) else list(model)
     optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_modules(modules)
@@ -73,13 +74,19 @@ def exact(
     device = next(parameter.device for module in modules for parameter in module.parameters())
     set_kernels(num_threads, device, exact=True)
     world = current_world(device)
-    settings = {"global_batch": global_batch, "micro_batch": size, "seed": seed, "num_threads": num_threads}
+    settings = {"global_batch": global_batch, "micro_batch": size or 0, "seed": seed, "num_threads": num_threads}
+    check_split(order, world)
+    for each in per_step:
+        check_schedule(each, len(data), order.steps_per_epoch)
     check_same_script(world, settings)
     check_same_data(world, source, seed)
     loop = ExactLoop(modules, steps, world, seed=seed)
+    loop.note_settings(settings)
     _attach(loop, modules, optimizers, per_step)
     watch(world, hang_timeout_s)
-    return model, optimizer, ExactLoader(source, order, loop, world, source.num_workers)
+    loader = ExactLoader(source, order, loop, world, source.num_workers)
+    watch_end(loader)
+    return model, optimizer, loader
 
 
 def _attach(

@@ -7,9 +7,11 @@ from itertools import tee
 from typing import Any, TypeVar
 
 from samebits.cluster.world import World
-from samebits.data.loader import Loader, requests_of
+from samebits.data.loader import requests_of
+from samebits.data.seeding import preserved
 from samebits.errors import CheckpointError, TrainError
 from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.ending import Iteration, check_start
 from samebits.own_loop.optimizer import follow
 from samebits.own_loop.samples import LoaderSource, LoopOrder
 from samebits.own_loop.session import ExactLoop
@@ -22,6 +24,7 @@ class ExactLoader:
     """Iterates over this rank's micro-batches of an epoch. The next iteration is the next epoch.
 
     All ranks run equally many micro-batches; a rank with fewer repeats the step's first one, and drops what it gives.
+    An iteration in which nothing is trained, such as a look at the first batch, does not move the position.
 
     Args:
         source: The samples and how to read them.
@@ -41,8 +44,17 @@ class ExactLoader:
         self.is_padding = False
         self._epoch = 0
         self._is_loaded = False  # whether a loaded position has not been compared with the loop's epochs
+        self._is_positioned = False  # whether the script has set where training begins
+        self.current_pass: Iteration | None = None
         self._set_epoch = 0 if source.sampler is None else source.sampler.epoch
         self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
+        self.num_workers, self.collate_fn = num_workers, source.collate_fn
+        self.drop_last = order.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """What has the `set_epoch` that scripts call: the DataLoader's DistributedSampler, or this loader."""
+        return self if self._source.sampler is None else self._source.sampler
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch, which does not depend on the number of ranks.
@@ -54,6 +66,7 @@ class ExactLoader:
     @property
     def step(self) -> int:
         """Number of steps done, over all epochs."""
+        self.loop.look()
         return self.loop.step
 
     @property
@@ -64,6 +77,7 @@ class ExactLoader:
     @property
     def sync_gradients(self) -> bool:
         """Whether the current micro-batch is the last one of its step: the one in which the optimizer acts."""
+        self.loop.look()
         return self.loop.is_last
 
     def per_step(self, follower: FollowerT) -> FollowerT:
@@ -100,11 +114,12 @@ class ExactLoader:
             )
         begin = epoch * self._order.steps_per_epoch
         self.loop.step = max(self.loop.step, begin) if epoch == self._epoch else begin
-        self._epoch, self._is_loaded = epoch, False
+        self._epoch, self._is_loaded, self._is_positioned = epoch, False, True
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
         order = self._order
+        self.loop.look()
         return {
             POSITION: self.loop.step,
             "seed": order.seed,
@@ -140,13 +155,16 @@ class ExactLoader:
             )
         self.loop.step = int(state[POSITION])
         self._epoch = self.loop.step // self._order.steps_per_epoch
-        self._is_loaded = True
+        self._is_loaded = self._is_positioned = True
 
     def __iter__(self) -> Iterator[Any]:
+        self.loop.habits.raise_fault()
         sampler = self._source.sampler
         if sampler is not None and sampler.epoch != self._set_epoch:
             self._set_epoch = sampler.epoch
             self.set_epoch(sampler.epoch)
+        if not self._is_positioned:
+            check_start(self.loop)
         if sampler is None or sampler.epoch == self._epoch:
             self._is_loaded = False  # the loop counts as the loader does, so a later step back is meant
         per_epoch = self._order.steps_per_epoch
@@ -155,25 +173,36 @@ class ExactLoader:
         stop = (self._epoch + 1) * per_epoch
         self.loop.finish()
         self._world.activity.is_paused = False
-        check_equal_state(self.loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
-        loader = Loader(
-            self._source.samples,
-            lambda: requests_of(ahead),
-            self._world.device,
-            num_workers=self._num_workers,
-            prefetch=self._source.prefetch,
-            num_ranks_here=self._world.num_ranks_here,
+        loader = self._source.open(
+            lambda: requests_of(ahead), self._world.device, num_ranks_here=self._world.num_ranks_here
         )
+        self.current_pass = current = Iteration(self.loop, start, stop, preserved(self._world.device))
         try:
             for step in steps:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
                     self.loop.begin(step, micro_batch, batch.inputs)
                     self.is_padding = micro_batch.weight == 0.0
+                    current.num_read += 1
                     yield batch.inputs
+                if step.number == start:  # not before it: a single rank may look at the first batch
+                    self.loop.finish()
+                    check_equal_state(self.loop, self._world)
             self.loop.finish()
+            current.is_whole = True
+            check_equal_state(self.loop, self._world)
         finally:
-            self.loop.leave()
             loader.close()
+            self.end_pass()
+            self.loop.leave()
+
+    def end_pass(self) -> None:
+        """Judge the current iteration, which has ended. An error of one that was left is raised at the next use.
+
+        Raises:
+            TrainError: A whole pass has trained nothing.
+        """
+        current, self.current_pass = self.current_pass, None
+        if current is not None and current.end():
             self._epoch += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,82 @@ from samebits.errors import TrainError
 from samebits.own_loop.trained import Trained
 
 
-def check_calls(trained: Sequence[Trained], step: Step) -> None:
-    """Check a step in whose last micro-batch the loop has not called `step()` of all optimizers.
+def check_calls(trained: Sequence[Trained], step: Step, *, counts_steps: bool) -> None:
+    """Check in the last micro-batch of a step that `step()` of an optimizer was called in all of them, or in none.
+
+    Args:
+        trained: The optimizers.
+        step: The step.
+        counts_steps: Whether the script looks at `loader.sync_gradients` or `loader.step`. It may then call it in the
+            last one only.
 
     Raises:
-        TrainError: It has called it in another micro-batch.
+        TrainError: It was called in some.
     """
+    num = len(step.micro_batches)
     for each in trained:
-        if each.num_calls and not each.is_closed:
+        if 0 < each.num_calls < num and not (counts_steps and each.is_closed and each.num_calls == 1):
+            where = "" if each.is_closed else ", but not in its last micro-batch"
             raise TrainError(
-                "the loop called optimizer.step() within a step, but not in its last micro-batch",
-                given=f"step {step.number:,}: {each.num_calls} calls in {len(step.micro_batches)} micro-batches",
+                f"the loop called optimizer.step() in some micro-batches of a step only{where}",
+                given=f"step {step.number:,}: {each.num_calls} calls in {num} micro-batches",
                 cause="The loop accumulates gradients by a counter of its own, or skips micro-batches.",
                 fix="Call optimizer.step() in every pass; global_batch already accumulates. "
                 "For several steps use loader.step.",
             )
+
+
+def check_followers(bodies: Mapping[tuple[str, str], set[int]], step: Step, *, counts_steps: bool) -> None:
+    """Check at the end of a step that what follows the optimizer was called in all micro-batches, or in none.
+
+    Args:
+        bodies: Object and method -> indices of this rank's micro-batches in which it was called.
+        step: The step.
+        counts_steps: As for `check_calls`.
+
+    Raises:
+        TrainError: It was called in some.
+    """
+    num = len(step.micro_batches)
+    for (kind, name), called in bodies.items():
+        if len(called) < num and not (counts_steps and called == {num - 1}):
+            raise TrainError(
+                f"the loop called {name}() of {kind} in some micro-batches of a step only",
+                given=f"step {step.number:,}: {len(called)} of {num} micro-batches",
+                cause="The loop counts passes itself, whose number depends on the processes.",
+                fix=f"Call it in every pass; it acts once a step. For every second step: "
+                f"if loader.sync_gradients and loader.step % 2 == 0: ... {name}()",
+            )
+
+
+def check_regular(stepping: Collection[bool], step: Step, *, counts_steps: bool) -> None:
+    """Check that a loop that does not look at steps applies the gradients of all of them.
+
+    Args:
+        stepping: Whether `step()` was called, in the steps so far.
+        step: The last one.
+        counts_steps: As for `check_calls`.
+
+    Raises:
+        TrainError: It was called in some steps only.
+    """
+    if len(set(stepping)) > 1 and not counts_steps:
+        raise TrainError(
+            "the loop called optimizer.step() in some steps and not in others",
+            given=f"step {step.number:,}, each with {len(step.micro_batches)} micro-batches on this rank",
+            cause="The loop accumulates gradients by a counter of its own, whose steps depend on the processes.",
+            fix="Call optimizer.step() in every pass; global_batch already accumulates. "
+            "For several steps use loader.step.",
+        )
+
+
+def straddling() -> TrainError:
+    """Return the error for a backward pass that belongs to the micro-batch before."""
+    return TrainError(
+        "the next batch was read between the forward and the backward pass of a body",
+        cause="Gradients would count for another micro-batch than the one that they were computed from.",
+        fix="Read a batch at the start of the body: for batch in loader. DataLoader(num_workers=2) reads ahead.",
+    )
 
 
 def check_finite(trained: Sequence[Trained], step: Step) -> None:
@@ -59,11 +120,18 @@ def check_settings(trained: Sequence[Trained], step: Step) -> None:
         for before, now in zip(each.settings, each.read_settings(), strict=False):
             names = [name for name in now if before.get(name) != now[name]]
             if names:
+                # torch's mark of a scheduler on the optimizer that it was made for
+                is_scheduled = hasattr(each.optimizer.step, "_wrapped_by_lr_sched")
                 raise TrainError(
                     f"{names[0]} of the optimizer changed within a step: {before.get(names[0])} -> {now[names[0]]}",
                     given=f"step {step.number:,}, {len(step.micro_batches)} micro-batches on this rank",
-                    cause="A scheduler is stepped after each micro-batch, so its schedule depends on their number.",
-                    fix="Give it to exact(per_step=[scheduler]), or step it after each epoch.",
+                    cause="A scheduler is stepped after each micro-batch, so its schedule depends on their number."
+                    if is_scheduled
+                    else "The script sets it in each micro-batch, from a number that depends on the processes.",
+                    fix="Make the scheduler after exact(), from len(loader), and give it to "
+                    "loader.per_step(scheduler); or step it after each epoch."
+                    if is_scheduled
+                    else f"Set it from loader.step, equal in all passes of a step: {names[0]} = f(loader.step).",
                 )
 
 

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from samebits.errors import ConfigError
+from samebits.own_loop.refusals import check_caller, one_sample
 from samebits.own_loop.session import ExactLoop
 
 # The methods that act once a step, by class.
@@ -116,7 +117,7 @@ def follow(follower: Any, loop: ExactLoop) -> None:
 
     def once(method: Callable[..., Any]) -> Callable[..., Any]:
         def act(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return loop.after_update(lambda: method(self, *args, **kwargs))
+            return loop.after_update(lambda: method(self, *args, **kwargs), base.__name__, method.__name__)
 
         return act
 
@@ -129,6 +130,8 @@ def _check_caller() -> None:
     frame: FrameType | None = sys._getframe(2)
     for _ in range(3):  # a scheduler's wrapper may be between them
         if frame is not None and frame.f_code.co_filename == SCALER_FILE:
+            if not frame.f_locals["self"].is_enabled():  # it then only passes the call on
+                return
             raise ConfigError(
                 "a GradScaler is not in per_step",
                 cause="It would adapt its scale after each micro-batch, whose number depends on the ranks.",
@@ -180,10 +183,21 @@ def attach_module(module: nn.Module, loop: ExactLoop) -> None:
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            loop.beat()  # a long validation in the body is no hang
-        return base.__call__(self, *args, **kwargs)
+            check_caller(sys._getframe(1))
+            loop.on_forward(self)  # a long validation in the body is no hang
+        try:
+            return base.__call__(self, *args, **kwargs)
+        except ValueError as error:
+            if not loop.is_inside or "more than 1 value per channel" not in str(error):
+                raise
+            raise one_sample(error) from error
 
-    _subclass(module, {"zero_grad": zero_grad, "__call__": call})
+    def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not loop.is_inside:
+            loop.habits.raise_fault()  # before a script saves what an iteration that ended inside a step has left
+        return base.state_dict(self, *args, **kwargs)
+
+    _subclass(module, {"zero_grad": zero_grad, "__call__": call, "state_dict": state_dict})
 
 
 def _subclass(instance: Any, members: dict[str, Any]) -> None:

@@ -14,9 +14,11 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    get_worker_info,
 )
 
 from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.loader import Loader, Request
 from samebits.data.order import Order, Place, Step
 from samebits.data.padded_order import PaddedOrder
 from samebits.data.samples import Batch, Samples
@@ -90,21 +92,61 @@ class LoaderSource:
 
     Attributes:
         samples: The dataset with its collation.
+        collate_fn: That collation.
         is_shuffled: Whether its sampler shuffles.
         drop_last: Whether a last incomplete batch is left out.
         batch_size: Its batch size; None if it has none.
         num_workers: Its number of workers.
         prefetch: Batches that each worker reads ahead.
+        worker_init_fn: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
+        timeout_s: Longest wait for a worker's batch, seconds; None: forever.
         sampler: Its DistributedSampler, whose `set_epoch` the loop may call.
     """
 
     samples: CollatedSamples
+    collate_fn: Callable[[list[Any]], Any]
     is_shuffled: bool
     drop_last: bool
     batch_size: int | None
     num_workers: int
     prefetch: int
+    worker_init_fn: Callable[[int], None] | None
+    timeout_s: float | None
     sampler: DistributedSampler[Any] | None
+
+    def init_worker(self, worker: int) -> None:
+        """Call the script's `worker_init_fn` in a DataLoader worker, by its number."""
+        if self.worker_init_fn is not None:
+            # It looks for the script's dataset there, and torch lets no attribute be set.
+            object.__setattr__(get_worker_info(), "dataset", self.samples.dataset)
+            self.worker_init_fn(worker)
+
+    def open(
+        self,
+        requests: Callable[[], Iterator[Request]],
+        device: torch.device,
+        *,
+        num_ranks_here: int = 1,
+        num_workers: int | None = None,
+    ) -> Loader:
+        """Return the batches of some requests, read as the DataLoader reads.
+
+        Args:
+            requests: Returns an iterator over all requests, in order.
+            device: Device of the batches.
+            num_ranks_here: Ranks on this machine.
+            num_workers: Number of workers; None: the DataLoader's.
+        """
+        return Loader(
+            self.samples,
+            requests,
+            device,
+            num_workers=self.num_workers if num_workers is None else num_workers,
+            prefetch=self.prefetch,
+            num_ranks_here=num_ranks_here,
+            timeout_s=self.timeout_s,
+            worker_init_fn=self.init_worker,
+        )
 
 
 def source_of(data: Any) -> LoaderSource:
@@ -125,15 +167,27 @@ def source_of(data: Any) -> LoaderSource:
     check_map_style(data.dataset)
     if len(data.dataset) == 0:  # type: ignore[arg-type]  # map-style
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
+    context = data.multiprocessing_context
+    method = context if isinstance(context, str | None) else context.get_start_method()
+    if data.num_workers and method not in (None, "fork"):
+        raise ConfigError(
+            f"the DataLoader starts its workers by {method}",
+            allowed="multiprocessing_context=None or 'fork'",
+            cause="Workers are forked: each would otherwise import torch and get the dataset pickled.",
+            fix="Leave out multiprocessing_context, or set num_workers=0.",
+        )
     is_shuffled, sampler = _order_of(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
         CollatedSamples(data.dataset, data.collate_fn),
+        data.collate_fn,
         is_shuffled,
         batches.drop_last,
         batches.batch_size,
         data.num_workers,
         data.prefetch_factor or 2,
+        data.worker_init_fn,
+        data.timeout or None,
         sampler,
     )
 

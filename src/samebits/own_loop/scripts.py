@@ -5,9 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from samebits.errors import ConfigError
+
 
 def is_script(source: str) -> bool:
-    """Return whether a source is a script with an exact loop, not a recipe file. Reads it without running it."""
+    """Return whether a source is a script with an exact loop, not a recipe file. Reads it without running it.
+
+    Raises:
+        ConfigError: It is a script without one.
+    """
     path = Path(source)
     if path.suffix != ".py" or not path.is_file():
         return False
@@ -20,4 +26,10 @@ def is_script(source: str) -> bool:
     called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     names = (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called)
     # exact, and the integrations' ExactStrategy, ExactAccelerator, ExactTrainer.
-    return any(name == "exact" or name.startswith("Exact") for name in names)
+    if not any(name == "exact" or name.startswith("Exact") for name in names):
+        raise ConfigError(
+            f"{source} has no exact loop and is no recipe",
+            allowed="a script that calls samebits.exact, or a recipe file with build(config)",
+            fix="Add the lines of docs/own-loop.md to the script: model, optimizer, loader = samebits.exact(...).",
+        )
+    return True

@@ -33,9 +33,11 @@ from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop import mistakes
 from samebits.own_loop.gradients import StepNodes
+from samebits.own_loop.habits import Habits
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of
+from samebits.own_loop.weights import WeightGuard
 
 
 class ExactLoop:
@@ -53,6 +55,7 @@ class ExactLoop:
         step: Number of steps done.
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
+        habits: What the script does in its loop.
     """
 
     def __init__(
@@ -85,7 +88,25 @@ class ExactLoop:
         self._trial = trial_of(world)
         self.step = 0
         self.is_last = self.has_acted = False
+        self.habits = Habits()
         self._refresh()
+        self._guard = WeightGuard(modules, [each for each, _ in optimizers], self._owners.__contains__)
+        self._guard.drop_unowned(warns=world.is_main)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._world.is_main
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether `samebits check` runs the script."""
+        return self._trial is not None
+
+    def note_settings(self, settings: dict[str, int]) -> None:
+        """Note the arguments of `exact` for `samebits check`."""
+        if self._trial is not None:
+            self._trial.settings = settings
 
     @property
     def is_inside(self) -> bool:
@@ -101,18 +122,21 @@ class ExactLoop:
             inputs: What the loop gets, for `samebits check`.
 
         Raises:
-            TrainError: The loop changed a learning rate within a step, or called `optimizer.step()` in some
-                micro-batches of the step before, not in its last.
+            TrainError: The loop changed weights or a learning rate within a step, or called `optimizer.step()` in some
+                micro-batches of the step before only.
         """
+        self.habits.end_body(self._round)
         self._finish()
         if self._nodes is None or self._nodes.step is not step:
             self._begin_step(step)
         else:
-            self._buffers.reset()
+            self._buffers.drop_changes()
             mistakes.check_settings(self._trained, step)
+            self._guard.check(step.number)
         for trained in self._trained:
             trained.begin()
-        self._round, self._current = 0, micro_batch
+        self._round, self.habits.num_forwards, self._current = 0, 0, micro_batch
+        self._guard.micro_batch = micro_batch
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
@@ -135,23 +159,52 @@ class ExactLoop:
             self._close()
         if self.is_last and not self.has_acted:
             assert self._nodes is not None
-            mistakes.check_calls(self._trained, self._nodes.step)
+            self.habits.check_calls(self._trained, self._nodes.step)
             for trained in self._trained:
                 trained.complete(self._current)
             self._act()
-        self._current = None
+        if self.is_last:
+            self._end_step()
+        self._current = self._guard.micro_batch = None
         self._world.activity.enter(READING)
         return self.is_last
 
+    def _end_step(self) -> None:
+        assert self._nodes is not None
+        if self.habits.num_forwards:  # after the update: before it they were counted as those of the body
+            self._buffers.drop_changes()
+        self.habits.end_step(self._trained, self._nodes.step)
+
     def leave(self) -> None:
         """Leave the loop, also in the middle of a step, which is then dropped."""
-        self._current = self._nodes = None
+        self._current = self._nodes = self._guard.micro_batch = None
+        self.habits.num_forwards = 0
         self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
 
-    def beat(self) -> None:
-        """Note that the script makes progress, for the hang detector."""
+    def look(self) -> None:
+        """Note that the script looks at the position in steps."""
+        if self.is_inside:
+            self.habits.look()
+
+    def place(self) -> tuple[int, int] | None:
+        """Return how many micro-batches of the current step have begun on this rank, and how many it has."""
+        if self._nodes is None or self._current is None:
+            return None
+        bodies = self._nodes.step.micro_batches
+        return 1 + next(i for i, each in enumerate(bodies) if each is self._current), len(bodies)
+
+    def has_loaded_state(self) -> bool:
+        """Return whether an optimizer had a state before the first step of this loop."""
+        return any(trained.optimizer.state for trained in self._trained)
+
+    def on_forward(self, module: nn.Module) -> None:
+        """Note that the script calls a module: progress, for the hang detector."""
         self._world.activity.num_beats += 1
+        if not self.is_inside:
+            self.habits.raise_fault()
+        elif module.training and torch.is_grad_enabled():
+            self.habits.num_forwards += 1
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""
@@ -167,12 +220,19 @@ class ExactLoop:
                         named[f"optimizer {number}, parameter {index}: {name}"] = value
         return named
 
-    def after_update(self, work: Callable[[], Any]) -> Any:
+    def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
         """Call a function once a step: at once if the optimizers have acted, later if they will, or never.
+
+        Args:
+            work: The function.
+            kind: The object that it belongs to, for messages.
+            name: The method's name.
 
         Returns:
             The function's result; None if it was not called, or is called later.
         """
+        if (place := self.place()) is not None:
+            self.habits.on_follow(kind, name, place[0] - 1)
         if not self.is_inside or self.has_acted:
             return work()
         if self.is_last:
@@ -190,9 +250,11 @@ class ExactLoop:
         trained = self._trained[number]
         if trained.is_closed:
             return
-        trained.is_closed = True
+        trained.is_closed = self.habits.has_trained = True
         trained.num_calls += 1
         if self.is_last:
+            assert self._nodes is not None
+            self.habits.check_calls([trained], self._nodes.step)
             trained.complete(self._current)
             trained.is_pending = not is_skipped
         if not all(each.is_closed for each in self._trained):
@@ -224,8 +286,10 @@ class ExactLoop:
                 self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:
+        self._guard.begin_step(with_values=self.habits.is_first_step)
         self._nodes = StepNodes.of(step, self._world)
         self._after = []
+        self.habits.begin_step()
         self._refresh()
         for trained in self._trained:
             trained.begin_step(self._nodes)
@@ -267,6 +331,7 @@ class ExactLoop:
     def _end_backward(self) -> None:
         """End a backward pass: torch calls it after the last hook."""
         assert self._current is not None
+        self.habits.on_backward()
         self._is_backward = False
         self._buffers.take(self._round, self._current)
         for trained in self._trained:
@@ -290,6 +355,8 @@ class ExactLoop:
         step = self._nodes.step
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
         self._buffers.finish_reduce(self._current)
+        self.habits.num_forwards = 0
+        self._guard.check(step.number)
         self._world.activity.end_wait()
         if self.check_finite:
             mistakes.check_finite(self._trained, step)
@@ -305,5 +372,5 @@ class ExactLoop:
             work()
         self._after = []
         if self._trial is not None:
-            self._trial.step(self.state())
+            self._trial.step(self.state(), self._modules)
         self._world.activity.enter("the loop's code after the update")

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.frames import callers, is_user
-from samebits.own_loop.gradients import StepNodes
-from samebits.own_loop.joined import JOINED_BYTES
+from samebits.own_loop.gradients import JOINED_BYTES, StepNodes
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.exchange.halving import make_all_reduce
 from samebits.parallel.exchange.tags import bucket_tag
@@ -54,10 +53,6 @@ class BufferSum:
         self._joined = set()
         self._buffers.start_step()
 
-    def reset(self) -> None:
-        """Drop the changes since the last backward pass, for a micro-batch that is not the first of its step."""
-        self._buffers.reset()
-
     def take(self, turn: int, micro_batch: MicroBatch) -> None:
         """Take the change by the forward passes before a backward pass.
 
@@ -76,11 +71,7 @@ class BufferSum:
         if not self._length:
             return
         if self._buffers.has_changed():
-            warnings.warn(
-                "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
-                "statistics. Call model.eval() before a pass that is only measured.",
-                stacklevel=_user_level(sys._getframe()),
-            )
+            _warn_of_changes()
         self._fill(micro_batch)
         self._done.append(micro_batch)
         self._buffers.reset()
@@ -135,6 +126,13 @@ class BufferSum:
                 exchange.finish()
             assert bucket.result is not None
             self._buffers.apply(bucket.result.tail[: self._length])
+        self._buffers.start_step()  # for `drop_changes`
+
+    def drop_changes(self) -> None:
+        """Drop what forward passes after the last backward pass or the update of a body have changed."""
+        if self._length and self._buffers.has_changed():
+            _warn_of_changes()
+            self._buffers.reset()
 
     def _begin_turn(self) -> None:
         assert self._nodes is not None
@@ -159,6 +157,14 @@ class BufferSum:
         leaf = bucket.start_leaf(micro_batch.index, count)
         leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
         bucket.end_leaf(leaf, count)
+
+
+def _warn_of_changes() -> None:
+    warnings.warn(
+        "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
+        "statistics. Call model.eval() before a pass that is only measured.",
+        stacklevel=_user_level(sys._getframe()),
+    )
 
 
 def _user_level(frame: FrameType) -> int:

@@ -6,12 +6,15 @@ rank and ends the script after a few steps.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from samebits.check.digest import digest_of
 from samebits.cluster.world import World
@@ -35,22 +38,42 @@ class ScriptTrial:
         self._num_steps = num_steps
         self._samples: dict[str, str] = {}
         self._states: list[dict[str, int]] = []
+        self.settings: dict[str, int] = {}
+        atexit.register(self._write)  # a script may make fewer steps
 
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
         """Note a micro-batch of this rank."""
         if micro_batch.weight > 0.0:
             self._samples[f"{micro_batch.step}.{micro_batch.index}"] = digest_of(inputs)
 
-    def step(self, state: dict[str, Tensor]) -> None:
-        """Note the state after a step, tensors of any shape by name, and end the script after the last one.
+    def step(self, state: dict[str, Tensor], modules: Sequence[nn.Module]) -> None:
+        """Note the state after a step, and end the script after the last one.
+
+        Args:
+            state: All that the step changes, tensors of any shape by name.
+            modules: The loop's modules. The weights of others that the script holds, such as a teacher or an average
+                by hand, are noted too.
 
         Raises:
             SystemExit: The trial has all of its steps.
         """
-        self._states.append(checksums(state))
+        known = {id(each) for module in modules for each in module.modules()}
+        others = [each for each in gc.get_objects() if isinstance(each, nn.Module) and id(each) not in known]
+        inner = {id(each) for other in others for each in other.children()}
+        # Those of one class in the order of their sizes and names: the collector has no order of its own.
+        held = sorted(
+            (type(each).__name__, sorted(checksums(each.state_dict()).items()))
+            for each in others
+            if id(each) not in inner
+        )
+        more = {f"{kind} that exact() was not given: {name}": value for kind, own in held for name, value in own}
+        self._states.append(checksums(state) | more)
         if len(self._states) == self._num_steps:
-            self._path.write_text(json.dumps({"samples": self._samples, "states": self._states}), encoding="utf-8")
             raise SystemExit(0)
+
+    def _write(self) -> None:
+        content = {"samples": self._samples, "states": self._states, "settings": self.settings}
+        self._path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def trial_of(world: World) -> ScriptTrial | None:

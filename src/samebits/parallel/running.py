@@ -12,6 +12,13 @@ from torch import Tensor, nn
 
 from samebits.errors import ConfigError
 
+# Buffers whose mean over a step's micro-batches is what training on the whole batch would give, up to the batch's size:
+# those of torch's norm layers. A module of a model may name more in its attribute `averaged_buffers`.
+AVERAGED = ("running_mean", "running_var", "num_batches_tracked")
+# Differences in which the other buffers are compared: a queue or a counter changes in the first forward pass, and on a
+# GPU each comparison waits for the device.
+_NUM_COMPARED = 8
+
 
 class RunningBuffers:
     """All float and integer buffers of a model, in one flat tensor for each dtype.
@@ -27,6 +34,8 @@ class RunningBuffers:
         self._entries: list[tuple[nn.Module, str, str, Tensor]] = []
         self._constants: list[tuple[str, Tensor, Tensor]] = []
         by_type: dict[torch.dtype, list[Tensor]] = {}
+        others: list[tuple[str, torch.dtype, int, int]] = []  # name, dtype, start and end within the flat tensor
+        lengths: dict[torch.dtype, int] = {}
         for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 full_name = f"{prefix}.{name}" if prefix else name
@@ -40,10 +49,17 @@ class RunningBuffers:
                     self._constants.append((full_name, buffer, buffer.clone()))
                 else:
                     by_type.setdefault(buffer.dtype, []).append(buffer)
+                    start = lengths.get(buffer.dtype, 0)
+                    lengths[buffer.dtype] = start + buffer.numel()
+                    if name not in (*AVERAGED, *getattr(module, "averaged_buffers", ())):
+                        others.append((full_name, buffer.dtype, start, lengths[buffer.dtype]))
                 self._entries.append((module, name, full_name, buffer))
         self._flats = [_flatten(buffers) for buffers in by_type.values()]
         self._olds = [flat.clone() for flat in self._flats]
         self._bases = self._olds  # what `change` compares with
+        index = {dtype: number for number, dtype in enumerate(by_type)}
+        self._others = [(name, index[dtype], start, end) for name, dtype, start, end in others]
+        self._num_to_compare = _NUM_COMPARED
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
     def __len__(self) -> int:
@@ -72,7 +88,8 @@ class RunningBuffers:
             (length,) float32, where length is `len(self)`: all buffers in one flat tensor.
 
         Raises:
-            ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool.
+            ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool, or one
+                that is no average.
         """
         change = self._difference()
         self._bases = [flat.clone() for flat in self._flats]
@@ -96,12 +113,28 @@ class RunningBuffers:
                     f"the model's forward changed buffer {full_name}, which is bool",
                     fix="Register the buffer as an integer tensor.",
                 )
+        if self._num_to_compare:
+            self._num_to_compare -= 1
+            self._check_others()
         changes = [
             # An unchanged infinite value, as in an attention mask, has the change 0: inf - inf would be nan.
             (flat - base).masked_fill_(flat == base, 0.0) if flat.is_floating_point() else (flat - base).float()
             for flat, base in zip(self._flats, self._bases, strict=True)
         ]
         return torch.cat(changes) if changes else torch.empty(0, device=self._device)
+
+    def _check_others(self) -> None:
+        for full_name, number, start, end in self._others:
+            if not torch.equal(self._flats[number][start:end], self._bases[number][start:end]):
+                name = full_name.rpartition(".")[2]
+                raise ConfigError(
+                    f"the model's forward changed buffer {full_name}, which is not known to be an average",
+                    allowed=f"{', '.join(AVERAGED)}, and buffers that a module lists in averaged_buffers",
+                    cause="A step's change is the mean of its micro-batches' changes. That of a queue, a pointer or a "
+                    "normalized vector is nonsense.",
+                    fix=f"If a mean is right, write averaged_buffers = ({name!r},) in the module's class. Otherwise "
+                    "update the buffer once a step, outside of forward.",
+                )
 
     def reset(self) -> None:
         """Set the buffers to the values that the step started from."""

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 import samebits
 from samebits.errors import CheckpointError, TrainError
-from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
+from tests.unit.own_loop.loops import Loop, batches, data_loader, dataset, network
 
 
 def loader_of(data: Any, **more: Any) -> Any:
@@ -22,23 +22,23 @@ def loader_of(data: Any, **more: Any) -> Any:
 def test_the_length_is_the_number_of_steps() -> None:
     loader = loader_of(data_loader(18))
     assert len(loader) == 3
-    assert len(list(loader)) == loader.micro_batches_per_epoch == 9
+    assert len(list(batches(loader))) == loader.micro_batches_per_epoch == 9
     assert len(loader_of(data_loader(18, drop_last=True))) == 2
 
 
 def test_the_last_micro_batch_of_a_step_is_marked() -> None:
     loader = loader_of(data_loader(16))
-    assert [loader.sync_gradients for _ in loader] == 2 * [False, False, False, True]
+    assert [loader.sync_gradients for _ in batches(loader)] == 2 * [False, False, False, True]
 
 
 def test_an_epoch_has_each_sample_once_in_an_order_of_its_own() -> None:
     loader = loader_of(data_loader(18))
-    epochs = [torch.cat([x for x, _ in loader]) for _ in range(2)]
+    epochs = [torch.cat([x for x, _ in batches(loader)]) for _ in range(2)]
     for seen in epochs:
         assert sorted(seen.tolist()) == sorted(dataset(18).tensors[0].tolist())
     assert not torch.equal(*epochs)
     in_order = loader_of(data_loader(18, shuffle=False))
-    assert torch.equal(torch.cat([x for x, _ in in_order]), dataset(18).tensors[0])
+    assert torch.equal(torch.cat([x for x, _ in batches(in_order)]), dataset(18).tensors[0])
 
 
 def test_a_distributed_sampler_sets_the_epoch() -> None:
@@ -47,9 +47,9 @@ def test_a_distributed_sampler_sets_the_epoch() -> None:
         loader = loader_of(DataLoader(dataset(), batch_size=2, sampler=sampler))
         if epoch is not None:
             sampler.set_epoch(epoch)
-            assert len(list(loader)) == 8
-            return torch.cat([x for x, _ in loader])  # the epoch after it
-        return torch.cat([torch.cat([x for x, _ in loader]) for _ in range(3)])
+            assert len(list(batches(loader))) == 8
+            return torch.cat([x for x, _ in batches(loader)])  # the epoch after it
+        return torch.cat([torch.cat([x for x, _ in batches(loader)]) for _ in range(3)])
 
     assert torch.equal(read(1), read(None)[32:])
 
@@ -57,7 +57,7 @@ def test_a_distributed_sampler_sets_the_epoch() -> None:
 def test_a_batch_sampler_of_torch_is_taken_over() -> None:
     def read(sampler: Any) -> torch.Tensor:
         data = DataLoader(dataset(18), batch_sampler=BatchSampler(sampler, 2, drop_last=True))
-        return torch.cat([x for x, _ in loader_of(data)])
+        return torch.cat([x for x, _ in batches(loader_of(data))])
 
     assert torch.equal(read(SequentialSampler(dataset(18))), dataset(18).tensors[0][:16])
     shuffled = read(RandomSampler(dataset(18)))
@@ -77,7 +77,7 @@ class Picked(Dataset[Any]):
 
 def test_getitems_and_collate_fn_are_used() -> None:
     loader = loader_of(DataLoader(Picked(), batch_size=4, collate_fn=lambda items: ("batch", items)))
-    assert list(loader) == [("batch", [0, 10, 20, 30]), ("batch", [40, 50, 60, 70])]
+    assert list(batches(loader)) == [("batch", [0, 10, 20, 30]), ("batch", [40, 50, 60, 70])]
 
 
 def test_a_loop_resumes_in_the_middle_of_an_epoch() -> None:
@@ -117,7 +117,7 @@ def sampled(step: int) -> tuple[Any, DistributedSampler[Any]]:
 def test_a_loop_that_counts_epochs_from_0_after_a_resume_is_named() -> None:
     loader, sampler = sampled(3)
     sampler.set_epoch(0)
-    assert len(list(loader)) == 4  # the second half of epoch 1
+    assert len(list(batches(loader))) == 4  # the second half of epoch 1
     sampler.set_epoch(1)
     with pytest.raises(TrainError, match=r"set_epoch\(1\) goes back to an epoch that is done") as caught:
         next(iter(loader))
@@ -134,16 +134,16 @@ def test_a_loop_from_the_epoch_of_the_loader_resumes_and_may_train_again(is_own:
     set_epoch = loader.set_epoch if is_own else sampler.set_epoch
     for epoch in range(loader.epoch, 3):
         set_epoch(epoch)
-        assert len(list(loader)) == (4 if epoch == 1 else 8)
+        assert len(list(batches(loader))) == (4 if epoch == 1 else 8)
     for epoch in range(2):  # a second training
         set_epoch(epoch)
-        assert len(list(loader)) == 8
+        assert len(list(batches(loader))) == 8
         assert (loader.epoch, loader.step) == (epoch + 1, 2 * epoch + 2)
 
 
 def test_a_loop_that_sets_no_epoch_resumes() -> None:
     loader, _ = sampled(3)
-    assert [len(list(loader)) for _ in range(3)] == [4, 8, 8]
+    assert [len(list(batches(loader))) for _ in range(3)] == [4, 8, 8]
 
 
 @pytest.mark.parametrize(

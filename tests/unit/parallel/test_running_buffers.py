@@ -13,6 +13,8 @@ from samebits.parallel.running import RunningBuffers
 class Counting(nn.Module):
     """Buffers of many kinds; the forward pass changes all but the mask."""
 
+    averaged_buffers = ("mean", "calls", "small_calls", "hidden")
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.ones(3))

@@ -125,6 +125,8 @@ def test_values_far_from_zero_lose_no_more_than_with_torch() -> None:
 
 def test_each_micro_batch_has_its_own_dropout_and_buffers() -> None:
     class Net(nn.Module):
+        averaged_buffers = ("seen",)
+
         def __init__(self) -> None:
             super().__init__()
             self.first, self.norm, self.drop = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout()

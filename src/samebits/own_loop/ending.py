@@ -1,0 +1,187 @@
+"""How an iteration over an exact loader ends, and how a script with one ends.
+
+An iteration that is left inside a step, or that trains nothing, gives another result in each world, and torch's loops
+would not notice. A generator that is left can raise no error, so the error waits in the loop until the script uses the
+model, the loader or another one, or until the script ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import cache
+from types import TracebackType
+from typing import Protocol
+
+from samebits.cluster.env import error_file
+from samebits.errors import SamebitsError, TrainError
+from samebits.own_loop.session import ExactLoop
+
+
+class Iteration:
+    """One iteration over the loader.
+
+    Args:
+        loop: The engine.
+        start: Steps done at its start.
+        stop: Steps done at the end of the epoch.
+        restore: Restores the random generators of its start.
+
+    Attributes:
+        num_read: Bodies so far.
+        is_whole: Whether the loader has no batch more.
+    """
+
+    def __init__(self, loop: ExactLoop, start: int, stop: int, restore: Callable[[], None]) -> None:
+        self._loop, self._start, self._stop, self._restore = loop, start, stop, restore
+        self.num_read, self.is_whole = 0, False
+        loop.habits.begin_pass()
+
+    def end(self) -> bool:
+        """Judge the iteration, and set the loop's position.
+
+        Returns:
+            Whether the next iteration is that of the next epoch.
+
+        Raises:
+            TrainError: It was whole and has trained nothing.
+        """
+        loop = self._loop
+        if self.num_read == 0:
+            return self.is_whole  # a resume at the end of an epoch
+        if sys.exc_info()[0] not in (None, GeneratorExit):
+            return True  # an error that is raised to the script already
+        if loop.habits.has_trained:
+            if not self.is_whole:
+                self._keep(self._fault())
+            return True
+        loop.step = self._start
+        loop.habits.undo_pass()
+        self._restore()
+        if self.num_read == 1 and not self.is_whole:
+            if loop.is_main:
+                warnings.warn(
+                    "a batch was read from the exact loader and nothing was trained: the position stays. Each rank has "
+                    "read another batch; for a value that training depends on, use the DataLoader given to exact().",
+                    stacklevel=2,
+                )
+            return False
+        fault = TrainError(
+            "a pass over the exact loader trained nothing: no backward() and no optimizer.step()",
+            given=f"{self.num_read:,} batches read, from step {self._start:,} on",
+            cause="Each rank reads only its share, so what such a pass computes depends on the number of processes.",
+            fix="For statistics, iterate over the DataLoader that exact() was given, or over a samebits.EvalLoader.",
+        )
+        if self.is_whole:
+            raise fault
+        self._keep(fault)
+        return False
+
+    def _keep(self, fault: TrainError | None) -> None:
+        if fault is not None:
+            self._loop.habits.fault = fault
+            _FAULTS.append((self._loop, fault))  # the script may drop the loader before it ends
+
+    def _fault(self) -> TrainError | None:
+        """Return what is wrong with leaving the loop here, after training; None: nothing."""
+        loop, body = self._loop, self._loop.place()
+        if body is not None and not loop.has_acted:
+            return TrainError(
+                "the loop over the exact loader ended inside a step",
+                given=f"after {self.num_read:,} bodies; step {loop.step:,} has {body[1]} on this rank, and {body[0]} "
+                "were run",
+                cause="The loop counts bodies, by len(loader), next() or a limit of iterations. Their number depends "
+                "on the number of processes; len(loader) is the number of steps.",
+                fix="Write: for batch in loader. To stop earlier: if loader.sync_gradients and loader.step == STEPS: "
+                "break. loader.micro_batches_per_epoch is the number of bodies of a pass.",
+            )
+        if loop.step < self._stop and not loop.habits.has_counted_steps:
+            return TrainError(
+                "the loop over the exact loader ended within an epoch",
+                given=f"after {self.num_read:,} bodies and step {loop.step:,} of {self._stop:,}",
+                cause="The loop counts bodies, whose number depends on the number of processes.",
+                fix="Count steps: if loader.sync_gradients and loader.step == STEPS: break.",
+            )
+        return None
+
+
+def check_start(loop: ExactLoop) -> None:
+    """Check an iteration that begins at step 0, where the script has set no position.
+
+    Raises:
+        TrainError: The optimizer was loaded with a state that has steps.
+    """
+    if loop.step == 0 and loop.has_loaded_state():
+        raise TrainError(
+            "the optimizer has a state of earlier steps, and the loader begins at step 0",
+            cause="A checkpoint was loaded without the loader's position: epochs would be trained again.",
+            fix="Save loader.state_dict() and load it by loader.load_state_dict(), or call loader.set_epoch(epoch) "
+            "before the loop. To begin with epoch 0 on purpose: loader.set_epoch(0).",
+        )
+
+
+class _Loader(Protocol):
+    loop: ExactLoop
+
+    def end_pass(self) -> None: ...
+
+
+_LOADERS: weakref.WeakSet[_Loader] = weakref.WeakSet()
+_FAULTS: list[tuple[ExactLoop, TrainError]] = []
+
+
+@cache
+def report_errors() -> None:
+    """Let errors for users end the script without a traceback, and a wrong end with an error. Once in a process."""
+    atexit.register(_check_end)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, SamebitsError) and not os.environ.get("SAMEBITS_DEBUG"):
+            _report(error, is_main=all(loader.loop.is_main for loader in _LOADERS))
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def watch_end(loader: _Loader) -> None:
+    """Let the script end with an error if the last iteration over a loader is left in the wrong place."""
+    _LOADERS.add(loader)
+
+
+def _report(error: SamebitsError, *, is_main: bool = True) -> None:
+    """Print an error on rank 0, and once at the end: torchrun's report shows the file of the rank that failed first."""
+    file = error_file(os.environ)
+    if file:
+        try:
+            with open(file, "w", encoding="utf-8") as out:
+                json.dump({"message": f"\n{error}", "timestamp": str(int(time.time()))}, out)
+        except OSError:
+            file = ""
+    if is_main or not file:
+        print(error, file=sys.stderr, flush=True)
+
+
+def _check_end() -> None:
+    # An error has ended the script already. Python 3.12 has last_exc, and keeps last_type.
+    if getattr(sys, "last_type", None) is not None:
+        return
+    for loader in list(_LOADERS):
+        try:
+            if not loader.loop.is_trial:
+                loader.end_pass()  # an iterator that is still alive has not judged its iteration
+        except TrainError:
+            continue  # a pass that was whole has raised it to the script
+    for loop, fault in _FAULTS:
+        if loop.habits.fault is fault and not loop.is_trial:
+            _report(fault, is_main=loop.is_main)
+            sys.stdout.flush()
+            # The only way to another exit code from here.
+            os._exit(1)

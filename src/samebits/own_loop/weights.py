@@ -1,0 +1,156 @@
+"""Find a change of weights within a step that none of the loop's optimizers has made."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from samebits.data.order import MicroBatch
+from samebits.errors import ConfigError, TrainError
+
+_GUARDS: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
+
+
+class WeightGuard:
+    """Compares the weights with those at the start of the step, in each micro-batch and before the optimizers act.
+
+    A change in place raises a tensor's version. One through `.data` does not, so in the first step of each epoch the
+    values are compared too.
+
+    Args:
+        modules: What is trained.
+        optimizers: The loop's optimizers.
+        has_owner: Whether one of them has a parameter.
+
+    Attributes:
+        micro_batch: The current one; None outside of the loop.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], has_owner: Callable[[nn.Parameter], bool]
+    ) -> None:
+        self._modules, self._optimizers, self._has_owner = modules, optimizers, has_owner
+        self._named: list[tuple[str, Tensor]] = []
+        self._versions: list[int] = []
+        self._values: list[Tensor] = []
+        self.micro_batch: MicroBatch | None = None
+        self._has_warned = False
+        _GUARDS.add(self)
+        self._others: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
+
+    def begin_step(self, *, with_values: bool) -> None:
+        """Note the weights.
+
+        Args:
+            with_values: Whether to keep a copy of them during this step.
+        """
+        self._named = [each for module in self._modules for each in module.named_parameters()]
+        known = {parameter for _, parameter in self._named}
+        more = (each for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"])
+        self._named += [(f"a parameter of shape {tuple(each.shape)}", each) for each in more if each not in known]
+        self._versions = [tensor._version for _, tensor in self._named]
+        self._values = [tensor.detach().clone() for _, tensor in self._named] if with_values else []
+
+    def check(self, step: int) -> None:
+        """Compare the weights.
+
+        Raises:
+            TrainError: One has changed.
+        """
+        changed = [
+            name
+            for (name, tensor), version in zip(self._named, self._versions, strict=True)
+            if tensor._version != version
+        ] or [
+            name
+            for (name, tensor), value in zip(self._named, self._values, strict=bool(self._values))
+            if not torch.equal(tensor, value)
+        ]
+        if changed:
+            raise self._error(changed, step)
+
+    def _error(self, changed: Sequence[str], step: int) -> TrainError:
+        embeddings = (nn.Embedding, nn.EmbeddingBag)
+        modules = [each for module in self._modules for each in module.modules()]
+        if any(isinstance(each, embeddings) and each.max_norm is not None for each in modules):
+            cause = "An embedding with max_norm changes its weights in each forward pass."
+            fix = "Leave out max_norm, or normalize the vectors that it returns."
+        else:
+            cause = (
+                "The loop changes weights itself: by clipping them, by a step by hand, or by perturbing and restoring "
+                "them (SAM). Other micro-batches of this step have seen other weights."
+            )
+            fix = "Change them once a step, after optimizer.step(): if loader.sync_gradients: ..."
+        return TrainError(
+            f"weights changed within a step, and not by an optimizer of exact(): {changed[0]}",
+            given=f"step {step:,}; {len(changed)} of {len(self._named)} parameters changed",
+            cause=cause,
+            fix=fix,
+        )
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Check an optimizer that acts now.
+
+        One that lives in a single body, such as that of an attack on the inputs, is none of this loop's business.
+
+        Raises:
+            ConfigError: It trains the model, or lives longer than a body, and `exact` was not given it.
+        """
+        if self.micro_batch is None or any(optimizer is known for known in self._optimizers):
+            return
+        own = {id(tensor) for _, tensor in self._named}
+        trains = any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+        if not trains and self._others.setdefault(optimizer, self.micro_batch) is self.micro_batch:
+            return
+        name = type(optimizer).__name__
+        raise ConfigError(
+            f"the loop calls step() of an optimizer ({name}) that exact() was not given",
+            given="it trains parameters of the model" if trains else "it trains parameters outside of the model",
+            cause="It would act in each micro-batch, whose number depends on the processes, on gradients of one rank.",
+            fix="Give it with its module: exact([model, other], [optimizer, other_optimizer], ...). Instead of a new "
+            "optimizer after a warm-up, change the settings in optimizer.param_groups.",
+        )
+
+    def drop_unowned(self, *, warns: bool) -> None:
+        """Let parameters of the model that no optimizer has get no gradient in the loop.
+
+        Theirs would be of one micro-batch on one rank, and clipping would count them.
+
+        Args:
+            warns: Whether to report that to the user, once.
+        """
+        parameters: Iterable[tuple[str, nn.Parameter]] = (
+            each for module in self._modules for each in module.named_parameters() if each[1].requires_grad
+        )
+        for name, parameter in parameters:
+            if self._has_owner(parameter):
+                continue
+
+            def drop(given: Tensor, name: str = name) -> None:
+                if not self._has_owner(given):  # type: ignore[arg-type]  # a parameter
+                    given.grad = None
+                    if warns and not self._has_warned:
+                        warnings.warn(
+                            f"{name} requires a gradient, and no optimizer has it: its gradient is dropped, so "
+                            "clipping does not count it. Set requires_grad_(False), or give it to an optimizer.",
+                            stacklevel=2,
+                        )
+                    self._has_warned = True
+
+            parameter.register_post_accumulate_grad_hook(drop)
+
+
+def _on_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for guard in list(_GUARDS):
+        guard.check_optimizer(optimizer)
+
+
+# For every optimizer of the process: those that `exact` was not given have no hook of ours.
+register_optimizer_step_pre_hook(_on_step)
