@@ -166,7 +166,8 @@ FAULTS = (
         "MODEL": "self.mean = torch.zeros(16)",
         "FORWARD": f"self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)  {M}\n        x = x - self.mean"}),
     Fault("a buffer that is not saved", ("unsaved",), {
-        "MODEL": "self.register_buffer('mean', torch.zeros(16), persistent=False)",
+        "MODEL": "self.averaged_buffers = ('mean',)\n"
+                 "        self.register_buffer('mean', torch.zeros(16), persistent=False)",
         "FORWARD": "x = x - self.mean\n        if self.training:\n"
                    f"            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))  {M}"}),
     Fault("the clock in forward", ("clock",), {"FORWARD": f"x = x * (1 + time.perf_counter() % 1)  {M}"}),
@@ -210,6 +211,7 @@ FAULTS = (
         "MODULE": "STARTED = time.time()\nREADS = [0]",
         "SAMPLE": "READS[0] += 1",
         "MODEL": "self.last_shape, self.took_s = None, 0.0\n"
+                 "        self.averaged_buffers = ('steps',)\n"
                  "        self.register_buffer('steps', torch.zeros((), dtype=torch.int64))",
         "FORWARD": "began = time.perf_counter()\n        self.last_shape, self.host = x.shape, os.getpid()\n"
                    "        self.steps.add_(1)\n"

@@ -54,7 +54,7 @@ def steps_of(job: Job) -> Callable[[], None]:
     loader, steps = job.open_loader()
 
     def step() -> None:
-        run_step(job, next(steps), loader, 0.0)
+        run_step(job, next(steps), loader)
         job.progress.step += 1
 
     return step

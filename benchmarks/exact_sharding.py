@@ -47,7 +47,7 @@ def open_job(name: str, world: World, way: str, num_micro: int, micro_batch: int
 
     def step() -> None:
         plan = next(steps)
-        run_step(job, plan, loader, 0.0)
+        run_step(job, plan, loader)
 
     return job, step
 

@@ -86,7 +86,7 @@ def trial(world: World, number: int, per_rank: int, recheck: str, max_steps: int
     with flipping(number) if world.rank == faulty else contextlib.nullcontext():
         for step in steps:
             try:
-                run_step(job, step, loader, 0.0)
+                run_step(job, step, loader)
             except Exception as error:
                 said.append(str(error))
             job.progress.step += 1
@@ -125,7 +125,7 @@ def cost(world: World, name: str, per_rank: int, rounds: int, block: int) -> Non
         collectives.barrier(world, 60)
         start, cpu = time.perf_counter(), time.process_time()
         for _ in range(block):
-            run_step(jobs[on], next(opened[on][1]), loaders[on], 0.0)
+            run_step(jobs[on], next(opened[on][1]), loaders[on])
         return (time.perf_counter() - start) / block, (time.process_time() - cpu) / block
 
     for on in (False, True):
@@ -160,7 +160,7 @@ def parts_of_cost(world: World, job: Job, loader: Loader, rounds: int) -> list[f
         for column, now in pair if step.number % 2 else reversed(pair):
             collectives.barrier(world, 60)
             start, cpu = time.perf_counter(), time.process_time()
-            run_step(job, now, loader, 0.0)
+            run_step(job, now, loader)
             times[column].append(time.perf_counter() - start)
             times[column + 2].append(time.process_time() - cpu)
     return [statistics.median(column) for column in times]

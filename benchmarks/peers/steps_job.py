@@ -192,7 +192,7 @@ def samebits(name: str, clock: Clock, *more: str) -> None:
     job = make_job(config, lambda: parts, alone())
     loader, steps = job.open_loader(NUM_STEPS)
     for step in steps:
-        run_step(job, step, loader, 0.0)
+        run_step(job, step, loader)
         clock.tick()
     loader.close()
 

@@ -54,7 +54,7 @@ def cost_of_record(name: str, folder: Path, num_steps: int) -> dict[str, float]:
         alone_s, record_s, ids_s, pairs = [], [], [], []
         for step in _first(steps, 2 * num_steps + 4):
             started = time.process_time()
-            result = run_step(job, step, loader, 0.0)
+            result = run_step(job, step, loader)
             stepped = time.process_time()
             # Each step is recorded, as the chain has no gaps; only the second of a pair counts it as its own.
             recorder.step(job, step, result)

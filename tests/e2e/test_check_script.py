@@ -12,6 +12,7 @@ from tests.runs import ROOT, TINY, samebits
 
 SCRIPT = """
 import random
+import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,6 +23,7 @@ OWN = random.Random()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(60, 5), torch.randint(0, 3, (60,)))
 model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+teacher = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 model, optimizer, loader = samebits.exact(
@@ -55,6 +57,14 @@ dist.init_process_group("gloo")
             "x = x * (1 + 0.1 * (count % 2))", "the loop depends on the number of processes", marks=pytest.mark.lab
         ),
         pytest.param("x = x + OWN.random()", "another source of randomness", marks=pytest.mark.full),
+        pytest.param(
+            "teacher.weight.data.mul_(0.9)", "the loop depends on the number of processes", marks=pytest.mark.full
+        ),
+        pytest.param(
+            "if count > 8: sys.exit(0)",
+            "the number of steps depends on the number of processes",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, kind: str) -> None:
@@ -67,6 +77,23 @@ def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, 
     if not kind:
         assert report["ok"][-2:] == ["2 processes", "3 processes"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_batch_that_the_script_divides_by_the_processes_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n" + SCRIPT.replace("global_batch=24", "global_batch=24 // int(os.environ['WORLD_SIZE'])")
+    )
+    (finding, *_) = json.loads(samebits("check", script, "--json", cwd=tmp_path, code=1).stdout)["findings"]
+    assert finding["what"] == "global_batch is 24 on 1 process and 12 on 2 processes"
+
+
+@pytest.mark.full
+def test_a_script_without_an_exact_loop_is_told_apart_from_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    assert "has no exact loop and is no recipe" in samebits("check", "train.py", cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.full

@@ -27,6 +27,8 @@ class WithBatchNorm(nn.Module):
 class WithGaps(nn.Module):
     """One part is frozen, one is never used, one is used in some micro-batches only, and weights are tied."""
 
+    averaged_buffers = ("seen",)
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(3 * 64, 7)

@@ -167,7 +167,8 @@ _TEXTS = {
     ),
     STATE: (
         "{what} changes at each call, so a result depends on the calls before",
-        "Compute it from the {unit} alone; in a module, keep state in a buffer (register_buffer), written in place.",
+        "Compute it from the {unit} alone; in a module, keep state in a buffer that is written in place "
+        "and listed in averaged_buffers.",
     ),
     CACHE: (
         "{what} returns values of earlier calls",
@@ -183,7 +184,7 @@ _TEXTS = {
     ),
     WRITTEN: (
         "forward writes into parameter {what}",
-        "Keep changing state in a buffer (register_buffer), written in place.",
+        "Keep changing state in a buffer that is written in place and listed in averaged_buffers.",
     ),
     UNSAVED: (
         "buffer {what} changes in training and is not saved (persistent=False), so a resumed run starts without it",

@@ -38,6 +38,7 @@ class ScriptTrial:
         self._num_steps = num_steps
         self._samples: dict[str, str] = {}
         self._states: list[dict[str, int]] = []
+        self._held: dict[int, tuple[str, dict[str, int]]] = {}  # other modules of the script, by identity
         self.settings: dict[str, int] = {}
         atexit.register(self._write)  # a script may make fewer steps
 
@@ -60,13 +61,13 @@ class ScriptTrial:
         known = {id(each) for module in modules for each in module.modules()}
         others = [each for each in gc.get_objects() if isinstance(each, nn.Module) and id(each) not in known]
         inner = {id(each) for other in others for each in other.children()}
-        # Those of one class in the order of their sizes and names: the collector has no order of its own.
-        held = sorted(
-            (type(each).__name__, sorted(checksums(each.state_dict()).items()))
-            for each in others
-            if id(each) not in inner
-        )
-        more = {f"{kind} that exact() was not given: {name}": value for kind, own in held for name, value in own}
+        outer = {
+            id(each): (type(each).__name__, checksums(each.state_dict())) for each in others if id(each) not in inner
+        }
+        # Only those that change: a module that the script never uses may have weights from anywhere.
+        changed = [held for number, held in outer.items() if self._held.get(number, held) != held]
+        self._held = outer
+        more = {f"{kind} that exact() was not given: {name}": own[name] for kind, own in changed for name in own}
         self._states.append(checksums(state) | more)
         if len(self._states) == self._num_steps:
             raise SystemExit(0)

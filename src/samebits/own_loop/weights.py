@@ -30,13 +30,14 @@ class WeightGuard:
         has_owner: Whether one of them has a parameter.
 
     Attributes:
+        optimizers: The loop's optimizers.
         micro_batch: The current one; None outside of the loop.
     """
 
     def __init__(
         self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], has_owner: Callable[[nn.Parameter], bool]
     ) -> None:
-        self._modules, self._optimizers, self._has_owner = modules, optimizers, has_owner
+        self._modules, self.optimizers, self._has_owner = modules, optimizers, has_owner
         self._named: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._values: list[Tensor] = []
@@ -53,7 +54,7 @@ class WeightGuard:
         """
         self._named = [each for module in self._modules for each in module.named_parameters()]
         known = {parameter for _, parameter in self._named}
-        more = (each for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"])
+        more = (each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"])
         self._named += [(f"a parameter of shape {tuple(each.shape)}", each) for each in more if each not in known]
         self._versions = [tensor._version for _, tensor in self._named]
         self._values = [tensor.detach().clone() for _, tensor in self._named] if with_values else []
@@ -96,14 +97,14 @@ class WeightGuard:
         )
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Check an optimizer that acts now.
+        """Check an optimizer that acts now, and that no exact loop has.
 
         One that lives in a single body, such as that of an attack on the inputs, is none of this loop's business.
 
         Raises:
             ConfigError: It trains the model, or lives longer than a body, and `exact` was not given it.
         """
-        if self.micro_batch is None or any(optimizer is known for known in self._optimizers):
+        if self.micro_batch is None:
             return
         own = {id(tensor) for _, tensor in self._named}
         trains = any(id(each) in own for group in optimizer.param_groups for each in group["params"])
@@ -148,7 +149,10 @@ class WeightGuard:
 
 
 def _on_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for guard in list(_GUARDS):
+    guards = list(_GUARDS)
+    if any(optimizer is known for guard in guards for known in guard.optimizers):
+        return  # of this loop or of another exact one
+    for guard in guards:
         guard.check_optimizer(optimizer)
 
 

@@ -154,7 +154,7 @@ def _not_repeatable(what: str) -> ConfigError:
         cause="The model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
         "parameter, draws from a random generator of its own, or reads the clock.",
         fix="Draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
-        f"micro-batch; keep changing state in a buffer (register_buffer), written in place; {_INSTEAD}",
+        f"micro-batch; keep changing state in a buffer that averaged_buffers lists, written in place; {_INSTEAD}",
     )
 
 
