@@ -16,6 +16,7 @@ from pathlib import Path
 
 from samebits.config.load import short_path
 from samebits.config.plain_file import read_plain
+from samebits.config.sections import TRACKERS
 from samebits.errors import ConfigError
 
 MAX_RECIPE_BYTES = 16 * 1024 * 1024
@@ -129,10 +130,11 @@ def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> No
     is_named = any(text.startswith("report.trackers=") for text in overrides)
     for name in trackers:
         path = Path(name).expanduser()
-        if not name.endswith(".py") or not path.is_file():
+        if name in TRACKERS or not path.is_file():
             continue  # a missing file is reported when the run starts
         if is_named:
-            trust_named(name)
+            with suppress(ConfigError):
+                trust(path)
         else:
             check_trusted(path.resolve(), read_recipe(path), f"report.trackers={name}", kind="tracker")
 

@@ -21,7 +21,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.recipe_file import expand_user
-from samebits.recipes.trust import check_trusted, read_recipe
+from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe
 from samebits.storage.run_folder import write_atomically
 from samebits.sweeps.grid import MAX_TRIALS
 
@@ -143,17 +143,24 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def check_recipe(sweep: Sweep, folder: Path) -> None:
-    """Check that the recipe file of a sweep is one that the user trusts: the folder may be a stranger's.
+    """Check that the user trusts the recipe file and the trackers of a sweep: the folder may be a stranger's.
+
+    Its settings become the command lines of its trials, where they would count as typed by the user.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: One of them is not in the user's list.
     """
-    source = sweep.arguments[0]
-    if source.endswith((".yaml", ".yml")):  # its layers would be read again, and it may name any recipe file
+    source = expand_user(sweep.arguments[0])  # a path, as `find` takes it: "evil.py/" is evil.py too
+    if source.suffix in (".yaml", ".yml"):  # its layers would be read again, and it may name any recipe file
         raise ConfigError(f"{folder / FILE_NAME} was altered: it names {source}", fix="Restore the file.")
-    if source.endswith(".py"):
-        path = expand_user(source).resolve()
+    if source.suffix == ".py":
+        path = source.resolve()
         check_trusted(path, read_recipe(path), str(folder / FILE_NAME))
+    space = [] if sweep.search is None else sweep.search.space
+    if any(text.startswith("report") for text in space):
+        raise ConfigError(f"{folder / FILE_NAME} was altered: it searches for report", fix="Restore the file.")
+    for trial in ([], *(each for each in sweep.trials if any("report" in text for text in each))):
+        check_tracker_files(sweep.load(trial).config.report.trackers, [])
 
 
 def settings_of(overrides: Sequence[str]) -> Mapping[str, Any]:

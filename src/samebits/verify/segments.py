@@ -50,7 +50,9 @@ def cut(starts: Iterable[int], num_steps: int) -> list[Segment]:
 
 
 def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment]:
-    """Choose segments at random until they cover a share of all steps.
+    """Choose the last segment, and others at random until these cover a share of all steps.
+
+    The published weights are those at the end, so they are always the result of a replay.
 
     The order is that of SHA-256(seed, start), so everyone who knows the seed chooses the same ones, and the run's
     publisher, whose root is the seed, cannot choose them freely.
@@ -63,9 +65,11 @@ def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment
     Returns:
         The chosen segments, by step.
     """
-    total, covered = sum(segment.num_steps for segment in segments), 0
-    chosen = []
-    for segment in sorted(segments, key=lambda each: hashlib.sha256(f"{seed} {each.start}".encode()).digest()):
+    last = max(segments)
+    others = [segment for segment in segments if segment != last]
+    total, covered = sum(segment.num_steps for segment in others), 0
+    chosen = [last]
+    for segment in sorted(others, key=lambda each: hashlib.sha256(f"{seed} {each.start}".encode()).digest()):
         if covered >= share * total:
             break
         chosen.append(segment)

@@ -68,9 +68,15 @@ class Verdict:
         return sum(segment.num_steps for segment in self.replayed) / max(1, self.num_steps)
 
     def escapes(self, num_changed: int) -> float:
-        """Return the probability that changes in `num_changed` segments escape such a choice of segments."""
-        count = len({segment.start for segment in self.replayed})
-        return escape_probability(len(self.segments), min(count, len(self.segments)), num_changed)
+        """Return the probability that changes in `num_changed` segments escape such a choice of segments.
+
+        A sample always has the last segment, so the changes are in others.
+        """
+        starts = {segment.start for segment in self.replayed}
+        total, count = len(self.segments), min(len(starts), len(self.segments))
+        if self.is_sample and self.segments and self.segments[-1].start in starts:
+            total, count = total - 1, count - 1
+        return escape_probability(total, count, num_changed) if total else 0.0
 
     def to_json(self) -> str:
         """Encode the verdict, for other programs and for `merge`."""

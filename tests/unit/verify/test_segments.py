@@ -35,9 +35,12 @@ def test_the_chosen_segments_cover_the_share_and_none_is_superfluous(
     chosen = choose(segments, share, seed)
     assert chosen == choose(list(reversed(segments)), share, seed) == sorted(set(chosen))
     assert set(chosen) <= set(segments)
-    covered = sum(each.num_steps for each in chosen)
-    assert covered >= share * num_steps
-    assert any(covered - each.num_steps < share * num_steps for each in chosen)
+    assert chosen[-1] == segments[-1]
+    others = chosen[:-1]
+    goal = share * segments[-1].start  # of the steps before it
+    covered = sum(each.num_steps for each in others)
+    assert covered >= goal
+    assert not others or any(covered - each.num_steps < goal for each in others)
 
 
 def test_all_steps_are_chosen_for_a_share_of_one_whatever_the_rounding() -> None:
@@ -52,17 +55,18 @@ def test_another_root_or_challenge_chooses_others() -> None:
 
 
 def test_each_segment_is_chosen_equally_often() -> None:
-    segments = cut(range(0, 100, 10), 100)
+    segments = cut(range(0, 110, 10), 110)
     counts = dict.fromkeys(segments, 0)
     for number in range(2000):
         for each in choose(segments, 0.3, root(number)):
             counts[each] += 1
+    assert counts.pop(segments[-1]) == 2000
     assert all(abs(count - 600) < 5 * (2000 * 0.3 * 0.7) ** 0.5 for count in counts.values())
 
 
 @pytest.mark.parametrize("num_changed", [1, 2, 5, 20])
 def test_changes_escape_as_often_as_stated_in_a_thousand_audits(num_changed: int) -> None:
-    segments = cut(range(0, 400, 10), 400)  # 40
+    segments = cut(range(0, 410, 10), 410)  # 40, and the last
     changed = set(segments[7 : 7 + num_changed])
     escaped = sum(not changed & set(choose(segments, 0.1, root(number))) for number in range(1000))
     expected = escape_probability(40, 4, num_changed)
