@@ -17,9 +17,11 @@ from samebits.provenance import statement, step_log
 from samebits.provenance.same_run import result_settings
 from samebits.provenance.statement import RunRecord
 from samebits.report.records import FILE_NAME as METRICS
-from samebits.storage.checkpoint import name_of, steps
+from samebits.storage.checkpoint import BEST, name_of, steps
 from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
 from samebits.storage.run_folder import RunFolder
+
+BEST_FILE = f"checkpoints/{BEST}"
 
 
 @dataclass
@@ -83,17 +85,12 @@ def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
 
 
 def _note_no_statement(files: RunFiles) -> None:
-    try:
-        root = RunFolder(files.path).read_json("result.json").get("root")
-    except CheckpointError:
-        root = None
-    if root is not None:
-        # Without this, who removes the statement could publish any weights.
-        files.mismatches.append(f"provenance.json is missing, and result.json states root {str(root)[:16]}")
-        return
+    # Without this, a publisher who removes the statement could publish any weights. A run writes these files with it.
+    for name in ("result.json", WEIGHTS):
+        if os.path.lexists(files.path / name):
+            files.mismatches.append(f"provenance.json is missing, and there is {name}, which nothing then states")
+            return
     files.notes.append("the run is not complete: it has no provenance.json, hence no root")
-    if os.path.lexists(files.path / WEIGHTS):
-        files.notes.append(f"{WEIGHTS} was not compared, since no provenance.json states its hash")
 
 
 def _compare_log(files: RunFiles) -> None:
@@ -126,6 +123,9 @@ def _compare_checkpoints(files: RunFiles) -> None:
     for name in damaged:
         if files.record is None or name in stated:
             files.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
+    for name in present:
+        if name not in stated:
+            files.mismatches.append(f"checkpoints/{name} is not in provenance.json, which lists those of the run")
     for name, parts in stated.items():
         if name in damaged:
             continue
@@ -175,6 +175,7 @@ def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig | None
         _compare_result(files, record, folder.read_json("result.json"))
     except CheckpointError as error:
         files.notes.append(error.what)
+    _compare_best(files, record)
     if not os.path.lexists(files.path / METRICS):
         files.notes.append(f"{METRICS} is not published")
     else:
@@ -182,11 +183,33 @@ def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig | None
     for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name in (WEIGHTS, step_log.FILE_NAME):
-            found = _sha256(files.path / name) if os.path.lexists(files.path / name) else sha256
+            if not os.path.lexists(files.path / name):
+                files.mismatches.append(f"{name} is missing, and provenance.json states its sha256 {sha256[:16]}")
+                continue
+            found = _sha256(files.path / name)
         else:
             found = record.checkpoints.get(checkpoint, {}).get(file, "none")
         if found != sha256:
             files.mismatches.append(_hashes(name, found, sha256))
+
+
+def _compare_best(files: RunFiles, record: RunRecord) -> None:
+    """Compare `best.json`, which names the checkpoint that `--checkpoint best` takes, with the recorded evaluations."""
+    if not os.path.lexists(files.path / BEST_FILE):
+        return
+    try:
+        best = RunFolder(files.path).read_json(BEST_FILE)
+    except CheckpointError as error:
+        files.mismatches.append(finding(error, files.path))
+        return
+    name, value = str(best.get("metric")), best.get("value")
+    values = {each.step: each.metrics.get(name) for each in record.evaluations}
+    known = [each for each in values.values() if each is not None]
+    is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
+    if not is_best or value not in [each for step, each in values.items() if step == best.get("step")]:
+        files.mismatches.append(
+            f"{BEST_FILE}: {name} {value} after step {best.get('step')} is not the best of the recorded evaluations"
+        )
 
 
 def _compare_evaluations(files: RunFiles, record: RunRecord) -> None:

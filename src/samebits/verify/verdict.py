@@ -37,6 +37,7 @@ class Verdict:
         notes: What could not be checked.
         seconds: Time of the replayed steps, seconds.
         is_sample: Whether the root determined which segments to replay; otherwise the verifier named the steps.
+        has_log: Whether the run has a record of its steps to compare with.
     """
 
     root: str
@@ -51,6 +52,7 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     is_sample: bool = True
+    has_log: bool = True
 
     @property
     def is_verified(self) -> bool:
@@ -138,6 +140,7 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
         notes=joined("notes"),
         seconds=sum(verdict.seconds for verdict in verdicts),
         is_sample=all(verdict.is_sample for verdict in verdicts),
+        has_log=all(verdict.has_log for verdict in verdicts),
     )
 
 
@@ -167,7 +170,8 @@ def lines(verdict: Verdict) -> list[str]:
         what = f"step {each.step:,}: {each.name}"
         failed.append(f"  FAIL     {what} recorded {each.recorded}, replayed {each.replayed}")
     num_steps = sum(segment.num_steps for segment in verdict.replayed)
-    passed = f"  ok       {num_steps:,} of {verdict.num_steps:,} steps: equal samples, loss, gradient norm and weights"
+    compared = "samples, loss, gradient norm and weights" if verdict.has_log else "weights where a segment ends"
+    passed = f"  ok       {num_steps:,} of {verdict.num_steps:,} steps: equal {compared}"
     changed = [f"  differs  {text}" for text in verdict.changes]
     notes = [f"  note     {text}" for text in verdict.notes]
     texts = [*([passed] if num_steps else []), *failed, *changed, *notes]

@@ -191,6 +191,7 @@ def _judge(
         notes=notes,
         seconds=done.seconds,
         is_sample=request.steps is None,
+        has_log=bool(len(files.log)),
     )
 
 

