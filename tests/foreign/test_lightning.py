@@ -196,3 +196,19 @@ def test_the_usual_form_depends_on_the_number_of_processes(tmp_path: Path) -> No
         usual = script("lightning_cnn", "usual", folder)
         hashes.add(printed(start(usual, folder, "--devices", procs))["sha256"])
     assert len(hashes) == 2
+
+
+def test_options_that_lightning_cli_fills_in_are_accepted() -> None:
+    # With their defaults, those of DDPStrategy and of DistributedDataParallel.
+    lines = [
+        "import inspect",
+        "from lightning.pytorch.strategies import DDPStrategy",
+        "from torch.nn.parallel import DistributedDataParallel",
+        "from samebits.integrations.lightning import ExactStrategy",
+        "kinds = (DistributedDataParallel, DDPStrategy)",
+        "known = {name: each for kind in kinds for name, each in inspect.signature(kind).parameters.items()}",
+        "left_out = {'module', 'device_ids', 'kwargs'}",
+        "ExactStrategy(global_batch=4, **{n: p.default for n, p in known.items() if n not in left_out})",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from samebits.errors import ConfigError
 from samebits.integrations.lightning_package import find
@@ -29,13 +32,15 @@ OPTIONS = (
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check the options of the strategy.
+    """Check the options of the strategy. LightningCLI also gives those that no user gave, with their defaults.
 
     Raises:
         ConfigError: One is about DDP's gradients.
     """
-    for name in options:
-        if name not in OPTIONS:
+    known = (find("strategies", "DDPStrategy"), DistributedDataParallel)
+    defaults = {name: each.default for kind in known for name, each in inspect.signature(kind).parameters.items()}
+    for name, value in options.items():
+        if name not in OPTIONS and (name not in defaults or value != defaults[name]):
             raise ConfigError(
                 f"{name} is not an option of ExactStrategy",
                 allowed=", ".join(("global_batch", "micro_batch", "seed", "num_threads", *OPTIONS)),
