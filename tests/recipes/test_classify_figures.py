@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from samebits.data.samples import Batch, DatasetSamples
 from samebits.metrics import confusion
 from samebits.metrics.classification import Accuracy
-from samebits.recipes.classify.drawing import draw_evaluation
+from samebits.recipes.classify.drawing import _write_counts, draw_evaluation
 from samebits.recipes.classify.recipe import to_prediction
 
 
@@ -83,6 +84,17 @@ def test_with_too_many_classes_for_a_matrix_each_class_is_counted(
     assert (rows[4], rows[9], len(rows)) == ("class 3,5,1", "class 8,1,1", 61)
     assert not (tmp_path / "confusion.png").exists()
     assert (tmp_path / "worst.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("=1+1", "'=1+1"), ("@SUM(A1)", "'@SUM(A1)"), ("-2", "'-2"), ("a\x1b[31m", "a\\x1b[31m"), ("rose", "rose")],
+)
+def test_a_class_name_is_no_formula_and_no_escape_sequence_in_the_table(tmp_path: Path, name: str, cell: str) -> None:
+    _write_counts(np.array([[3, 2]]), [], [name], tmp_path / "counts.csv")
+    with (tmp_path / "counts.csv").open(newline="") as file:
+        assert list(csv.reader(file))[1] == [cell, "3", "2"]
+    assert [path.name for path in tmp_path.iterdir()] == ["counts.csv"]
 
 
 def test_an_answer_names_the_five_likeliest() -> None:

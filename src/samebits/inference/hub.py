@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import yaml
 
 from samebits.config.plain_file import parse_json, read_plain
-from samebits.errors import CheckpointError, ConfigError, cannot_write_result
+from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
 from samebits.recipes.catalog import find, list_recipes
@@ -210,13 +210,18 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
         "Samebits": __version__,
         **{key: f"{value:.6g}" for key, value in list(metrics.items())[:20]},
     }
-    table = "\n".join(f"| {key} | {str(value).replace('|', '/')} |" for key, value in rows.items() if value != "")
+    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in rows.items() if value != "")
     ModelCard(
-        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {_plain(name)}\n\n"
         f"Trained with Samebits, recipe {config.recipe}. `provenance.json` has settings, code, data and versions.\n\n"
         "```console\n$ samebits pull THIS --out model\n$ samebits predict model FILE\n```\n\n"
         f"| setting or metric | value |\n|---|---|\n{table}\n"
     ).save(path)
+
+
+def _plain(value: object) -> str:
+    """Return a text, which may be a class name of a stranger's data, as one line of Markdown without any markup."""
+    return re.sub(r"([\\`*_{}\[\]()#!|<>~])", r"\\\1", " ".join(printable(str(value)).split()))
 
 
 def _check(model: Path, source: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from samebits.errors import CheckpointError, ConfigError
+from samebits.inference import hub
 from samebits.inference.hub import pull, push
 from samebits.inference.predict import predict
 from samebits.recipes.classify.config import MakeConfig
@@ -130,3 +132,11 @@ def test_a_recipe_without_color_images_is_published(tmp_path: Path) -> None:
     pushed = Path(push(tmp_path / "run", str(tmp_path / "pushed")))
     assert json.loads((pushed / "config.json").read_text(encoding="utf-8"))["num_classes"] == 10
     assert pull(str(pushed), tmp_path / "pulled").is_dir()
+
+
+@pytest.mark.parametrize("name", ["[x](javascript:a)", "<img src=x>", "a|b\n# c", "`a`", "a\x1b[31m"])
+def test_a_name_in_the_card_is_no_markup(name: str) -> None:
+    text = hub._plain(name)
+    assert "\n" not in text
+    assert "\x1b" not in text
+    assert not re.search(r"(?<!\\)[`*\[\]()#|<>]", text)

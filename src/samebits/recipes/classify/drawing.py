@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from PIL import Image, ImageDraw
 from samebits.data.images import read_rgb
 from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
+from samebits.errors import printable
 from samebits.metrics.classification import Accuracy
 from samebits.report.fonts import font_for
 from samebits.report.pictures import draw_confusion, draw_sheet
+from samebits.storage.run_folder import write_atomically
 
 # A larger confusion matrix is not readable as an image.
 _MAX_CLASSES = 40
@@ -68,10 +71,17 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]
 
 
 def _write_counts(table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["ground truth", "samples", "correct", *columns])
-        rows.writerows([name, *row] for name, row in zip(classes, table.tolist(), strict=True))
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(["ground truth", "samples", "correct", *map(_cell, columns)])
+    rows.writerows([_cell(name), *row] for name, row in zip(classes, table.tolist(), strict=True))
+    write_atomically(path, text.getvalue().encode())
+
+
+def _cell(name: str) -> str:
+    """Return a class name that no terminal and no spreadsheet acts on: there, a cell after = + - @ is a formula."""
+    name = printable(name)
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t")) else name
 
 
 def _most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
