@@ -56,7 +56,7 @@ SUMS = {
     "kernel": 37_300,
     "tools": 13_100,
     "edges": 14_900,
-    "package": 65_000,
-    "tests": 51_300,
+    "package": 65_100,
+    "tests": 51_400,
     "benchmarks": 8_100,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -157,3 +158,30 @@ def test_the_splits_of_a_hugging_face_dataset_are_named(tmp_path: Path) -> None:
     assert caught.value.slots["fix"] == f"Set data.train={tmp_path}/all/train data.eval={tmp_path}/all/test"
     halves = {"root": None, "train": f"{tmp_path}/all/train", "eval": f"{tmp_path}/all/test"}
     assert len(dataset_info(config_of(tmp_path, **halves))["held_out"]["cat"]) == 4
+
+
+@pytest.mark.parametrize("write", [write_tar, write_parquet])
+@pytest.mark.parametrize(("one", "other"), [("train-0", "test-0"), ("TRAIN_00", "validation_00"), ("train0", "val0")])
+def test_files_of_several_sets_are_not_merged(
+    write: Callable[[Path], Path], one: str, other: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "rows")
+    folder = folder if folder.is_dir() else folder.parent  # a pattern
+    ending = next(path.suffix for path in sorted(folder.iterdir()) if path.suffix in (".tar", ".parquet"))
+    content = next(path for path in sorted(folder.iterdir()) if path.suffix == ending).read_bytes()
+    for path in list(folder.iterdir()):
+        path.unlink()
+    for name in (one, other):
+        (folder / f"{name}{ending}").write_bytes(content)
+    with pytest.raises(ConfigError, match="files of several sets: ") as caught:
+        dataset_info(config_of(folder))
+    assert caught.value.slots["fix"].startswith(f"Set data.train='{folder}/{one.rstrip('_-0').lower()}")
+    halves = {"root": None, "train": f"{folder}/{one[:3]}*{ending}", "eval": f"{folder}/{other[:3]}*{ending}"}
+    assert dataset_info(config_of(tmp_path, **halves))["held_out"]
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_among_the_files_does_not_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="not a regular file"):
+        dataset_info(config_of(tmp_path))

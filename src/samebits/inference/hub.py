@@ -167,8 +167,7 @@ def _without_folders(value: Any) -> Any:
 def _network(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """Describe the network in timm's format, so that timm can load its own networks."""
     name = str(getattr(getattr(config, "model", None), "name", config.recipe))
-    classes = list(parts.metadata.get("classes", ()))
-    head = {"num_classes": len(classes), "label_names": classes}
+    head = {"num_classes": len(classes := list(parts.metadata.get("classes", ()))), "label_names": classes}
     described = {"architecture": name.removeprefix("timm/"), "recipe": config.recipe, **head}
     if name.startswith("timm/") and parts.input_shape is not None:
         statistics = {key: list(parts.metadata[key]) for key in ("mean", "std")}
@@ -220,7 +219,7 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
 
 
 def _plain(value: object) -> str:
-    """Return a text, which may be a class name of a stranger's data, as one line of Markdown without any markup."""
+    """Return a text, such as a class name of a stranger's data, as one line of Markdown without markup."""
     return re.sub(r"([\\`*_{}\[\]()#!|<>~])", r"\\\1", " ".join(printable(str(value)).split()))
 
 

@@ -113,11 +113,6 @@ def measure(
     return 0
 
 
-def time_steps(job: Job, num_steps: int) -> list[Timing]:
-    """Time full steps of a job after the warm-up."""
-    return _timed(job, _ours, num_steps)
-
-
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     """Time each full step after the warm-up; steps of fewer micro-batches, at the end of an epoch, do not count."""
     loader, steps = job.open_loader()

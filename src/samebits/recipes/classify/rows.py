@@ -5,6 +5,8 @@ A listing has the index of a row where that of a folder has the name of a file.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import ENDINGS
 from samebits.data.sources.decoding import encoded_content
-from samebits.data.sources.local_files import find_files
+from samebits.data.sources.local_files import find_files, open_regular
 from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError
@@ -31,6 +33,31 @@ _EXTENSIONS = tuple(ending.removeprefix(".") for ending in ENDINGS)
 _LABEL_EXTENSIONS = ("cls", "class", "label", "txt")
 
 Columns = tuple[str, str] | None
+
+
+# As Hugging Face's datasets name the files of a set: train-00000-of-00002.parquet.
+_SET = re.compile(r"(train|test|val|valid|validation|dev|eval)(?:[-_.]|\d)", re.IGNORECASE)
+
+
+def _check_files(path: Path, files: Sequence[str]) -> None:
+    """Check that files of rows are regular ones, and of one set.
+
+    Raises:
+        ConfigError: Training and test rows would be merged.
+        DataError: One is a FIFO, which would wait for a writer, or cannot be read.
+    """
+    for file in files:
+        os.close(open_regular(file))
+    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
+    if len(sets) > 1:
+        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
+        names = sorted(sets, key=lambda name: name != "train")
+        raise ConfigError(
+            f"{path} has files of several sets: {', '.join(names)}",
+            given="\n".join(sets[name] for name in names),
+            cause="They would become one set, with test samples in training.",
+            fix=f"Set data.train='{folder}/{names[0]}*.{ending}' and data.eval='{folder}/{names[1]}*.{ending}'.",
+        )
 
 
 class ImageRows:
@@ -52,6 +79,8 @@ class ImageRows:
         self._path = path
         self._names: list[str] | None = None  # of integer classes, if the files have them
         kind = kind_of(path)
+        if kind in ("tar", "parquet"):
+            _check_files(path, find_files(str(path), f".{kind}"))
         self._images, self._labels, self.files = {
             "tar": self._open_tar, "parquet": self._open_parquet, "datasets": self._open_datasets,
         }[kind or "tar"](columns)  # fmt: skip
