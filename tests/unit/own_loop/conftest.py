@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from samebits.own_loop import ending
-from tests.unit.own_loop.loops import torch_settings
+from tests.unit.own_loop.loops import Loop, torch_settings
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +15,12 @@ def _torch_settings() -> Iterator[None]:
     # Loops that a test has left inside a step would end the whole test run with an error.
     ending._FAULTS.clear()
     ending._LOADERS.clear()
+
+
+@pytest.fixture
+def usual() -> str:
+    """The weights after two epochs of the usual loop."""
+    loop = Loop()
+    loop.epoch()
+    loop.epoch()
+    return loop.sha256()

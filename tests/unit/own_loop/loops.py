@@ -56,11 +56,14 @@ class Loop:
         x, y = batch
         return (self.model(x) - y).square().mean()
 
+    def train(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()
+        self.optimizer.step()
+
     def epoch(self) -> None:
         for batch in self.loader:
-            self.optimizer.zero_grad()
-            self.loss(batch).backward()
-            self.optimizer.step()
+            self.train(batch)
 
     def sha256(self) -> str:
         # Not of state_dict(), which is refused after a loop that was left inside a step.

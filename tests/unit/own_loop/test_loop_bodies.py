@@ -19,21 +19,6 @@ from tests.unit.own_loop.loops import Loop, data_loader, network
 Body = Callable[[Loop, Any, int], None]
 
 
-def train(loop: Loop, batch: Any) -> None:
-    loop.optimizer.zero_grad()
-    loop.loss(batch).backward()
-    loop.optimizer.step()
-
-
-@pytest.fixture
-def usual() -> str:
-    """The weights after two epochs of the usual loop."""
-    loop = Loop()
-    loop.epoch()
-    loop.epoch()
-    return loop.sha256()
-
-
 def accumulating(every: int) -> Body:
     def body(loop: Loop, batch: Any, number: int) -> None:
         (loop.loss(batch) / every).backward()
@@ -47,7 +32,7 @@ def accumulating(every: int) -> Body:
 def new_optimizer(loop: Loop, batch: Any, number: int) -> None:
     if number == 0:
         loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.01)
-    train(loop, batch)
+    loop.train(batch)
 
 
 OWN = nn.Parameter(torch.ones(1))
@@ -73,7 +58,7 @@ def perturbed(loop: Loop, batch: Any, number: int) -> None:
 
 
 def clipped(loop: Loop, batch: Any, number: int) -> None:
-    train(loop, batch)
+    loop.train(batch)
     for parameter in loop.model.parameters():
         parameter.data.clamp_(-0.1, 0.1)
 
@@ -99,7 +84,7 @@ def fetched_between(loop: Loop, batch: Any, number: int) -> None:
 
 def rate_by_hand(loop: Loop, batch: Any, number: int) -> None:
     loop.optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
-    train(loop, batch)
+    loop.train(batch)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +137,7 @@ def test_an_optimizer_of_a_single_body_is_allowed(usual: str) -> None:
             attack = torch.optim.SGD([noise], lr=0.1)
             (-loop.loss((x + noise, y))).backward()
             attack.step()
-            train(loop, (x, y))
+            loop.train((x, y))
     assert loop.sha256() == usual
 
 
@@ -198,7 +183,7 @@ def test_what_follows_the_optimizer_in_some_bodies_only_is_named(is_second: bool
     loop = Loop(per_step=[average])
     with pytest.raises(TrainError, match=r"called update_parameters\(\) of AveragedModel in some micro-batches"):
         for number, batch in enumerate(loop.loader):
-            train(loop, batch)
+            loop.train(batch)
             if number % 2 == is_second:
                 average.update_parameters(loop.model)
 
@@ -221,7 +206,7 @@ def test_a_forward_pass_after_the_update_changes_no_statistics(at: int) -> None:
         optimizer = loop.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         _, _, loop.loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
         for number, batch in enumerate(loop.loader):
-            train(loop, batch)
+            loop.train(batch)
             if shows and number == at:
                 model(torch.ones(5, 4))
         return samebits.weights_sha256(model.state_dict())

@@ -24,21 +24,6 @@ from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
 Body = Callable[[Loop, Any, int], None]
 
 
-def train(loop: Loop, batch: Any) -> None:
-    loop.optimizer.zero_grad()
-    loop.loss(batch).backward()
-    loop.optimizer.step()
-
-
-@pytest.fixture
-def usual() -> str:
-    """The weights after two epochs of the usual loop."""
-    loop = Loop()
-    loop.epoch()
-    loop.epoch()
-    return loop.sha256()
-
-
 def test_a_look_at_the_first_batch_changes_nothing(usual: str) -> None:
     loop = Loop()
     with pytest.warns(UserWarning, match="the position stays"):
@@ -56,7 +41,7 @@ def test_a_look_at_the_first_batch_changes_nothing(usual: str) -> None:
 def test_a_look_after_a_resume_within_an_epoch_keeps_the_position() -> None:
     first, second = Loop(), Loop()
     for batch in first.loader:
-        train(first, batch)
+        first.train(batch)
         if first.loader.step == 1:
             break
     second.loader.load_state_dict({**second.loader.state_dict(), "step": 1})
@@ -88,14 +73,14 @@ def by_next(loop: Loop) -> None:
     for _ in range(2):
         batches = iter(loop.loader)
         for _ in range(len(loop.loader)):
-            train(loop, next(batches))
+            loop.train(next(batches))
 
 
 def by_limit(loop: Loop) -> None:
     for number, batch in enumerate(loop.loader):
         if number == 6:
             break
-        train(loop, batch)
+        loop.train(batch)
 
 
 def by_endless_iterator(loop: Loop) -> None:
@@ -105,7 +90,7 @@ def by_endless_iterator(loop: Loop) -> None:
 
     batches = forever()
     for _ in range(6):
-        train(loop, next(batches))
+        loop.train(next(batches))
     batches.close()
 
 
@@ -121,7 +106,7 @@ def test_a_loop_that_ends_inside_a_step_is_named(habit: Callable[[Loop], None]) 
 def test_a_loop_that_counts_bodies_to_the_end_of_a_step_is_named() -> None:
     loop = Loop()
     for number, batch in enumerate(loop.loader, start=1):
-        train(loop, batch)
+        loop.train(batch)
         if number == 4:
             break
     with pytest.raises(TrainError, match="ended within an epoch"):
@@ -131,7 +116,7 @@ def test_a_loop_that_counts_bodies_to_the_end_of_a_step_is_named() -> None:
 def test_a_loop_that_counts_steps_may_end_after_any_of_them() -> None:
     loop = Loop()
     for batch in loop.loader:
-        train(loop, batch)
+        loop.train(batch)
         if loop.loader.sync_gradients and loop.loader.step == 1:
             break
     assert loop.model.state_dict().keys()
