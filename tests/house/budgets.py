@@ -41,7 +41,7 @@ FOLDERS = {
         "scaling": 720,
         "simulate": 600,
         "sweeps": 1_210,
-        "verify": 1_300,  # compares best.json and unlisted checkpoints
+        "verify": 1_310,  # compares best.json, with the recipe's direction, and unlisted checkpoints
     },
     # What users name or call. Target: 13,000.
     "edges": {

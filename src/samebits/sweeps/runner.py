@@ -26,7 +26,7 @@ from samebits.report.format import clock
 from samebits.run_views.state import state_of
 from samebits.sweeps.agenda import Agenda
 from samebits.sweeps.slots import Slot
-from samebits.sweeps.state_file import Sweep, trial_name
+from samebits.sweeps.state_file import Sweep, check_trial, trial_name
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
 _POLL_S = 0.1
@@ -128,6 +128,7 @@ class Runner:
         return run.exists() and state_of(run, is_complete=False)[0] == "running"
 
     def _start(self, trial: int) -> None:
+        check_trial(self._sweep, trial)
         name, slot, output = trial_name(trial), self._free[0], self._folder / OUTPUT
         output.mkdir(exist_ok=True)
         error_file = output / f"{name}.json"

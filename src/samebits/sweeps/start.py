@@ -19,6 +19,8 @@ from samebits.sweeps.runner import Runner
 from samebits.sweeps.slots import Slot
 from samebits.sweeps.state_file import SearchSpec, Sweep, is_sweep
 
+_TYPED = ("report.trackers=",)  # the user typed the values to try, so the trackers among them are the user's
+
 
 def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> Sweep:
     """Return the sweep over a grid, with the settings of each trial checked.
@@ -35,7 +37,7 @@ def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> S
     sweep = _define(source, overrides, [axis.key for axis in axes])
     sweep.trials = combinations(axes)
     for trial in sweep.trials:
-        sweep.load(trial)
+        check_tracker_files(sweep.load(trial).config.report.trackers, _TYPED)
     return sweep
 
 
@@ -58,7 +60,7 @@ def define_search(source: str, overrides: Sequence[str], spec: SearchSpec) -> Sw
         for value in rest.removesuffix(":log").split(":") if ":" in rest else ():
             sweep.load([f"{key}={value}"])
     for each in combinations(parse_grid([text for text in spec.space if ":" not in text])):
-        sweep.load(each)
+        check_tracker_files(sweep.load(each).config.report.trackers, _TYPED)
     return sweep
 
 

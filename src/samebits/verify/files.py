@@ -212,6 +212,16 @@ def _compare_best(files: RunFiles, record: RunRecord) -> None:
         )
 
 
+def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
+    """Compare the metric and direction of `best.json`, which are only taken as they are above, with the recipe's."""
+    try:
+        best = RunFolder(run).read_json(BEST_FILE)
+    except CheckpointError:
+        return []  # missing, or damaged, which `open_run` reports
+    stated = f"{best.get('metric')} {best.get('better')}"
+    return [f"{BEST_FILE}: best is {stated}, in the recipe {' '.join(monitor)}"] * (stated != " ".join(monitor))
+
+
 def _compare_evaluations(files: RunFiles, record: RunRecord) -> None:
     """Compare `metrics.jsonl` with the recorded evaluations, up to the first one that differs."""
     recorded = {each.step: each.metrics for each in record.evaluations}

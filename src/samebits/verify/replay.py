@@ -33,7 +33,7 @@ from samebits.recipes.catalog import RecipeSpec
 from samebits.storage.manifest import WEIGHTS
 from samebits.storage.weights import read, weights_sha256
 from samebits.verify.compare import Difference
-from samebits.verify.files import finding
+from samebits.verify.files import compare_monitor, finding
 from samebits.verify.plan import Plan, Replay
 from samebits.verify.replayer import Replayer
 from samebits.verify.segments import Segment, describe
@@ -107,7 +107,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
             verdict.replayed.append((start, stop))
         else:
             verdict.differences.append(difference)
-    verdict.mismatches += replayer.mismatches
+    verdict.mismatches += replayer.mismatches + compare_monitor(plan.run, job.parts.monitor)
     verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict

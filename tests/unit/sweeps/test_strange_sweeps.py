@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from samebits.cluster.signals import StopSignal
 from samebits.errors import ConfigError
+from samebits.launch.subcommand import Subcommand
 from samebits.recipes.trust import list_path, trust
+from samebits.sweeps import runner
+from samebits.sweeps.slots import Slot
+from samebits.sweeps.start import define_grid, train_all
 from samebits.sweeps.state_file import check_recipe, read_sweep
 
 OWNED = "from pathlib import Path\nPath('OWNED').touch()\n"
+SEARCH = {"num_trials": 2, "lag": 1}
+SPELLINGS = [
+    "report.trackers=[sw/evil.py]",
+    " report.trackers=[./sw/evil.py]",
+    "\treport.trackers = [sw/evil.py]",
+    'report={"trackers": ["sw/evil.py"]}',
+    ' report = {"trackers": ["sw/evil.py"]}',
+    "{report: {trackers: [sw/evil.py]}}",
+    "--report.trackers=[sw/evil.py]",
+]
 
 
 @pytest.fixture
@@ -24,40 +41,76 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sw"
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the trials that start; each ends at once."""
+    commands: list[list[str]] = []
+
+    def start(command: Sequence[str], *args: Any, **options: Any) -> Subcommand:
+        commands.append(list(command))
+        return Subcommand([sys.executable, "-c", ""], *args, **options)
+
+    monkeypatch.setattr(runner, "Subcommand", start)
+    return commands
+
+
 def write(folder: Path, **changes: Any) -> None:
     plain = {"format": 1, "arguments": ["digits", "epochs=1"], "keys": ["optim.lr"], "trials": [["optim.lr=0.1"]]}
     (folder / "sweep.json").write_text(json.dumps(plain | changes))
 
 
-SEARCH = {"num_trials": 2, "lag": 1}
+def resume(folder: Path) -> dict[str, str]:
+    found = read_sweep(folder)
+    check_recipe(found, folder)
+    return train_all(found, folder, [Slot([], None)], 1, StopSignal(), lambda line: None, lambda active, done: None)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"arguments": ["sw/evil.py"]},
-        {"arguments": ["sw/evil.py/"]},
-        {"arguments": ["sw/../sw/./evil.py//"]},
-        {"arguments": ["digits", "report.trackers=[sw/evil.py]"]},
-        {"arguments": ["digits", 'report={"trackers": ["sw/evil.py"]}']},
-        {"trials": [["optim.lr=0.1"], ["optim.lr=0.2", "report.trackers=[./sw/evil.py]"]]},
-        {"trials": [['report={"trackers": ["sw/evil.py"]}']]},
-        {"trials": [], "search": {**SEARCH, "space": ["report.trackers=[sw/evil.py],[]"]}},
-        {"arguments": ["sw/evil.yaml"]},
-        {"arguments": ["sw/evil.yaml/"]},
-    ],
+    "source", ["sw/evil.py", "sw/evil.py/", "sw/../sw/./evil.py//", "sw/evil.yaml", "sw/evil.yaml/"]
 )
-def test_no_way_of_a_strangers_sweep_runs_code(folder: Path, changes: dict[str, Any]) -> None:
+def test_the_recipe_file_of_a_strangers_sweep_is_not_run(folder: Path, started: list[list[str]], source: str) -> None:
     (folder / "evil.yaml").write_text("recipe: sw/evil.py\n")
-    write(folder, **changes)
+    write(folder, arguments=[source])
     with pytest.raises(ConfigError):
-        check_recipe(read_sweep(folder), folder)
+        resume(folder)
+    assert started == []
     assert not Path("OWNED").exists()
     assert not list_path().exists()
 
 
-def test_a_sweep_with_a_trusted_tracker_may_be_resumed(folder: Path) -> None:
+@pytest.mark.parametrize("place", ["arguments", "trials", "space"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_trial_with_a_tracker_of_a_strangers_sweep_starts(
+    folder: Path, started: list[list[str]], spelling: str, place: str
+) -> None:
+    if place == "arguments":
+        write(folder, arguments=["digits", spelling])
+    elif place == "trials":
+        write(folder, trials=[[spelling]])
+    else:
+        pytest.importorskip("optuna")
+        key, _, value = spelling.partition("=")
+        write(folder, trials=[], search={**SEARCH, "space": [f"{key}={value},{value}"]})
+    try:
+        reasons = resume(folder)
+    except ConfigError:
+        reasons = {"trial-0001": "refused before any trial"}
+    assert reasons
+    assert started == []
+    assert not Path("OWNED").exists()
+    assert not list_path().exists()
+
+
+def test_a_sweep_with_a_trusted_tracker_may_be_resumed(folder: Path, started: list[list[str]]) -> None:
     write(folder, arguments=["digits", "report.trackers=[sw/evil.py]"])
     trust(folder / "evil.py")
-    check_recipe(read_sweep(folder), folder)
+    assert resume(folder).keys() <= {"trial-0001"}
+    assert len(started) == 1
     assert not Path("OWNED").exists()
+
+
+def test_a_tracker_among_the_values_that_the_user_types_may_start(folder: Path, started: list[list[str]]) -> None:
+    sweep = define_grid("digits", ["epochs=1"], ["report.trackers=[],[sw/evil.py]"])
+    sweep.write(folder)
+    resume(folder)
+    assert len(started) == 2

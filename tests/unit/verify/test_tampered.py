@@ -219,7 +219,10 @@ def test_altered_settings_are_a_finding_and_no_error(honest: Path, tmp_path: Pat
     assert not verdict.is_verified
     (run / "provenance.json").unlink()  # the settings in the checkpoints remain
     (run / "result.json").unlink()
-    assert verified(run).mismatches[1:] == ["config.yaml: seed: 0 in the run, 1 now"]
+    assert verified(run).mismatches == [
+        "provenance.json is missing, and there is weights.safetensors, which nothing then states",
+        "config.yaml: seed: 0 in the run, 1 now",
+    ]
 
 
 def test_altered_dataset_info_is_a_finding_and_no_error(honest: Path, tmp_path: Path) -> None:

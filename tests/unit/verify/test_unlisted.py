@@ -41,9 +41,27 @@ def raise_the_best(run: Path) -> None:
     path.write_text(json.dumps(best | {"value": best["value"] + 0.5}))
 
 
+def turn_the_direction(run: Path) -> None:
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    values = {
+        record["step"]: record[best["metric"]]
+        for record in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if record["kind"] == "eval"
+    }
+    worst = min(values, key=lambda step: values[step])
+    assert values[worst] < best["value"]
+    path.write_text(json.dumps(best | {"step": worst, "value": values[worst], "better": "min"}))
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
-    [(add_a_checkpoint, "checkpoints/step-000001"), (name_another_best, "best.json"), (raise_the_best, "best.json")],
+    [
+        (turn_the_direction, "best.json"),
+        (add_a_checkpoint, "checkpoints/step-000001"),
+        (name_another_best, "best.json"),
+        (raise_the_best, "best.json"),
+    ],
 )
 def test_what_the_statement_does_not_list_is_a_finding(
     honest: Path, tmp_path: Path, change: Callable[[Path], None], name: str
