@@ -130,11 +130,13 @@ def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     start = job.parts.init_weights
     if start is None:
         return {}
+    # Only rank 0 reads the file of pretrained weights; the other ranks need no access to it (ADR 12).
     model: nn.Module | None = job.model if job.world.is_main else None
     if model is not None and job.replica.is_sharded:  # the recipe fills a whole model, on rank 0's host
         model = build_parts(job.config, build).model
     rows = collectives.run_on_rank0(job.world, lambda: dict(start(model)) if model is not None else {})
     job.replica.load(model.state_dict() if model is not None else None)
+    # Otherwise the average would start from the recipe's random weights, not from the loaded ones.
     if job.average is not None:
         job.average.reset(job.state())
     return rows

@@ -92,6 +92,7 @@ def _open(config: RunConfig, opener: object, name: str, *, train: bool) -> Sampl
             fix=f"For a torch dataset, set {name}=lambda: DatasetSamples(...).",
         )
     try:
+        # torch's Dataset has no __len__, and some datasets have one that raises. The order needs the length now.
         len(samples)
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ConfigError(

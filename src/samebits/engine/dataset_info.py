@@ -67,6 +67,7 @@ def read_dataset_info(folder: Path) -> DatasetInfo | None:
     Raises:
         CheckpointError: The file is damaged.
     """
+    # lexists: a dangling link is a damaged run folder and raises an error, instead of counting as "stores none".
     return RunFolder(folder).read_json(FILE_NAME) if os.path.lexists(folder / FILE_NAME) else None
 
 
@@ -75,6 +76,8 @@ def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:
     if dataset_info:
         folder.write_json(FILE_NAME, dataset_info)
     else:
+        # A run that failed before its first checkpoint may start
+        # again with another recipe, which must not read the old file.
         (folder.path / FILE_NAME).unlink(missing_ok=True)
 
 
@@ -127,4 +130,5 @@ def dataset_info_for(recipe: Recipe, config: RunConfig, world: World, origin: Pa
         check_dataset_info(identity_of(origin, "last")[1], dataset_info, origin)
         return dataset_info
 
+    # Through rank 0, so that an error is raised on every rank, with one text (ADR 12).
     return collectives.run_on_rank0(world, look)

@@ -143,6 +143,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = is_training
         with torch.no_grad():
             for module, name, buffer, value in buffers:
+                # A forward pass may have bound the name to another
+                # tensor. References to the original one must stay valid.
                 setattr(module, name, buffer.copy_(value))
 
 
@@ -181,6 +183,7 @@ def _merge(
                 all_sums.setdefault(name, []).extend(values)
         terms = {name: _sum(values) / num_samples for name, values in all_sums.items()}
         loss = {"loss": _sum(list(terms.values())), **(terms if len(terms) > 1 else {})} if terms else {}
+        # Twice: at the start for its place in records, at the end because no metric of this name may replace it.
         return {**loss, **own, **loss}
 
     return collectives.run_on_rank0(world, all_metrics), merged if world.is_main else counted

@@ -32,6 +32,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
     try:
         outputs = (job.compiled or job.replica.module)(batch.inputs)
     except ValueError as error:
+        # torch raises a plain ValueError for it, so only the text distinguishes it from errors of the recipe.
         if "more than 1 value per channel" not in str(error):
             raise
         raise ConfigError(
@@ -47,6 +48,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
         raise
     check_terms(terms)
     values = torch.stack([term.float() for term in terms.values()])
+    # Padded, since the extras are part of messages whose size was fixed before the first loss was known.
     return list(terms), values.sum(), F.pad(values.detach(), (0, MAX_TERMS - len(values)))
 
 

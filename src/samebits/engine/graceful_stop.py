@@ -12,6 +12,7 @@ from samebits.cluster.signed import SignedStore
 from samebits.cluster.world import World
 
 STORE_KEY = "samebits/stop"
+# A poll is a round trip to the store in the training thread, so it must be rare compared with short steps.
 POLL_S = 0.5
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
     from samebits.parallel.sharded import ShardedReducer
 
+# Fixed, because buffers and messages are sized before the first loss is known.
 MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
 
 
@@ -182,6 +183,7 @@ class Job:
     def note_world(self) -> None:
         """Record the current world, if the run had another one or another environment so far."""
         self.progress.fingerprint = self.fingerprint.to_json()
+        # An environment or code that changes starts a new entry: it may explain other bits later (ADR 27).
         now = {"size": self.world.size, "environment": self.fingerprint.environment, "code": self.fingerprint.code}
         worlds = self.progress.worlds
         if not worlds or {**worlds[-1], **now} != worlds[-1]:

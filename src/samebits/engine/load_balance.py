@@ -75,9 +75,13 @@ class LoadBalance:
         """Open the run's loader again, with the steps in their new division."""
         before = job.loader
         assert before is not None
+        # Workers have read ahead by amounts that differ between
+        # ranks, so no common step could start the change (ADR 49).
         before.close()
         start, stop = job.progress.step, job.planned_stop
         steps = uneven_steps(job.order, job.world, self._times, start=start, stop=stop)
         loader, planned = job.open_loader(steps=steps)
+        # These belong to the run: reports subtract an earlier
+        # `waited_s`, and would get a negative time from a new loader.
         loader.waited_s, loader.num_to_keep, loader.kept = before.waited_s, before.num_to_keep, before.kept
         return loader, planned

@@ -45,8 +45,10 @@ def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, repor
         RollBack: The policy is "rollback".
     """
     policy = job.config.watch.nonfinite
+    # Collective and blocking: before the policy is decided, so that all ranks call it.
     last = checkpoints.last_step(job.world)
     state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
+    # In exact mode the step has the same bits after a rollback, so a second one would never end.
     if policy == "rollback" and (last is None or step.number in checkpoints.rolled_back):
         policy = "stop"
         state += "; rolling back did not help" if step.number in checkpoints.rolled_back else ""
@@ -74,6 +76,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
     """
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
+    # The repeated passes have changed buffers, and a skipped step must leave no trace.
     job.reducer.undo_buffers()
     findings = [pair for rank in collectives.all_gather_object(job.world, (mine, suspects)) for pair in _dated(*rank)]
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
@@ -121,6 +124,7 @@ def _dated(
 
 def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     assert job.loader is not None
+    # `again`: the stream of the workers is past these samples, so this process reads them.
     batch = job.loader.batch(micro_batch.indices, micro_batch.keys, again=True)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)

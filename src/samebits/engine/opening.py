@@ -58,6 +58,7 @@ class OpenRun:
         # long for their next message.
         self.folder.open(wait_s=self.job.config.cluster.timeout_s)
         job, before = self.job, self.reports
+        # Only rank 0 computes the chain, so a new rank 0 finds it in the record on disk.
         job.progress.chain = recover_chain(job, self.folder.path)
         self.manager = CheckpointManager(self.folder, job.config.checkpoint, job.world)
         self.manager.take_over()

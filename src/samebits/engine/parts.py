@@ -77,6 +77,7 @@ class Parts:
         """
         check_set_names(self.eval_sets, "Parts.eval_sets")
         fix = 'Set monitor=(NAME, "max") or (NAME, "min").'
+        # A string of two characters would pass a test of its length alone.
         is_pair = isinstance(self.monitor, (tuple, list)) and len(self.monitor) == 2
         if not is_pair or not isinstance(self.monitor[0], str):
             raise ConfigError(f"monitor is {self.monitor!r}, not a name and a mode", where="Parts.monitor", fix=fix)

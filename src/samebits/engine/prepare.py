@@ -70,6 +70,7 @@ def prepare(
         if not spec.is_restart:
             try_metric(job)
     job.note_world()
+    # Written by rank 0 after the restore, so that a refused resume changes no file.
     if world.is_main:
         # A run that failed before its first checkpoint may start again with other settings.
         if not restored or not folder.config.exists():
@@ -77,6 +78,7 @@ def prepare(
             write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
             write_dataset_info(folder, dataset_info)
             keep_recipe(folder, config.recipe)
+        # In another folder, the record of the steps before has to be copied for the chain to continue.
         if restored and origin is not None and origin != folder.path and config.record.steps and job.progress.chain:
             link = bytes.fromhex(job.progress.chain)
             step_log.copy_steps(origin / step_log.FILE_NAME, folder.path / step_log.FILE_NAME, job.progress.step, link)
@@ -112,6 +114,7 @@ def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
 
 def keep_name(spec: RunSpec, origin: Path) -> RunSpec:
     """Return the specification with the name of the resumed run, since its source may be the run folder."""
+    # The name is for display, so a damaged file must not prevent a resume.
     with suppress(SamebitsError):
         name = RunFolder(origin).read_json("environment.json").get("name")
         return replace(spec, name=name) if isinstance(name, str) and name else spec

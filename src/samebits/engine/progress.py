@@ -19,6 +19,7 @@ from samebits.errors import CheckpointError
 from samebits.version import __version__
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+# No infinity or NaN: a step's times are added to it, so it would stay for the rest of the run.
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
 
@@ -83,6 +84,7 @@ class Progress:
         Raises:
             CheckpointError: The checkpoint has entries of another version of Samebits, or was altered.
         """
+        # Entries of a newer version are refused, not dropped: resuming without them could change the result.
         unknown = sorted(state.keys() - {entry.name for entry in fields(cls)})
         try:
             progress = TypeAdapter(cls).validate_python(state)
@@ -216,6 +218,7 @@ def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *
         return False
     if progress.loss_scale <= MIN_SCALE or not all(map(_is_finite, loss)):
         return False
+    # A power of two, so halving it rounds no gradient (ADR 16).
     progress.loss_scale, progress.scale_age = progress.loss_scale / 2, 0
     progress.num_overflows += 1
     return True

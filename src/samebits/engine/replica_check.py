@@ -39,6 +39,7 @@ class ReplicaCheck:
         """Return whether to compare the ranks after the next step; rank 0's answer counts."""
         if self._every is None:
             return False
+        # The flag travels with the step that runs now, which the progress has not counted yet.
         step, steps_per_epoch = job.progress.step + 1, job.order.steps_per_epoch
         return self._every.is_due(step, steps_per_epoch, time.monotonic() - self._compared_at)
 
@@ -51,6 +52,7 @@ class ReplicaCheck:
         job.world.activity.enter("comparing the ranks")
         tensors = job.replica.comparable(pack_job(job)[0], job.optimizer)
         sums = checksums(tensors)
+        # One digest per rank first; all sums are gathered only where it differs (ADR 17).
         if not collectives.are_equal(job.world, sums):
             raise self._explain(job, collectives.all_gather_object(job.world, sums))
         self._compared_at, self._equal_step = time.monotonic(), job.progress.step
@@ -60,6 +62,7 @@ class ReplicaCheck:
         differing = [name for name in names if len({sums.get(name) for sums in by_rank}) > 1]
         groups = _groups([repr(sums) for sums in by_rank])
         odd = odd_ranks(groups)
+        # Collective, so all ranks call it, although they all raise the same error in the end.
         info = collectives.all_gather_object(job.world, _flat(environment(job.world)))
         hosts = collectives.all_gather_object(job.world, job.world.host)
         who = f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others" if odd else _all_text(groups)

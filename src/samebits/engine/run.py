@@ -117,6 +117,8 @@ def _opened(folder: RunFolder, world: World) -> Iterator[None]:
                 raise lost from None
             raise
         finally:
+            # Emptied and unlocked also after an error: a process id
+            # that stays in the lock counts as a killed run (ADR 43).
             folder.close()
 
 

@@ -67,6 +67,7 @@ class RunSpec:
             config_class: The `Config` of the recipe that `recipe_of` names.
         """
         plain = json.loads(text)
+        # From JSON, since pydantic's strict mode takes a JSON array for a tuple, but refuses a Python list.
         config = config_class.model_validate_json(json.dumps(plain.pop("config")), strict=True)
         folder = plain.pop("folder")
         return cls(config=config, folder=None if folder is None else Path(folder), **plain)

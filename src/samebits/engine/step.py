@@ -51,11 +51,13 @@ def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags
             job.reducer.backward(loss, terms)
 
     activity.begin_step(step.number, job.world.device)
+    # The loss is multiplied by the scale, and each leaf is divided by it: a power of two, so neither rounds (ADR 16).
     job.reducer.begin(step, job.progress.loss_scale)
     job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
     for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
         run_micro_batch(micro_batch)
     activity.end_work(len(step.micro_batches) + len(step.repeats))
+    # Called here, after the passes, so that a signal during them is seen in this step.
     job.reducer.reduce(flags().pack())
     activity.end_wait()
 

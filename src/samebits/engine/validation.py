@@ -92,6 +92,7 @@ def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:
         raise no_metric(name, metrics, "stop_early.metric")
     patience = Patience(progress.stop_best, progress.num_stale).after(metrics[name], sign, config)
     progress.stop_best, progress.num_stale = patience.best, patience.num_stale
+    # At the last step the run is complete anyway, and must not be reported as stopped early.
     progress.has_stopped_early = patience.is_over(config) and progress.step < job.num_steps
 
 
@@ -116,6 +117,7 @@ def _try(job: Job) -> None:
     device, parts = job.world.device, job.parts
     with (
         seeded(0),
+        # A trial must not advance the device's generator, from which the first step draws.
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         job.evaluated_weights(),
         evaluating(job.model),
@@ -186,6 +188,8 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
     what = f"the metric {type(counted).__name__}"
     with _faults_of(what):
         counted.add(outputs, batch)
+        # Through the codec, as between ranks: a state that cannot
+        # be sent is found before training, also on one process.
         state = codec.decode(codec.encode(counted.state()))
         merged: Metric = make()
         merged.merge(state)
@@ -204,6 +208,7 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
         except Exception as error:  # such as a correlation, which needs more samples
             LOGGER.info("the metric has no result for %d samples: %s", num_samples, error)
             return None
+        # `float` fails for a value that is no number, as the report of a validation would.
         return [name for name, value in values.items() if isinstance(float(value), float)]
 
 

@@ -15,6 +15,7 @@ class DataWait:
 
     def start(self, seconds: float, waited_s: float) -> None:
         """Start or resume training at these totals."""
+        # At a resume, training and waiting so far belong to another process: only differences from here on count.
         self._last = self._window = (seconds, waited_s)
 
     def share(self, seconds: float, waited_s: float) -> float:
@@ -64,4 +65,5 @@ def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:
 
 def _share(before: tuple[float, float], now: tuple[float, float]) -> float:
     seconds, waited_s = now[0] - before[0], now[1] - before[1]
+    # Clamped: the two totals are read at slightly different times, so a short interval may give a share above 1.
     return min(max(waited_s / seconds, 0.0), 1.0) if seconds > 0 else 0.0

@@ -106,6 +106,7 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
         for label, points, color in zip(("training", "validation"), losses, _COLORS, strict=False):
             _plot(left, points, label, color)
         values = [y for points in losses for _, y in points]
+        # The lowest value has to be above 0, which a logarithmic axis cannot show.
         if values and min(values) > 0 and max(values) > _LOG_FROM * min(values):
             left.set_yscale("log")
         left.set(title=f"{name}: loss", xlabel="epoch")
@@ -125,6 +126,7 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
 def _points(records: Records, name: str) -> list[tuple[float, float]]:
     """(epoch, value) of the records that have the value, thinned to what is visible."""
     points = [(record["epoch"], record[name]) for record in records if record.get(name) is not None]
+    # The mean of a block, not every n-th point: a single spike would be shown or lost by chance.
     every = -(-len(points) // _MAX_POINTS)
     if every <= 1:
         return points
@@ -154,6 +156,7 @@ def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figu
         families.append(FontProperties(fname=font).get_name())
     # Its own defaults: a matplotlibrc in the current folder is not the user's wish for this chart.
     with mpl.rc_context({**mpl.rcParamsDefault, "font.family": families, "font.size": 12, "axes.titlesize": 13}):
+        # Figure and Agg canvas without pyplot, which keeps every figure in a global list and may look for a display.
         figure = Figure(figsize=inches, dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure

@@ -38,7 +38,10 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
         device_name: As torch names it, such as "NVIDIA H100 80GB HBM3".
         precision: "fp32", "tf32", "bf16" or "fp16".
     """
+    # Names of the driver, of torch and of data sheets differ in hyphens and spaces.
     words = re.sub(r"[-_]", " ", device_name)
+    # Word borders, so that "A10" does not find an A100; longer
+    # names come first in the table, since the first one counts.
     known = next((peaks for name, peaks in _PEAKS.items() if re.search(rf"\b{name}\b", words)), {})
     return known.get(precision)
 
@@ -80,7 +83,9 @@ class DeviceUse:
     def _memory_gb(self) -> float:
         """Return the peak memory so far: what torch reserves on a GPU, or the process's on a CPU."""
         if self._is_gpu:
+            # Reserved, not allocated: what torch's cache keeps is not free for other programs either.
             return torch.cuda.max_memory_reserved(self._device) / 1e9
+        # Linux counts ru_maxrss in KiB.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
@@ -99,9 +104,11 @@ def nvml_reader(uuid: str, library: Any = None) -> BusyReader:
         library: The library; None: libnvidia-ml, which the driver installs.
     """
     handle = ctypes.c_void_p()
+    # A machine without NVIDIA's driver has no such library, and an old driver may lack a function.
     with suppress(OSError, AttributeError):
         nvml = ctypes.CDLL("libnvidia-ml.so.1") if library is None else library
         if nvml.nvmlInit_v2() == 0:
+            # By UUID: NVML numbers all GPUs of the machine, torch only those in CUDA_VISIBLE_DEVICES.
             name = ctypes.c_char_p(f"GPU-{uuid.removeprefix('GPU-')}".encode())
             if nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0:
                 return lambda: _busy(nvml, handle)

@@ -24,6 +24,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 @functools.lru_cache(maxsize=512)
 def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
     """Load a font at a size in pixels, with Pillow's basic layout, which requires no other library."""
+    # Without it, Pillow uses libraqm where that is installed, and one text would be drawn differently on two machines.
     return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
 
 

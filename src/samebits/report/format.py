@@ -41,7 +41,11 @@ def _cut(text: str, width: int) -> list[str]:
     lines = text.splitlines()
     indent = "  " if len(lines) > 1 else ""
     wrapper = textwrap.TextWrapper(
-        max(width, 20), break_long_words=False, break_on_hyphens=False, subsequent_indent=indent
+        # Hyphens are part of names and commands that users copy, so no line ends at one.
+        max(width, 20),
+        break_long_words=False,
+        break_on_hyphens=False,
+        subsequent_indent=indent,
     )
     return [piece for line in lines for piece in wrapper.wrap(line)]
 
@@ -84,6 +88,7 @@ def clock(seconds: float | None) -> str:
     """Format the time left as a clock: "0:09", "12:30", "2:05:00"; "-:--" if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
+    # Rounded up, so that the clock shows 0:00 only at the end.
     whole = math.ceil(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -53,5 +53,6 @@ class History:
 
 def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     records = list(records)
+    # A dict keeps the order of first occurrence, which a set would not.
     names = dict.fromkeys(name for record in records for name in record if name != "kind")
     return {name: [record.get(name) for record in records] for name in names}

@@ -47,11 +47,13 @@ def rank_log(run_folder: Path, rank: int) -> Iterator[logging.Logger]:
     logging.captureWarnings(True)
     try:
         yield LOGGER
+    # BaseException: KeyboardInterrupt and SystemExit end a rank too, and its log is the only place that shows it.
     except BaseException:
         kind = sys.exc_info()[0]
         LOGGER.exception("ended by %s", kind.__name__ if kind else "an error")
         raise
     finally:
+        # Restored also after an error: the logging configuration belongs to the program that uses this library.
         logging.captureWarnings(False)
         for logger, (level, propagate) in zip(loggers, before, strict=True):
             logger.removeHandler(handler)

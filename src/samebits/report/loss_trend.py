@@ -49,6 +49,7 @@ class LossTrend:
             return None
         finite = [each for each in self._losses if math.isfinite(each)]
         self._losses = []
+        # A block without a finite loss is the highest of all, not an unknown one.
         self._means.append(math.fsum(finite) / len(finite) if finite else math.inf)
         low = grows_from(self._means, self._first)
         if low is None:
@@ -80,5 +81,7 @@ def grows_from(means: Sequence[float], first: float | None = None) -> int | None
     if not before:
         return None
     low = min(range(len(before)), key=before.__getitem__)
+    # Of a resumed run, the first loss is that of the whole run: its own first block may be low already.
     scale = max(abs(means[0] if first is None else first), abs(before[low]))
+    # Of both blocks the lower one, so that a single high block gives no notice.
     return low if min(high) - before[low] > _NOTABLE * scale else None

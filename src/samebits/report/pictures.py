@@ -189,6 +189,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = PngInfo()
+        # By this mark, --draw knows a file of its own, which it may replace; others are refused (ADR 23).
         metadata.add_text("Software", _SOFTWARE)
         # PNG uses the first, JPEG the second; a format ignores what it does not know.
         picture.save(path, pnginfo=metadata, comment=_SOFTWARE)
@@ -206,6 +207,7 @@ def is_drawing(path: Path) -> bool:
                 picture.info.get("Software"),
                 bytes(picture.info.get("comment", b"")).decode("latin-1"),
             )
+    # Any of these can come from a file that another program wrote, damaged or huge. None of them is a drawing of ours.
     except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError):
         return False
 
@@ -224,6 +226,7 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
         ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.
     """
     targets = _targets_for(paths, draw)
+    # Resolved, since a link and a relative path can name the input as well.
     originals = {path.resolve() for path in paths}
     for target in targets.values():
         if target.resolve() in originals:
@@ -236,6 +239,7 @@ def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     if not is_folder:
         if len(paths) > 1:
             raise ConfigError(f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder.")
+        # Pillow registers all its formats only here; before, the two tables have the common ones.
         Image.init()
         if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
             raise ConfigError(
@@ -248,6 +252,7 @@ def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     for path in paths:
         number, target = 1, draw / f"{path.stem}.png"
         while target in targets.values():
+            # Inputs of two folders may have one name, and the second drawing must not replace the first.
             number += 1
             target = draw / f"{path.stem}-{number}.png"
         targets[path] = target

@@ -33,6 +33,7 @@ class StepProfile:
             The folder, if the profile was written now.
         """
         if self._profiler is None and self._first <= step < self._stop:
+            # Late: a run without `report.profile` need not import the profiler.
             from torch.profiler import profile
 
             self._profiler = profile(record_shapes=True)
@@ -47,6 +48,7 @@ class StepProfile:
         Returns:
             The folder; None if there is no profile.
         """
+        # Cleared first, so that a second `close`, after an error in writing, does not stop it again.
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return None

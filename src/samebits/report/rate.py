@@ -34,6 +34,7 @@ class Rate:
         self._seconds += now - self._last
         self._num_samples += num_samples
         self._last = now
+        # One step stays, however long it is: a slow model has steps longer than the window.
         while len(self._steps) > 1 and self._seconds - self._steps[0][0] >= self._window_s:
             seconds, samples = self._steps.popleft()
             self._seconds -= seconds

@@ -41,6 +41,7 @@ class Records:
         self._file: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
         self._is_described = False
+        # Checkpoints are noted by the thread that wrote them. Reentrant, since `truncate_after` calls `close`.
         self._lock = threading.RLock()
         self._shown: dict[str, int] = {}
         with _writing(folder):
@@ -79,8 +80,12 @@ class Records:
             if self._file is None:
                 # No link: a stranger's run folder must not lead to another file.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                # Append mode at the system: a write goes to the end of the file, whatever another process has added.
                 self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
+            # NaN is no JSON, and other tools would refuse the line; `_plain` has replaced it by null.
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            # Flushed to the system at once: trackers follow the file, and
+            # a killed process must not lose a record that it has made.
             self._file.flush()
 
     def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
@@ -138,9 +143,14 @@ class Records:
             part = self._path.with_suffix(".part")
             with _writing(self._path), _opened(self._path) as old:
                 part.unlink(missing_ok=True)  # it may be a link or a FIFO
+                # "x": it fails if another process makes the same file, instead of writing into it.
                 with part.open("xb") as new:
+                    # An evaluation follows its step, so a run that stopped
+                    # between the two repeats the evaluation alone.
                     new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
                     new.flush()
+                    # On the disk before the rename: otherwise a power
+                    # cut could leave an empty file under the final name.
                     os.fsync(new.fileno())
                 part.replace(self._path)
 
@@ -154,6 +164,7 @@ class Records:
                 if file is not None:
                     file.close()
             finally:
+                # Also if the records could not be closed: TensorBoard's writer has a thread of its own.
                 if writer is not None:
                     writer.close()
 
@@ -162,6 +173,7 @@ class Records:
             # Imported late, since it takes a while: by the first record, all ranks are training.
             from torch.utils.tensorboard import SummaryWriter
 
+            # purge_step: TensorBoard ignores what an earlier process has written for the steps that are repeated.
             self._writer = SummaryWriter(str(folder), purge_step=self._purge_step, flush_secs=10)
         return self._writer
 
@@ -178,6 +190,7 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def _opened(path: Path) -> BinaryIO:
     """Open the records if they are a regular file: opening a FIFO would wait for a writer."""
+    # Non-blocking at `open` only: it changes nothing for a regular file.
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -211,6 +224,7 @@ def _step(line: bytes) -> float:
 
 
 def _is_eval(line: bytes) -> bool:
+    # As text, since this is called for each line of a long file, and parsing takes most of the time.
     return b'"kind": "eval"' in line
 
 

@@ -28,10 +28,12 @@ def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet
                 sys.stdout.flush()
 
     timer = threading.Timer(quiet_s, say)
+    # An error must be able to end the process while the timer waits.
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        # Joined, so that the line never appears behind the output of what follows.
         timer.join()

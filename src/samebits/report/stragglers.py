@@ -36,6 +36,7 @@ class Stragglers:
             self._last = work
             return {}
         pairs = list(zip(self._last, work, strict=True))
+        # A rank without a new step has no time per step. The next record then covers a longer interval.
         if not pairs or not all(new[1] > old[1] for old, new in pairs):
             return {}
         self._last = work
@@ -55,6 +56,7 @@ class Stragglers:
         if len(self._window) != len(work):
             self._window, self._window_began = work, now
             return None
+        # Reported per window and not per record: records may be many a second, and one of them shows noise.
         if now - self._window_began < WINDOW_S:
             return None
         times = {
@@ -66,10 +68,12 @@ class Stragglers:
         if len(times) < 2:
             return None
         slowest = max(times, key=lambda rank: times[rank])
+        # Without the slowest rank, which in a world of two would be half of the median.
         others = statistics.median(time for rank, time in times.items() if rank != slowest)
         if times[slowest] < NOTABLE * others:
             self._slow_windows = {}
             return None
+        # Only the slowest rank keeps its count, so windows that alternate between two ranks blame neither.
         self._slow_windows = {slowest: self._slow_windows.get(slowest, 0) + 1}
         if self._slow_windows[slowest] < NUM_WINDOWS or slowest in self._said:
             return None

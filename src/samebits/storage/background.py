@@ -40,9 +40,11 @@ class HostCopies:
         self._arrived = None
         for name, tensor in tensors.items():
             copies[name] = self._buffer(name, tensor)
+            # Detached: otherwise autograd would record the copy of a parameter, and keep its graph until the next save.
             copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             if tensor.is_cuda and self._arrived is None:
                 self._arrived = torch.cuda.Event()
+        # One event behind the last copy is enough, since a stream works in order.
         if self._arrived is not None:
             self._arrived.record()
         return copies
@@ -87,6 +89,7 @@ class Background:
             BaseException: The error of an earlier task.
         """
         self.check()
+        # No daemon thread: the interpreter waits at its end for a write that is under way.
         self._thread = threading.Thread(target=self._run, args=(work, self._thread), name="background")
         self._thread.start()
 
@@ -115,6 +118,7 @@ class Background:
             if self.num_bytes != seen:
                 seen = self.num_bytes
                 beat()
+            # With a timeout, so that the watchdog sees the progress of a long write.
             self._thread.join(0.2)
         self._thread = None
 
@@ -129,5 +133,7 @@ class Background:
         if self._error is None:
             try:
                 work()
+            # Also KeyboardInterrupt and SystemExit: in a thread they
+            # would be lost, and with them that a checkpoint is missing.
             except BaseException as error:
                 self._error = error

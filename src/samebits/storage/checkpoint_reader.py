@@ -67,6 +67,7 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
     for name, expected in manifest_of(path).items():
         try:
             status = (path / name).stat()
+            # Before `open`, which would wait for a writer if the file is a FIFO.
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
             # The size first: hashing a file of terabytes only to refuse it would take hours.
@@ -83,6 +84,7 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
     shapes: dict[str, Shape] = {}
     try:
         for file_name in (WEIGHTS, OPTIMIZER):
+            # The library would read a header of any size up to 100 MB into memory.
             check_header(path / file_name)
             with safe_open(path / file_name, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no mapping

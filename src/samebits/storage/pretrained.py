@@ -99,6 +99,7 @@ def load_pretrained(
     if not set(fits).issuperset(frozen):
         raise _lacks_frozen(path, [name for name in frozen if name not in fits], len(frozen))
     check_kinds({name: state[name] for name in fits}, path)
+    # state_dict() refers to the model's own tensors. Parameters can be changed in place only without autograd.
     with torch.no_grad():
         for name in fits:
             ours[name].copy_(state[name])
@@ -133,6 +134,7 @@ def load_strict(model: nn.Module, path: Path) -> None:
 def _start_of(path: Path) -> bytes:
     """Read the first two bytes of a file, which identify its format."""
     try:
+        # Before `open`, which would wait for a writer if the path is a FIFO.
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(f"{path} is not a regular file", fix="Give a file of weights.")
         with path.open("rb") as file:

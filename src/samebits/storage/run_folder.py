@@ -55,6 +55,7 @@ def drop_empty(path: Path) -> None:
     """
     if (path / "config.yaml").exists():
         return
+    # A folder with other files stays, since rmdir fails for it.
     with contextlib.suppress(OSError):
         (path / "checkpoints").rmdir()
     with contextlib.suppress(OSError):
@@ -72,6 +73,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     with atomic_file(path) as partial, partial.open("wb") as file:
         file.write(content)
         file.flush()
+        # On disk before the rename: otherwise a power cut could leave an empty file under the final name.
         os.fsync(file.fileno())
 
 
@@ -160,6 +162,7 @@ class RunFolder:
             lock.release()
             raise cannot_write(self.path, error) from None
         self._lock = lock
+        # With the lock: a partial file may otherwise be that of a running process.
         sweep_partials(self.path)
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class RunLock:
         """
         try:
             # O_NOFOLLOW: in another user's folder, the lock could be a link to a file of this user.
+            # O_APPEND: after `truncate`, a write at an old position would leave a hole of zeros before the text.
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             file = os.fdopen(handle, "a+", encoding="utf-8")
         except OSError as error:
@@ -59,6 +60,7 @@ class RunLock:
         except OSError as error:
             file.close()
             raise cannot_write(self.path, error) from None
+        # Such as KeyboardInterrupt while it waits: an open file would keep the lock if it came just then.
         except BaseException:
             file.close()
             raise
@@ -79,9 +81,11 @@ class RunLock:
         start = time.monotonic()
         while True:
             try:
+                # Without blocking: flock has no timeout, and the error has to name the owner.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
+                # Any other error, such as ENOLCK or EOPNOTSUPP of a network file system, shows that it has no locks.
                 if error.errno not in _IN_USE:
                     self._take_owner_file(start + wait_s)
                     return
@@ -102,6 +106,7 @@ class RunLock:
                 handle = os.open(self.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
             except FileExistsError:
                 owner = _read(self.owner)
+                # An empty file: its owner has created it and not yet written its name.
                 if owner and not _lives(owner):
                     self.owner.unlink(missing_ok=True)
                     continue

@@ -108,6 +108,7 @@ def _of_checkpoint(opened: Opened, model: nn.Module | None) -> dict[str, Tensor]
     names = {name.removeprefix(AVERAGE): name for name in opened.shapes if name.startswith(AVERAGE)}
     names = names or {name: name for name in opened.shapes if file_of(name) == WEIGHTS}
     if model is not None:
+        # Compared on the meta device, so that a checkpoint of another model is refused before its values are read.
         shapes = {name: opened.shapes[full] for name, full in names.items()}
         metas = {name: torch.empty(size, dtype=dtype, device="meta") for name, (size, dtype) in shapes.items()}
         check_fits(model, metas, opened.path)

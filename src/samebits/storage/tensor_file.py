@@ -49,6 +49,7 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    # The format aligns the data to 8 bytes by spaces behind the header, which JSON ignores.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
 
@@ -106,6 +107,8 @@ def write_tensors(
         file.write(beginning)
         for name in order:
             tensor = tensors[name] if fetch is None else fetch(name)
+            # As bytes, since numpy has no bfloat16. `contiguous` puts
+            # the values into the format's order, also of channels last.
             content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(content), _PIECE_BYTES):
                 piece = content[start : start + _PIECE_BYTES]

@@ -99,4 +99,5 @@ def _check_zip(file: IO[bytes]) -> None:
             total = sum(member.file_size for member in archive.infolist())
         if total > _MAX_RATIO * num_bytes + _MAX_EXTRA_BYTES:
             raise ValueError(f"its {num_bytes:,} bytes would unpack to {total:,}")
+    # torch.load reads from the current position.
     file.seek(0)

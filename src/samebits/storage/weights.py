@@ -31,8 +31,10 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(state):
+        # Contiguous, since the hash must not depend on the memory format (channels last or not).
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # As bytes, since numpy has no bfloat16.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -44,6 +46,7 @@ def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
         CheckpointError: It cannot be written.
     """
     with atomic_file(path) as partial:
+        # On a CPU, `cpu` returns the tensor itself without a copy.
         write_tensors(partial, {name: tensor.detach().cpu() for name, tensor in state.items()})
 
 
@@ -60,6 +63,7 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
     """
     try:
         status = path.stat()
+        # Before it is opened: opening a FIFO would wait for a writer.
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         check_header(path)

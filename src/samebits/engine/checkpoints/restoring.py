@@ -64,6 +64,7 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     load_state(job.optimizer, restored.optimizer)
     if job.average is not None:
         job.average.reset(restored.average or restored.weights)
+    # Checkpoints of former versions have no size (None). From here on the run can compare it.
     job.progress = replace(progress, train_size=len(job.train_data))
     job.resumed_from = Fingerprint.from_json(progress.fingerprint)
     return True
@@ -121,6 +122,7 @@ def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
         opened.append(found)
         return found.plain, found.shapes
 
+    # Opened without reading tensors: no process needs memory for the whole state of a sharded run (ADR 21).
     plain, shapes = collectives.run_on_rank0(job.world, describe)
     if plain is None:
         return None

@@ -70,6 +70,7 @@ class CheckpointManager:
         self.folder, self._config, self._is_main, self._pulse = folder, config, world.is_main, world.activity
         self._every = parse_interval(config.every)
         self._kept = parse_interval(config.keep_every) if config.keep_every is not None else None
+        # Monotonic, so that a change of the system's clock neither skips nor hurries a checkpoint.
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None
         self.rolled_back: set[int] = set()
@@ -88,6 +89,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: The previous checkpoint could not be written.
         """
+        # An error of the thread is raised here, in each step, so that a full disk ends the run at once (ADR 8).
         self._background.check()
         is_kept = self._kept is not None and self._kept.is_due(job.progress.step, job.order.steps_per_epoch, 0.0)
         is_due = self._every.is_due(job.progress.step, job.order.steps_per_epoch, time.monotonic() - self._saved_at)
@@ -137,6 +139,7 @@ class CheckpointManager:
             self.wait()
             self._copied = (step, self._copies.take(tensors))
         copies = self._copied[1]
+        # Training continues meanwhile: `plain` is a copy, and `best` is replaced by a new dict, never changed in place.
         self._background.start(lambda: self._write(step, copies, plain, best, is_kept if is_final else None))
 
     def _write(
@@ -148,6 +151,7 @@ class CheckpointManager:
         is_kept: Callable[[int], bool] | None,  # None: a later save of this step prunes
         fetch: Callable[[str], Tensor] | None = None,
     ) -> None:
+        # Copies from a GPU are made in stream order, so they may still be under way when the thread starts (ADR 8).
         self._copies.wait()
         target = self.folder.checkpoints
         # A power cut must not leave a checkpoint whose earlier steps have lost their records.
@@ -214,6 +218,8 @@ class CheckpointManager:
     def _keep_best(self, job: Job) -> None:
         best = job.progress.best
         has_best = best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints)
+        # Only rank 0 sees the folder, and `best` has to be equal
+        # on all ranks: it decides whether a validation is saved.
         if not collectives.broadcast_object(job.world, has_best):
             job.progress.best = None  # it is in another run folder, where it may be pruned
         elif self._is_main and best is not None:

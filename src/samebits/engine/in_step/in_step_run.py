@@ -68,6 +68,7 @@ class InStepRun:
             self.opened.manager.close()
 
     def _run(self) -> bool:
+        # A loss before all processes are ready restarts all of them instead (ADR 48).
         self._membership.mark("ready")
         if not self._is_new:
             self._membership.mark("member")
@@ -104,6 +105,7 @@ class InStepRun:
         """Wait until the launcher has made this replacement a member; return False if it was stopped before."""
         while not self._stop.requested:
             try:
+                # Short, since the loop looks at the stop request between two waits.
                 self._membership.wait_for_next(0.2)
             except TimeoutError:
                 continue
@@ -140,10 +142,12 @@ class InStepRun:
     def _agree(self, world: World) -> tuple[Agreement, Received | None]:
         """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""
         job, reducer = self.opened.job, self._reducer
+        # A partial sum that an exchange has begun to change is not whole, and must not be offered to the others.
         nodes = reducer.suspend()
         self._complete_last_step()
         progress = job.progress
         report = RankReport(-1) if self._is_new else RankReport(progress.step, progress.evaluated_step, nodes)
+        # Only equality is needed, so all ranks send a digest instead of their fingerprints.
         code = hashlib.sha256(json.dumps(job.fingerprint.to_json(), sort_keys=True).encode()).hexdigest()
         found = collectives.all_gather_object(world, (asdict(report), code))
         reports = [RankReport(**{**each, "nodes": tuple(map(tuple, each["nodes"]))}) for each, _ in found]
@@ -154,6 +158,7 @@ class InStepRun:
                 cause="A file was changed since the run started.",
                 fix="Restore it, or stop the run and resume it.",
             )
+        # A rank was lost before it had completed the validation. A validation counts on all ranks or on none (ADR 48).
         if not self._is_new and progress.evaluated_step > agreement.evaluated_step:
             job.forget_evaluation()
         return agreement, send_or_receive(job, world, agreement)

@@ -59,6 +59,7 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
         last = (job.last_result[0], asdict(job.last_result[1])) if job.last_result is not None else None
         shapes = [(name, [*tensor.shape], tensor.dtype) for name, tensor in tensors.items()]
         header = {"plain": plain, "last": last, "shapes": shapes}
+    # Before the tensors, since receivers must allocate; on all ranks, since a broadcast is collective.
     header = collectives.broadcast_object(world, header, src=agreement.source)
     if is_receiver:
         tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in header["shapes"]}
@@ -68,6 +69,7 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
         # In the order of the header on both sides: messages of one pair of ranks arrive in order.
         buffers = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
         with world.activity.waiting(SENDING):
+            # All messages are posted before the first wait, so several receivers are served at the same time.
             works = [call(buffer, peer) for peer in peers for buffer in buffers if buffer.numel()]
             for work in works:
                 if work is not None:

@@ -45,6 +45,7 @@ def flops_per_sample(job: Job) -> float | None:
         return None
     config = job.config
     try:
+        # Counting reads a sample, whose augmentations must not advance the run's generators.
         with seeded(config.seed):
             first = np.zeros(1, dtype=np.int64)
             batch = read(job.train_data, first, keys(0, 0, first))
@@ -52,6 +53,7 @@ def flops_per_sample(job: Job) -> float | None:
             inputs = (batch if finish is None else finish(batch)).inputs
             recomputes = bool(config.activation_checkpointing)
             return training_flops(job.model, inputs, config.micro_batch, recomputes=recomputes) / config.micro_batch
+    # The model may be a user's. Training continues without the MFU.
     except Exception:
         LOGGER.info("the model's FLOPs could not be counted, so mfu is null", exc_info=True)
         return None

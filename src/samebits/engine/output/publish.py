@@ -39,6 +39,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     checkpoints = kept_checkpoints(folder)
     progress = job.progress
     record = RunRecord(
+        # Through JSON: the root is the hash of what a verifier reads again, so both need the same types (ADR 36).
         settings=json.loads(json.dumps(result_settings(job.config))),  # lists for tuples, as they are read again
         chain=progress.chain,
         num_steps=progress.step,
@@ -73,6 +74,7 @@ def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
 
 def _with_last(evaluations: list[Evaluation], job: Job) -> list[Evaluation]:
     """Add the run's last evaluation, if another run folder has it: this one resumed from a checkpoint there."""
+    # Looked up by step, since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
     step, metrics = job.progress.evaluated_step, job.progress.metrics
     if any(each.step == step for each in evaluations):
         return evaluations

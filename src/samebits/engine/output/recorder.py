@@ -43,6 +43,7 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
         stop: The step after the last one.
     """
     if order.groups is not None:
+        # Groups have micro-batches of one width each, so a step's positions are not consecutive.
         yield from map(digest_of_step, order.steps(Alone(), start=start, stop=stop))
         return
     # Micro-batches of a step are consecutive positions, so their keys need not be computed: half of the time.
@@ -61,6 +62,7 @@ def digest_content(job: Job) -> bytes:
     """Return the digest (16 bytes) of the values of the last step's samples over all ranks. Called on all ranks."""
     assert job.loader is not None
     assert job.loader.digests is not None
+    # Taken and emptied in each step: the next one must not send them again.
     mine, job.loader.digests = job.loader.digests, []
     # Ranks have consecutive micro-batches, so this order is that of the step.
     every = [bytes(digest) for rank in collectives.all_gather_object(job.world, mine) for digest in rank]
@@ -96,11 +98,13 @@ def recover_chain(job: Job, folder: Path) -> str:
         return ""
     path, step = folder / FILE_NAME, job.progress.step
     # Lost before its first record: the file is made when training starts.
+    # `head` cuts records of steps that the lost process had completed and the other ranks have not.
     log = StepLog() if step <= 1 and not path.exists() else read_steps(path).head(step)
     writer = StepWriter(path, log.stop, log.link())
     if job.last_result is not None and log.stop == step - 1 == job.last_result[0]:
         plan = next(job.order.steps(job.world, start=step - 1, stop=step))
         ids = next(sample_ids(job.order, step - 1, step))
+        # Digests of values exist only with `record.content`, which in-step recovery excludes (ADR 48).
         writer.append(record_of(plan, job.last_result[1], ids, NO_DIGEST))
     writer.close()
     return writer.link.hex()
@@ -130,9 +134,11 @@ class StepRecorder:
         """
         self.close()
         if not self._is_on:
+            # An old chain must not go into new checkpoints when recording is off: it would no longer cover all steps.
             job.progress.chain = ""
             return ""
         if job.config.record.content and job.loader is not None:
+            # On all ranks: each one digests its own samples, and rank 0 gathers them.
             job.loader.digests = []
         if not job.world.is_main:
             return ""

@@ -63,6 +63,7 @@ def make_tracker(name: str) -> Tracker:
     classes = [
         each
         for each in vars(module).values()
+        # By module, since a file also has the classes that it imports, `Tracker` among them.
         if isinstance(each, type) and issubclass(each, Tracker) and each.__module__ == module.__name__
     ]
     if len(classes) != 1:
@@ -78,5 +79,6 @@ def _load(path: Path) -> ModuleType:
     """Execute the source of a tracker file, which the command has checked; never a `.pyc` file next to it."""
     module = ModuleType(f"samebits_tracker_{path.stem}")
     module.__file__ = str(path)
+    # `dont_inherit`: this file's future imports must not change how the user's file is compiled.
     exec(compile(read_plain(path, MAX_FILE_BYTES), str(path), "exec", dont_inherit=True), module.__dict__)
     return module

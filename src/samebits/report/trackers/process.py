@@ -51,6 +51,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     Returns:
         The exit code: 1 if the tracker failed.
     """
+    # Before anything is imported that could print: messages and prints would share a pipe.
     send = _open_messages()
 
     def fail(reason: str) -> None:
@@ -59,9 +60,11 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     folder = run / FOLDER / label(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Before the tracker's package is imported, which may install handlers of its own or start processes.
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         os.nice(10)  # it runs while the training waits
+        # Some packages look for GPUs, and a context there would take memory from the training.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if (link := find_way_out(folder)) is not None:
             raise ValueError(f"{link} is a link to a place outside of the run folder")
@@ -69,9 +72,11 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
         position = ReadPosition(folder.with_name(f"{folder.name}.json"), is_new=is_new)
         tracker = make_tracker(name)
         tracker.start(_describe(run, folder, position))
+        # The position is saved only after `start`: a tracked run that was never opened must get a new id.
         position.save()
         send(STARTED)
         _follow(run, tracker, position, lambda: send(ALIVE))
+    # SystemExit too: a package that calls sys.exit would otherwise end without a message.
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         fail(error.what if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}")
@@ -100,10 +105,12 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[
                     tracker.log(record["step"], values_of(record))
                 position.note(record)
                 num_sent += 1
+                # A resumed run may send many thousand records at once, and silence would count as a hang.
                 if num_sent % 100 == 0:
                     beat()
         if num_sent:
             tracker.flush()
+            # After the flush: a record counts as received only when the package has stored it.
             position.save()
         beat()
         if is_last:
@@ -144,7 +151,9 @@ def find_way_out(folder: Path) -> Path | None:
 
 def end_all() -> None:
     """End this process and its children at once."""
+    # Only if this process leads its group. Started by hand, it shares the group with the user's shell.
     if os.getpgid(0) == os.getpid():
+        # SIGKILL, since packages ignore or delay SIGTERM for uploads that may never return.
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -173,6 +182,7 @@ def _result(run: Path) -> Mapping[str, Any]:
 
 def _lock(path: Path, beat: Callable[[], None]) -> None:
     """Wait until the tracker of this run's former process has ended, and lock the file until this process ends."""
+    # The lock outlives this function: the descriptor stays open, and the kernel releases it at the end of the process.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     while True:
         try:
@@ -184,6 +194,7 @@ def _lock(path: Path, beat: Callable[[], None]) -> None:
 
 def _open_messages() -> Callable[[str], None]:
     """Return a function that sends a line to the training process, and let everything else go to the log."""
+    # A copy of standard output is the message pipe; 1 itself becomes the log, also for prints from C code.
     descriptor = os.dup(1)
     os.dup2(2, 1)
 

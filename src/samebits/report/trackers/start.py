@@ -56,6 +56,7 @@ class Trackers:
         Args:
             is_new: Whether training starts from its first step.
         """
+        # Taken away at once: a rollback calls `start` again.
         names, self._names = self._names, []
         for name in names:
             try:
@@ -65,6 +66,7 @@ class Trackers:
 
     def close(self) -> None:
         """End the processes: wait shortly for those that work, and kill those that hang."""
+        # All are informed before the first wait, so that they finish side by side.
         for process in self._processes:
             process.end(self.outcome)
         for process in self._processes:
@@ -109,6 +111,7 @@ class TrackerProcess:
                 stderr=stderr,
                 process_group=0,  # a tracker's children end with it, and Ctrl-C reaches only the training
             )
+        # A thread reads, since a pipe that no process empties would block a tracker that reports much.
         self._reader = threading.Thread(target=self._read, name=f"tracker-{label(name)}", daemon=True)
         self._reader.start()
 
@@ -143,6 +146,8 @@ class TrackerProcess:
     def close(self) -> None:
         """Wait for the process while it works, kill it if it hangs, and release everything."""
         try:
+            # WNOWAIT leaves the process as a zombie, so its number, and
+            # that of its group, cannot be used again before `_kill`.
             while os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if not self._is_patient and time.monotonic() > self._deadline():
                     if not self.has_failed:
@@ -153,6 +158,7 @@ class TrackerProcess:
             # With what is left of its process group, whose number is taken until `wait`.
             self._kill()
             code = self._child.wait()
+        # After the kill: the pipe is closed in all processes that had it, so the reader ends.
         self._reader.join()
         assert self._child.stdout is not None
         self._child.stdout.close()

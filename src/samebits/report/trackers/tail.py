@@ -44,9 +44,11 @@ class Tail:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 return
+            # A new inode: a resume wrote a new file. A smaller size: the inode was used again.
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0
             file.seek(self._offset)
+            # A line without its end is still being written, and is read whole the next time.
             while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                 self._offset += len(line)
                 try:
@@ -95,6 +97,7 @@ class ReadPosition:
             # It becomes a part of file names and queries.
             self.id, self._logged = bytes.fromhex(content["id"]).hex(), logged
             self.is_resumed = True
+        # Broad, because the file may be a stranger's: nothing in it may prevent the tracker from starting.
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # there is none, or it is damaged: all records are sent to a new tracked run
 

@@ -23,6 +23,7 @@ class MlflowTracker(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         """Open or continue the run."""
+        # `setdefault`: the user's own value stays.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
 
@@ -44,6 +45,7 @@ class MlflowTracker(Tracker):
         else:
             self._id = self._client.create_run(number, run_name=run.name, tags={_TAG: run.id}).info.run_id
         known = found[0].data.params if found else {}
+        # MLflow refuses another value for a parameter that is logged already, and a resume may change some.
         self._log_settings({name: value for name, value in flat(run.settings).items() if name not in known})
 
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
@@ -60,6 +62,7 @@ class MlflowTracker(Tracker):
         """Collect a record."""
         from mlflow.entities import Metric
 
+        # Milliseconds, as MLflow's API has them.
         now = round(time.time() * 1000)
         self._metrics += [Metric(_name(name), value, now, step) for name, value in values.items()]
         if len(self._metrics) > _MAX_METRICS:

@@ -17,6 +17,7 @@ class WandbTracker(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         """Open or continue the run."""
+        # Without a login, `online` would ask for a key on a terminal that this process does not have.
         os.environ.setdefault("WANDB_MODE", "online" if _has_login() else "offline")
         if os.environ["WANDB_MODE"] != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -45,6 +46,7 @@ class WandbTracker(Tracker):
             if name in result:
                 self._run.summary[name] = result[name]
         self._run.summary["outcome"] = outcome
+        # Any code but 0 marks the run as failed on W&B's page.
         self._run.finish(exit_code=int(outcome == "failed"))
 
 
@@ -56,5 +58,6 @@ def _has_login() -> bool:
     try:
         path = os.environ.get("NETRC") or Path.home() / ".netrc"
         return host in netrc.netrc(path).hosts
+    # RuntimeError: `Path.home` raises it where the user has no home folder.
     except (OSError, RuntimeError, netrc.NetrcParseError):
         return False
