@@ -18,7 +18,7 @@ FOLDERS = {
         "cluster": 3_880,
         "config": 1_990,
         "data": 4_680,
-        "engine": 4_350,
+        "engine": 4_380,  # comments at traps
         "launch": 5_080,
         "metrics": 950,
         "module": 720,
@@ -26,7 +26,7 @@ FOLDERS = {
         "own_loop": 3_330,  # names habits of loops that would train another model in each world
         "parallel": 4_220,
         "provenance": 1_650,
-        "report": 2_710,
+        "report": 2_740,  # comments at traps
         "storage": 2_230,
         "watchdog": 440,
     },
@@ -53,10 +53,10 @@ FOLDERS = {
 
 # Lines of a whole: the wings, the package (target: 60,000, then 52,000), the tests (46,000) and the benchmarks (8,000).
 SUMS = {
-    "kernel": 37_300,
+    "kernel": 37_500,  # comments at traps
     "tools": 13_100,
     "edges": 14_900,
-    "package": 65_100,
+    "package": 65_300,  # comments at traps
     "tests": 51_400,
     "benchmarks": 8_100,
 }
