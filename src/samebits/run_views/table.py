@@ -113,8 +113,8 @@ def _columns(runs: Sequence[RunSummary], folder: Path, keys: Sequence[str]) -> d
         "recipe": lambda run: run.recipe,
         "state": lambda run: run.state,
         "procs": lambda run: f"{run.procs:,}" if run.procs else "",
-        "step": _step,
-        metric: lambda run: _metric(run, is_named=not is_one),
+        "step": step_text,
+        metric: lambda run: metric_text(run, is_named=not is_one),
         "loss": lambda run: metric_value("loss", run.metrics["loss"]) if "loss" in run.metrics else "",
         **{key: _value_column(key) for key in keys if key not in _SHOWN and not (is_one and key in monitors)},
         "started": lambda run: when(run.started),
@@ -146,21 +146,19 @@ def when(seconds: float | None, now: float | None = None) -> str:
     return f"{at:%m-%d %H:%M}" if at.year == today.year else f"{at:%Y-%m-%d}"
 
 
-def _step(run: RunSummary) -> str:
+def step_text(run: RunSummary) -> str:
+    """Return the steps done, and of a run that is not complete those of the whole run."""
     if run.state == "done" or not run.num_steps:
         return f"{run.step:,}"
     return f"{run.step:,}/{run.num_steps:,}"
 
 
-def _metric(run: RunSummary, *, is_named: bool) -> str:
+def metric_text(run: RunSummary, *, is_named: bool) -> str:
+    """Return the last value of the monitored metric, with the metric's name if asked to; empty if there is none."""
     value = run.metrics.get(run.monitor)
     if value is None:
         return ""
-    return (
-        f"{metric_name(run.monitor)} {metric_value(run.monitor, value)}"
-        if is_named
-        else metric_value(run.monitor, value)
-    )
+    return f"{metric_name(run.monitor) if is_named else ''} {metric_value(run.monitor, value)}".strip()
 
 
 def _value_column(key: str) -> Callable[[RunSummary], str]:

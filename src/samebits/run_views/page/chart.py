@@ -1,4 +1,4 @@
-"""Charts as SVG that fills any width: lines are stretched, texts and strokes are not. `page.js` adds the hover."""
+"""Charts that fill any width: lines are stretched, texts and strokes are not. `page.js` adds the hover."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from samebits.errors import printable
 from samebits.report.format import metric_value
 from samebits.run_views.curves import Curve
-from samebits.run_views.page.markup import Markup, element
 
 _WIDTH, _HEIGHT = 1000, 200  # of the stretched drawing
 _MAX_POINTS = 500
@@ -78,8 +78,8 @@ class ChartLine:
 
 def chart(
     title: str, name: str, lines: Sequence[ChartLine], *, end: float = 0.0, starts_at_zero: bool = False
-) -> tuple[Markup, dict[str, Any]] | None:
-    """Return a chart and its data for `page.js`; None if no line has two points.
+) -> dict[str, Any] | None:
+    """Return what the template of a chart needs, and as "data" what `page.js` reads; None if no line has two points.
 
     Args:
         title: Its title.
@@ -96,79 +96,28 @@ def chart(
         scale = AxisScale(0.0, scale.high)
     scale, ticks = _nice(scale)
     end = max(end, *(line.curve.epochs[-1] for line in lines)) or 1.0
-    thinned = [(line, *_thinned(line.curve)) for line in lines]
-    drawn = [mark for line, epochs, _, values in thinned for mark in _draw(line, epochs, values, end, scale)]
-    grid = [
-        element("line", {"x1": 0, "x2": _WIDTH, "y1": y, "y2": y, "class": "grid"})
-        for y in (round((1 - scale.position(tick)) * _HEIGHT, 1) for tick in ticks)
-    ]
-    box = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "preserveAspectRatio": "none", "aria-hidden": "true"}
-    area = {"class": "area", "tabindex": "0", "role": "img", "aria-label": _label(title, name, lines)}
-    figure = element(
-        "figure",
-        {"class": "chart"},
-        element("figcaption", None, element("b", None, title), element("span", {"class": "legend"}, _legend(lines))),
-        element("svg", {"class": "yaxis", "aria-hidden": "true"}, _y_labels(name, scale, ticks)),
-        element("div", area, element("svg", {"class": "lines", **box}, grid, drawn)),
-        element("svg", {"class": "xaxis", "aria-hidden": "true"}, _x_labels(end)),
-        element("span", {"class": "unit"}, f"epoch{', logarithmic scale' if scale.is_log else ''}"),
-    )
-    data = {
-        "end": end,
-        "low": scale.low,
-        "high": scale.high,
-        "log": scale.is_log,
-        "percent": metric_value(name, 0.5).endswith("%"),
-        "lines": [
-            {"name": line.name, "color": line.color % NUM_COLORS, "x": epochs, "step": steps, "y": values}
-            for line, epochs, steps, values in thinned
-        ],
+    drawn, data = [], []
+    for line in lines:
+        color = line.color % NUM_COLORS
+        epochs, steps, values = _thinned(line.curve)
+        points = [
+            f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
+            for epoch, value in zip(epochs, values, strict=True)
+        ]
+        dash, has_dots = " dash" if line.is_dashed else "", len(points) <= _MAX_DOTS
+        drawn.append({"name": line.name, "color": color, "dash": dash, "points": points, "has_dots": has_dots})
+        data.append({"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values})
+    is_percent = metric_value(name, 0.5).endswith("%")
+    shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": is_percent}
+    return {
+        "title": title,
+        "label": _label(title, name, lines),
+        "lines": drawn,
+        "y_labels": [(1 - scale.position(tick), _tick(name, tick)) for tick in ticks],
+        "x_labels": _epochs(end),
+        "size": (_WIDTH, _HEIGHT),
+        "data": {**shown, "lines": data},
     }
-    return figure, data
-
-
-def _y_labels(name: str, scale: AxisScale, ticks: Sequence[float]) -> list[Markup]:
-    common = {"x": "100%", "dx": -6, "dy": "0.32em", "text-anchor": "end"}
-    return [
-        element("text", {**common, "y": f"{100 * (1 - scale.position(tick)):.2f}%"}, _tick(name, tick))
-        for tick in ticks
-    ]
-
-
-def _x_labels(end: float) -> list[Markup]:
-    found = []
-    for at in _epochs(end):
-        anchor = "start" if at == 0 else "end" if at == end else "middle"
-        found.append(element("text", {"x": f"{100 * at / end:.2f}%", "y": 14, "text-anchor": anchor}, f"{at:g}"))
-    return found
-
-
-def _legend(lines: Sequence[ChartLine]) -> list[Markup]:
-    """Return a sign and the name of each line; nothing for a single line, which has the name of the chart."""
-    found = []
-    for line in lines if len(lines) > 1 else ():
-        kind = f"k{line.color % NUM_COLORS}{' dash' if line.is_dashed else ''}"
-        found.append(element("span", {"class": "key"}, element("i", {"class": kind}), line.name))
-    return found
-
-
-def _draw(
-    line: ChartLine, epochs: Sequence[float], values: Sequence[float], end: float, scale: AxisScale
-) -> list[Markup]:
-    points = [
-        f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
-        for epoch, value in zip(epochs, values, strict=True)
-    ]
-    kind = f"line c{line.color % NUM_COLORS}"
-    drawn = [element("polyline", {"points": " ".join(points), "class": kind + (" dash" if line.is_dashed else "")})]
-    if len(points) <= _MAX_DOTS:
-        # A line of length 0 with round ends stays a circle when the drawing is stretched.
-        drawn.append(
-            element(
-                "path", {"d": "".join(f"M{point}h0" for point in points), "class": f"dots c{line.color % NUM_COLORS}"}
-            )
-        )
-    return drawn
 
 
 def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:

@@ -7,10 +7,10 @@ import io
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from samebits.config.plain_file import read_plain
 from samebits.run_views.history import Confusion, picture_files
-from samebits.run_views.page.markup import Markup, element, table
 
 _TITLES = {
     "train_samples": "Training samples after augmentation",
@@ -44,33 +44,23 @@ class Budget:
         return True
 
 
-def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> Markup | None:
-    """Return the images of a run; None if it has none.
+def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> tuple[list[dict[str, Any]], int]:
+    """Return the images of a run, and how many are left out.
 
     Args:
         run: The run folder.
         budget: Bytes of images that the page may still take.
         has_matrix: Whether the page has the confusion matrix as a table.
     """
-    figures, num_left_out = [], 0
+    found, num_left_out = [], 0
     for path in picture_files(run, has_matrix=has_matrix):
         image = _encoded(path)
         if image is None or not budget.take(len(image[0])):
             num_left_out += 1
             continue
-        source, width, height = image
         title = _TITLES.get(path.stem, path.stem.replace("_", " ")[:100])
-        attributes = {"src": source, "alt": title, "width": width, "height": height, "loading": "lazy"}
-        figures.append(element("figure", None, element("figcaption", None, title), element("img", attributes)))
-    if not figures and not num_left_out:
-        return None
-    note = f"{num_left_out} image files could not be read or are too large." if num_left_out else ""
-    return element(
-        "div",
-        None,
-        element("div", {"class": "pictures"}, figures),
-        element("p", {"class": "soft"}, note) if note else None,
-    )
+        found.append({"title": title, "source": image[0], "width": image[1], "height": image[2]})
+    return found, num_left_out
 
 
 def _encoded(path: Path) -> tuple[str, int, int] | None:
@@ -108,35 +98,22 @@ def _smaller(content: bytes) -> tuple[bytes, int, int] | None:
     return out.getvalue(), small.width, small.height
 
 
-def matrix(confusion: Confusion) -> Markup:
-    """Return a confusion matrix, and for many classes the pairs that were confused most."""
+def matrix(confusion: Confusion) -> dict[str, Any]:
+    """Return the rows of a confusion matrix, and for many classes the pairs that were confused most."""
     labels, counts = confusion.labels, confusion.counts
-    total, correct = sum(map(sum, counts)), sum(row[index] for index, row in enumerate(counts))
-    line = element(
-        "p", {"class": "soft"}, f"{correct:,} of {total:,} correct. Rows: ground truth, columns: prediction."
-    )
-    pairs = _confused_most(labels, counts)
-    if len(labels) > _MAX_MATRIX:
-        return element("div", None, line, pairs)
     rows = []
     for index, (name, row) in enumerate(zip(labels, counts, strict=True)):
         num = sum(row)
-        cells = [
-            element("td", {"class": _heat(value, num, is_right=at == index)}, f"{value:,}" if value else "")
-            for at, value in enumerate(row)
-        ]
-        recall = f"{row[index] / num:.1%}" if num else "-"
-        rows.append(element("tr", None, element("th", {"scope": "row"}, name), cells, element("td", None, recall)))
-    head = [element("th", {"scope": "col"}, element("span", None, name)) for name in ["", *labels, "recall"]]
-    is_upright = len(labels) > 6 or max(map(len, labels)) > 10
-    whole = element(
-        "table",
-        {"class": "matrix upright" if is_upright else "matrix"},
-        element("thead", None, element("tr", None, head)),
-        element("tbody", None, rows),
-    )
-    box = element("div", {"class": "scroll", "tabindex": "0", "role": "group"}, whole)
-    return element("div", None, line, box, pairs if len(labels) > 6 else None)
+        cells = [(value, _heat(value, num, is_right=at == index)) for at, value in enumerate(row)]
+        rows.append({"name": name, "cells": cells, "recall": f"{row[index] / num:.1%}" if num else "-"})
+    return {
+        "heads": ["", *labels, "recall"],
+        "total": sum(map(sum, counts)),
+        "correct": sum(row[index] for index, row in enumerate(counts)),
+        "rows": rows if len(labels) <= _MAX_MATRIX else None,
+        "pairs": _confused_most(labels, counts) if len(labels) > 6 else None,
+        "is_upright": len(labels) > 6 or max(map(len, labels)) > 10,
+    }
 
 
 def _heat(value: int, total: int, *, is_right: bool) -> str | None:
@@ -147,7 +124,7 @@ def _heat(value: int, total: int, *, is_right: bool) -> str | None:
     return f"{'right' if is_right else 'wrong'} h{max(1, round(10 * share))}"
 
 
-def _confused_most(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup | None:
+def _confused_most(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, str]]:
     pairs = [
         (value, labels[truth], labels[prediction])
         for truth, row in enumerate(counts)
@@ -155,12 +132,4 @@ def _confused_most(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Ma
         if value and truth != prediction
     ]
     pairs.sort(key=lambda pair: -pair[0])
-    if not pairs:
-        return None
-    rows = [(truth, prediction, f"{value:,}") for value, truth, prediction in pairs[:15]]
-    return element(
-        "details",
-        {"open": ""},
-        element("summary", None, "Pairs that were confused most"),
-        table(rows, ("ground truth", "prediction", "samples")),
-    )
+    return [(truth, prediction, f"{value:,}") for value, truth, prediction in pairs[:15]]

@@ -1,0 +1,53 @@
+"""Fill the templates of pages. Texts of strangers are escaped where a template writes them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined  # a requirement of torch
+from markupsafe import Markup
+
+from samebits.errors import printable
+from samebits.report.format import clock, duration, metric_name, metric_value
+from samebits.run_views.compare import plain_text
+from samebits.run_views.table import cut, when
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template of this folder with values filled in.
+
+    Raises:
+        jinja2.UndefinedError: The template uses a value that is not given.
+    """
+    return _environment().get_template(f"{template}.html.j2").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("samebits.run_views.page", ""),
+        autoescape=True,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    used = (clock, cut, duration, metric_name, metric_value, plain_text, when)
+    environment.filters |= {each.__name__: each for each in used}
+    environment.filters |= {
+        "grouped": lambda number: f"{number:,}",
+        "at_minute": lambda seconds: f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}",
+        "at_second": lambda seconds: f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}",
+        "sha256_base64": lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode(),
+    }
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    # HTML has no form for control characters; changes of the text direction could hide a part of a line.
+    return value if isinstance(value, Markup) else printable(str(value))
