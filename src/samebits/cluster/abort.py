@@ -52,6 +52,7 @@ def abort(error: SamebitsError) -> NoReturn:
         # A closed pipe must not keep the process alive.
         with suppress(OSError, ValueError):
             print(f"\n{error}", file=sys.stderr, flush=True)
+    # Not sys.exit, which in another thread than the main one ends only that thread.
     os._exit(error.exit_code)
 
 
@@ -62,6 +63,7 @@ def leave(code: int) -> NoReturn:
     """
     if not any(thread.name in _IN_STORE for thread in threading.enumerate()):
         sys.exit(code)
+    # `os._exit` skips exit functions, and Python has no public call for them.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

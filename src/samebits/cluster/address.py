@@ -75,6 +75,7 @@ def store_address(host: str, port: int) -> str:
         found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return host
+    # In a fixed order, since the store and its clients on this machine have to find the same address.
     own = sorted(
         (address for address in found if is_local_address(address)), key=lambda address: (":" in address, address)
     )

@@ -21,6 +21,7 @@ from samebits.errors import LaunchError
 # Each group connects each rank to all others. Larger worlds have the default group's connections only.
 MAX_RANKS = 64
 # Of each default group, the group of messages to higher ranks.
+# Weak, so that this table does not keep a group that was destroyed.
 _UPWARDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
@@ -96,5 +97,6 @@ def group_for(peer: int, *, is_receive: bool) -> dist.ProcessGroup:
         is_receive: Whether this rank receives it.
     """
     default = dist.distributed_c10d._get_default_group()
+    # A message goes upwards if it is received from a lower rank, or sent to a higher one.
     is_upwards = (peer < default.rank()) == is_receive
     return _UPWARDS.get(default, default) if is_upwards else default

@@ -73,11 +73,13 @@ def decode(data: bytes, device: torch.device | None = None) -> Any:
 
 def _packed(value: Any, blobs: bytearray) -> Any:
     kind = type(value)
+    # By the type itself: an IntEnum or a subclass of str would come back as another type; see below.
     if kind in _PLAIN:
         return value
     if isinstance(value, np.generic | np.ndarray):
         return _packed_array(np.asarray(value), isinstance(value, np.generic), blobs)
     if isinstance(value, Tensor):
+        # As bytes, since numpy has no bfloat16.
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         content = [str(value.dtype).removeprefix("torch."), list(value.shape), not value.is_cpu]
         return _tagged("tensor", [*content, _add(flat.numpy().tobytes(), blobs)])
@@ -137,6 +139,7 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
         dtype, shape, is_on_device, span = content
         kind = _dtype(dtype)
         data = _blob(span, blobs, kind.itemsize * math.prod(_shape(shape)))
+        # A copy, since torch and numpy take a buffer of bytes as read-only. torch refuses an empty buffer.
         flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
         tensor = flat.reshape(shape)
         return tensor.to(device) if is_on_device and device is not None else tensor
@@ -154,6 +157,7 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
 
 
 def _dtype(name: Any) -> torch.dtype:
+    # The name is from the network: any attribute of torch may be named, and only a dtype is returned.
     kind = getattr(torch, name) if isinstance(name, str) else None
     if not isinstance(kind, torch.dtype):
         raise MessageError("a message has a tensor of an unknown type")
@@ -168,6 +172,7 @@ def _shape(shape: Any) -> list[int]:
 
 def _blob(span: Any, blobs: memoryview, num_bytes: int | None) -> bytes:
     start, length = span
+    # `type(...) is int`, since True is an int for isinstance.
     if not (type(start) is type(length) is int and 0 <= start <= start + length <= len(blobs)):
         raise MessageError("a message points past its end")
     if num_bytes is not None and length != num_bytes:

@@ -39,6 +39,7 @@ def gather_object(world: World, value: T) -> list[T] | None:
     with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths] if world.is_main else None
+        # gather needs tensors of equal size on all ranks, hence the padding.
         dist.gather(mine, padded, dst=0)
         return _decoded(world, padded, lengths) if padded is not None else None
 
@@ -67,6 +68,7 @@ def broadcast_object(world: World, value: T, src: int = 0) -> T:
     with world.activity.waiting(EXCHANGING):
         data = codec.encode(value) if world.rank == src else b""
         length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
+        # Receivers have to allocate before the message itself is sent.
         dist.broadcast(length, src=src)
         lengths = _checked_lengths(length.tolist())
         message = _message(data, lengths[0], world)
@@ -97,6 +99,7 @@ def are_equal(world: World, value: object) -> bool:
     if world.size == 1:
         return True
     digest = hashlib.sha256(codec.encode(value)).digest()
+    # frombuffer needs a writable buffer.
     mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(world.device)
     first = mine.clone()
     with world.activity.waiting(EXCHANGING):
@@ -158,6 +161,7 @@ def run_on_rank0(world: World, make: Callable[[], T]) -> T:
     if world.is_main or world.size == 1:
         try:
             value = make()
+        # Any other exception is a bug: it ends rank 0 with its traceback, and the other ranks by the lost connection.
         except SamebitsError as error:
             value = error
     value = broadcast_object(world, value)
@@ -178,10 +182,12 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
     # Collectives need contiguous tensors; a channels_last tensor is copied through a contiguous buffer.
     buffers = [tensor.detach().contiguous() for tensor in tensors]
     with world.activity.waiting(EXCHANGING):
+        # All are started before the first wait, so that small tensors do not take a round trip each.
         for work in [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]:
             if work is not None:
                 work.wait()
     for tensor, buffer in zip(tensors, buffers, strict=True):
+        # `contiguous` returns the tensor itself where it is contiguous: then there is nothing to copy.
         if buffer.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(buffer)
 
@@ -230,6 +236,7 @@ def _wait(store: Store, count: int, timeout_s: float) -> bool:
         if time.monotonic() > end:
             return False
         time.sleep(pause_s)
+        # Each look is a call to the one store of the world, so a long wait looks less often.
         pause_s = min(2 * pause_s, 0.05)
     return True
 

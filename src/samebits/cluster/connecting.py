@@ -115,6 +115,7 @@ class _Monitor:
     ) -> None:
         self._rank, self._infos, self._store = rank, infos, store
         self._limit_s, self._report, self._has_agent_store = limit_s, report, has_agent_store
+        # Each rank reads a key of every other one, so large worlds look less often.
         self._period_s = max(PERIOD_S, len(infos) / 256)
         self._reported: dict[int, bytes] = {}
         self._silent_s: dict[int, float] = {}

@@ -57,6 +57,7 @@ class RankAssignment:
     restart: int = 0
     agent_store: bool = False
     run_id: str = ""
+    # Not in the repr, which logs and tracebacks show.
     key: str = field(default="", repr=False)
     views: str = ""
     member: int = 0

@@ -61,6 +61,7 @@ class Generations:
 
     def announce(self) -> None:
         """Admit the processes that have arrived since the last call. Only rank 0 calls this."""
+        # Adding 0 reads the counter, where `get` would wait for a key that does not exist.
         num_arrivals = self._store.store.add("arrivals", 0)
         if num_arrivals != self._num_admitted:
             self._store.put("generation", [self._generation, num_arrivals])

@@ -132,4 +132,5 @@ def first_host(nodes: str) -> str:
 
 def _port(run: str) -> str:
     """Derive a port from a run's name: equal in all of its processes, and rarely that of another run."""
+    # crc32 and not `hash`, which differs between processes.
     return str(PORTS[zlib.crc32(run.encode()) % len(PORTS)])

@@ -89,9 +89,11 @@ def when_parent_dies(then: Callable[[], None]) -> None:
     def wait() -> None:
         parent = parent_process()
         if parent is not None:
+            # The sentinel's other end is in the parent, and closes however the parent ends.
             connection.wait([parent.sentinel])
         else:
             pid = os.getppid()
+            # A process whose parent has ended gets another parent.
             while os.getppid() == pid:
                 time.sleep(0.5)
         then()

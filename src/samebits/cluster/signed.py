@@ -59,6 +59,7 @@ class Seal:
         purpose: The run and the part of it that messages are valid for.
     """
 
+    # Not in the repr, which logs and tracebacks show.
     key: str = field(default="", repr=False)
     purpose: str = ""
 
@@ -87,6 +88,7 @@ class Seal:
             mac, _, text = message.decode().partition(" ")
             if mac != _NO_MAC and not self.key:
                 raise ForgedError("it is signed, and this process has no SAMEBITS_KEY")
+            # In constant time: otherwise the duration would show how many characters of a MAC are right.
             if not hmac.compare_digest(mac.encode(), self._mac(name, text).encode()):
                 raise ForgedError("it is not signed with this run's key")
             return json.loads(text)
@@ -98,6 +100,7 @@ class Seal:
     def _mac(self, name: str, text: str) -> str:
         if not self.key:
             return _NO_MAC
+        # As a JSON list, so that no two triples have the same bytes.
         message = json.dumps([self.purpose, name, text]).encode()
         return hmac.new(self.key.encode(), message, hashlib.sha256).hexdigest()
 
@@ -118,6 +121,7 @@ class SignedStore:
     def clone(self) -> SignedStore:
         """Return the same store over a connection of its own."""
         copy = SignedStore(self.store.clone(), self.seal)
+        # One table for both, so that a refused key is logged once.
         copy.refused = self.refused
         return copy
 
@@ -150,6 +154,7 @@ class SignedStore:
         mine = self.seal.write(name, value)
         found = self.store.compare_set(name, "", mine)
         first = self._read(name, found)
+        # Refused: another program has written it, and this value takes its place.
         if first is None:
             self.store.set(name, mine)
             return value

@@ -43,10 +43,12 @@ class StackDumper:
             head: Its first line.
         """
         self._file.truncate(0)
+        # The file is used again for each request.
         self._file.seek(0)
         faulthandler.dump_traceback(self._file, all_threads=True)
         for child in multiprocessing.active_children():
             if child.pid is not None:
+                # By the descriptor, since faulthandler writes there too, behind the back of Python's buffer.
                 with suppress(OSError):
                     os.write(self.descriptor, f"\nchild process {child.pid}, {child.name}:\n".encode())
                 request_stacks(child.pid)
@@ -75,6 +77,7 @@ def request_stacks(pid: int) -> bool:
         return False
     with suppress(OSError):
         os.kill(pid, SIGNAL)
+        # faulthandler does not report when it is done.
         time.sleep(WRITING_S)
         return True
     return False
@@ -95,6 +98,7 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
     if is_stopped(pid) or not request_stacks(pid):
         return False
     try:
+        # Through /proc, since the file has no name.
         content = Path(f"/proc/{pid}/fd/{descriptor}").read_bytes()
     except OSError:
         return False

@@ -170,6 +170,7 @@ def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "
             fix="Choose another port, the same on all machines.",
         ) from None
     address, seconds = str(listener.getsockname()[0]), timedelta(seconds=timeout_s)
+    # `detach`: the socket object must not close what torch's store uses.
     return TCPStore(address, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
 
 

@@ -44,6 +44,7 @@ def call_with_timeout(call: Callable[[], T], limit_s: float, tick: Callable[[flo
     start = time.monotonic()
     thread.start()
     while thread.is_alive():
+        # Short, since Python runs signal handlers only between two joins.
         thread.join(0.02)
         waited_s = time.monotonic() - start
         tick(waited_s)

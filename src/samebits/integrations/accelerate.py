@@ -92,6 +92,7 @@ class ExactAccelerator(Accelerator):
             accelerator: An `Accelerator` that has prepared nothing yet.
             settings: What decides the result.
         """
+        # A new class for the same object, since the framework that made it has references to it.
         accelerator.__class__ = cls
         accelerator._begin_exact(settings)
         accelerator.exact_part.reads_ahead = True
@@ -131,6 +132,7 @@ class ExactAccelerator(Accelerator):
             plain_step(optimizer)  # refuses some
         prepared = super().prepare_optimizer(optimizer, device_placement)
         if not isinstance(prepared, ExactOptimizer):
+            # A new class for the same object, which Accelerate has in its list of optimizers.
             prepared.__class__ = ExactOptimizer
             prepared.watch()
         return prepared

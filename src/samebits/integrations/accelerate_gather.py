@@ -40,6 +40,7 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
 
 def _gather_rows(rows: Tensor) -> Tensor:
     """Gather rows, (N, ...), of which ranks have different numbers."""
+    # `gather` needs tensors of equal size on all ranks.
     lengths = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
     longest = max(lengths)
     if len(rows) < longest:

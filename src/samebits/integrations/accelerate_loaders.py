@@ -119,6 +119,7 @@ class TrainingLoader(_PreparedLoader):
                 self.num_counted = 0 if loader.is_padding else None
                 yield batch if self._device is None else send_to_device(batch, self._device)
         finally:
+            # Outside of a training loop, prepared optimizers act at each call, as Accelerate's do.
             state._set_sync_gradients(True)
             state._remove_dataloader(self)
 
@@ -162,6 +163,7 @@ class EvaluationLoader(_PreparedLoader):
         loader = self._source.open(requests, self._world.device, num_ranks_here=self._world.num_ranks_here)
         self.gradient_state._add_dataloader(self)
         self.end_of_dataloader = False
+        # Samples may draw random numbers here. How many a rank draws depends on its share of the batches.
         generator = torch.get_rng_state()
         try:
             for number, request in zip(mine, requests(), strict=True):

@@ -42,6 +42,7 @@ class _Entry:
 
     def message(self) -> tuple[dict[str, Any], list[tuple[int, float, int]]]:
         """Return the entry as plain values."""
+        # One transfer for all values: on a GPU each read waits for the device.
         values = torch.stack([value for _, value, _ in self.items]).tolist() if self.items else []
         return self.options, [(batch, value, size) for (batch, _, size), value in zip(self.items, values, strict=True)]
 
@@ -103,6 +104,7 @@ class ExactResults(_ResultCollection):
             self._log_metric(fx, name, value, entry.options)
         elif not self._is_muted:
             entry.options["is_double"] = value.dtype == torch.float64
+            # Detached: a logged loss would keep its graph until the end of the step.
             entry.items.append((index, value.detach().double(), options.get("batch_size") or size))
 
     def merge(self) -> None:
@@ -123,6 +125,7 @@ class ExactResults(_ResultCollection):
                 value, size = _merged(items, options["reduce_fx"])
                 kind = torch.float64 if is_double else torch.float32
                 result = torch.tensor(value, dtype=kind, device=self._module.device)
+                # `no_op`: the value is equal on all ranks already, and Lightning must not average it again.
                 super().log(fx, name, result, batch_size=size, sync_dist=True, sync_dist_fn=_Sync.no_op, **options)
             elif options.get("metric_attribute"):
                 # A rank without batches has the metric's merged state too.

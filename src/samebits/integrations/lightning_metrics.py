@@ -49,6 +49,7 @@ class MetricStates:
         for metric in self._metrics.values():
             for name, default in metric._defaults.items():
                 device = metric.device
+                # A copy of the default, since metrics change their states in place.
                 setattr(metric, name, default.detach().clone().to(device) if isinstance(default, Tensor) else [])
             metric._update_count, metric._computed = 0, None
         try:
@@ -73,9 +74,11 @@ class MetricStates:
         for name, found in by_name.items():
             metric = self._metrics[name]
             first, num_before = before.get(name, (_state(metric), metric._update_count))
+            # In the order of the batches, since a reduction may depend on it.
             found.sort(key=lambda item: item[0])
             parts = [first] * bool(num_before) + [state for _, state, _ in found]
             _set(metric, {attribute: _joined(metric, attribute, parts) for attribute in metric._defaults})
+            # The cached result is that of one batch, and does not belong to the merged state.
             metric._update_count, metric._computed = num_before + sum(count for *_, count in found), None
             # The states are those of all ranks already.
             metric.sync_on_compute = metric._to_sync = False

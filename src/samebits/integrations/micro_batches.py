@@ -117,6 +117,7 @@ def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchS
         num_workers=data.num_workers,
         pin_memory=data.pin_memory,
         persistent_workers=data.persistent_workers,
+        # torch refuses both settings without workers.
         prefetch_factor=data.prefetch_factor if has_workers else None,
         multiprocessing_context=data.multiprocessing_context if has_workers else None,
         timeout=data.timeout,

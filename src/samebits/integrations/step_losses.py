@@ -23,6 +23,7 @@ class StepLosses:
 
     def add(self, loss: Tensor) -> None:
         """Add a micro-batch's share, of shape (), in the loss of its step."""
+        # Detached: the loss would keep its graph until the next log.
         self._losses.append(loss.detach().double())
 
     def take(self, world: World) -> Tensor:

@@ -73,6 +73,7 @@ class ExactTrainerMixin(_Base):
         self._micro_batch: MicroBatch | None = None
         self._losses = StepLosses()
         super().__init__(*args, **kwargs)
+        # The first one, so that the user's callbacks see the epoch that it sets.
         self.callback_handler.callbacks.insert(0, _Epoch(self))
 
     # Set-up.

@@ -144,6 +144,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         supervisor, rendezvous, processes = self.supervisor, self._node_rendezvous, self._processes()
         has_ended = any(process.exitcode is not None for process in processes.values())
+        # Workers that have stopped for a pause exit in order, which `poll` would take for a failure.
         if has_ended and supervisor.stop is None and rendezvous is not None and rendezvous.is_pause():
             return self._restart_in_new_round(worker_group)
         if supervisor.stop is not None and not self._has_announced:
@@ -151,6 +152,8 @@ class Agent(LocalElasticAgent):
             self._prepare_to_leave()
         has_ended = supervisor.poll(processes, self._handler.round)
         if supervisor.stop is not None or (supervisor.cause is not None and not supervisor.cause.may_pass):
+            # torch's agent restarts while this is above 0, and neither
+            # a stop nor a wrong setting is cured by a restart.
             self._remaining_restarts = 0
         elif supervisor.cause is not None:
             self._plan_restart(supervisor.cause, worker_group.spec)
@@ -173,6 +176,7 @@ class Agent(LocalElasticAgent):
 
     def _wait_for_rank_0(self, worker_group: WorkerGroup, rendezvous: NodeRendezvous, result: RunResult) -> RunResult:
         """Wait until rank 0 has written the result, which completes the run; restart if rank 0 is lost before."""
+        # Twice the time after which a silent node counts as lost, so that a lost node of rank 0 is noticed by then.
         end = time.monotonic() + 2 * rendezvous.nodes.node_timeout_s
         while worker_group.group_rank != 0 and self.supervisor.stop is None and not rendezvous.is_over():
             is_lost = time.monotonic() > end

@@ -38,6 +38,7 @@ if is_fork_server(sys.orig_argv):
     # again, but never these objects (`run_worker`).
     gc.disable()
     # Processes forked from the fork server exit without atexit handlers.
+    # Removed from the environment: processes that a recipe starts must not take this folder for theirs.
     if folder := os.environ.pop(VARIABLE, ""):
         atexit.register(_sweep, Path(folder))
     # The launcher started this process with these signals blocked, as only the launcher handles them. Now they are

@@ -18,10 +18,12 @@ def import_path() -> dict[str, str]:
     script = getattr(main, "__file__", None)
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     if hasattr(main, "get_ipython"):  # a notebook's kernel imports from the current folder
+        # An empty entry stands for the current folder, wherever the other process is started.
         folder = os.getcwd() if "" in sys.path else next((path for path in sys.path if path == os.getcwd()), "")
     elif folder not in sys.path:
         folder = ""
     if not folder:
         return {}
     before = os.environ.get("PYTHONPATH")
+    # Behind the user's own entries, so that these win as they do here.
     return {"PYTHONPATH": f"{before}{os.pathsep}{folder}" if before else folder}

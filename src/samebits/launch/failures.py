@@ -182,6 +182,7 @@ def out_of_memory(pid: int, kills_before: int) -> str:
 def _kernel_log() -> str:
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
+        # Non-blocking: a read at the end of the kernel's log would wait for its next record.
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:
             # Each read returns one record, until there is none (which raises).

@@ -53,6 +53,7 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
     global _prepared, _early
     if not _prepared or _early is not None:
         variables = dict.fromkeys(THREAD_VARIABLES, str(num_threads))
+        # Libraries read their variables once, when they are loaded, so a server with others cannot be changed.
         if _early is not None and _early != _loaded_with(variables):
             _discard()
         _early = None
@@ -101,6 +102,7 @@ def without_script() -> Iterator[None]:
     def without(name: str) -> dict[str, Any]:
         return {key: value for key, value in before(name).items() if not key.startswith("init_main_from_")}
 
+    # multiprocessing has no setting for it. Its preparation data names the main script to import.
     spawn.get_preparation_data = without
     try:
         yield
@@ -137,9 +139,11 @@ def _temp_dir() -> str:
     It is marked as Samebits's, and semaphores are named after it, so that the next start recognizes what a kill -9
     left. Where TMPDIR is too long for a socket's path, the sockets are created in /tmp.
     """
+    # multiprocessing keeps the folder's name here, and shares it with the processes that it starts.
     config: dict[str, Any] = vars(process.current_process())["_config"]
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        # tempfile has read TMPDIR into this variable, and reads it only once.
         tempfile.tempdir = "/tmp"
     try:
         if config.get("tempdir") is None:

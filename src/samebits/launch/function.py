@@ -64,6 +64,7 @@ def launch(function: Callable[..., Any], *args: Any, procs: int | str, num_threa
         if error is not None:
             raise error
         raise_if_stopped(code)
+        # From a folder of mode 0700, written by a process that this one has started.
         return pickle.loads(result.read_bytes())
 
 
@@ -74,6 +75,7 @@ def read_call(path: Path) -> bytes:
         ConfigError: This command was not started by `samebits.launch`, or the file is another one.
     """
     content = path.read_bytes()
+    # `pop`: processes that the function starts must not accept this call as theirs.
     if hashlib.sha256(content).hexdigest() != os.environ.pop(CALL_SHA256, None):
         raise ConfigError(f"{path} was not written by samebits.launch", fix="Call samebits.launch(function, procs=2).")
     return content
@@ -97,6 +99,7 @@ def call_in_worker(content: bytes) -> None:
 
 def _pickled(value: Any, what: str) -> bytes:
     try:
+        # cloudpickle, since pickle cannot send what a cell or the main script defines.
         content: bytes = cloudpickle.dumps(value)
     except Exception as error:  # whatever an object's own reduction raises
         raise ConfigError(

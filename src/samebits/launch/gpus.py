@@ -50,6 +50,7 @@ def check_device(device: str, folder: Path = Path("/dev")) -> None:
 
 def _torch_version() -> str:
     try:
+        # From the package's metadata: importing torch takes seconds, and this is checked before any process starts.
         return version("torch")
     except PackageNotFoundError:
         return "not installed"

@@ -58,6 +58,7 @@ def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
     """
     global _pinned
     wanted = PINNED[kernels]
+    # The libraries read the variables once in a process, so another value would have no effect and no error.
     if _pinned not in (None, kernels):
         raise ConfigError(
             f"kernels={kernels} has no effect in this process, which has used kernels={_pinned} before",
@@ -118,6 +119,7 @@ def describe_processor(kernels: str) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
+# The processor does not change, and the file has thousands of lines on a machine with many cores.
 @cache
 def cpu_info() -> Mapping[str, str]:
     """Return the first processor's entries in /proc/cpuinfo; none where there is no such file."""

@@ -128,6 +128,7 @@ def _run(agent: Agent, supervisor: Supervisor, rendezvous: NodeRendezvous | None
     except StopRequested:
         # It was waiting for other nodes, which may continue without it.
         code, text = supervisor.exit_code(False, {}), supervisor.end_message(1)
+        # The launcher that serves the rendezvous cannot leave: the others would lose their store.
         agent.is_leaving = rendezvous is not None and not rendezvous.serves
     except EndedOnOtherNode as ended:
         code, text = ended.code, ended.text
@@ -137,6 +138,7 @@ def _run(agent: Agent, supervisor: Supervisor, rendezvous: NodeRendezvous | None
         code, text = error.exit_code, str(error)
         supervisor.report(text)
     finally:
+        # Always, whatever has happened: the others wait for a reason or for a missed heartbeat.
         if rendezvous is not None and agent.is_leaving:
             rendezvous.leave()
         elif rendezvous is not None:
@@ -151,6 +153,7 @@ def _quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.level) for logger in loggers]
     for logger in loggers:
+        # Above CRITICAL, the highest level that torch uses.
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield

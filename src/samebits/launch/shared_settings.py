@@ -26,6 +26,7 @@ def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     found = {"samebits": __version__, "torch": _version_of("torch")}
     if recipe.endswith(".py"):
         with suppress(OSError):  # loading the recipe reports a file that cannot be read
+            # The content and not the path: checkouts of two machines may lie in different folders.
             found["recipe file, SHA-256"] = hashlib.sha256(Path(recipe).expanduser().read_bytes()).hexdigest()[:16]
     values = flat(settings)
     return found | {

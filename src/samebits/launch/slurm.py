@@ -58,6 +58,7 @@ def batch_script(job: BatchJob) -> str:
         ("--time", job.time),
         *(("--sbatch", o) for o in job.options),
     ):
+        # A line break in an option would end the comment and start a command of the script.
         if any(ord(char) < 32 or ord(char) == 127 for char in text):
             raise ConfigError(
                 f"{option} has a line break or another control character",
@@ -66,6 +67,7 @@ def batch_script(job: BatchJob) -> str:
             )
     is_array = bool(job.variants)
     folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.folders else "-$SLURM_ARRAY_TASK_ID" if is_array else "")
+    # Slurm replaces % in file names, so a literal one is doubled.
     log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A' if job.folders else ''}{'-%a' if is_array else ''}"
     options = [
         _option("job-name", f"samebits-{job.run_dir.name}"),

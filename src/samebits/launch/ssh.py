@@ -146,6 +146,7 @@ def run_on_hosts(
 
 def stop_at_eof() -> None:
     """On a remote machine: stop this process once its standard input ends, if `run_on_hosts` started it."""
+    # `pop`: a command that the run starts must not stop at the end of its own input.
     if os.environ.pop(STOP_AT_EOF, "") != "1":
         return
     if key := _first_line():
@@ -196,6 +197,7 @@ def _first_line() -> str:
     """Read the first line of standard input, without consuming more."""
     line = b""
     with suppress(OSError):
+        # Byte by byte: a buffered read would take what comes after the line.
         while len(line) < 1024 and (byte := os.read(0, 1)) not in (b"", b"\n"):
             line += byte
     return line.decode(errors="replace")
@@ -223,6 +225,7 @@ def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> 
         again = bool(stopped)
         stopped.append(number)
         if not again:
+            # `os.write`, since `print` may have been interrupted in the middle of its own lock.
             os.write(2, b"\nstopping all machines; a training run saves first; press Ctrl-C again to exit at once\n")
         for process in running:
             _let_go(process)

@@ -217,6 +217,7 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
 @contextmanager
 def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
     """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
+    # Late: it imports torch, and most uses of this module come before that.
     from samebits.cluster.views.regroup import join_any
 
     cluster = config.cluster
@@ -247,6 +248,7 @@ def launch_here(
     Returns:
         The exit code.
     """
+    # Late, because of torch: the fork server imports it first.
     from samebits.launch.launch import launch
 
     return launch(

@@ -87,15 +87,18 @@ def run_subcommand(
     """
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="samebits-") as place:
+        # A file and not a pipe: the command writes as much as it likes while this process only waits.
         with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
             started = Subcommand(command, Path(place) / "error.json", stderr=stderr, variables=variables)
             child = started.process
             while child.returncode is None:
+                # Again after each signal: `wait` is interrupted, and the command still has to save.
                 try:
                     child.wait()
                 except KeyboardInterrupt:
                     is_interrupted = True  # the command saves and ends; a second Ctrl-C ends it at once
                     child.send_signal(signal.SIGINT)
+                # This process is about to fail, and its command must not stay behind.
                 except BaseException:
                     child.kill()
                     child.wait()
@@ -130,5 +133,6 @@ def end_with_caller() -> None:
     A notebook's kernel is killed when it is restarted, and would leave its training behind.
     """
     caller = os.environ.pop(CALLER, None)
+    # Compared with the parent: the variable may be inherited from a command that had another caller.
     if caller is not None and int(caller) == os.getppid():
         when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))

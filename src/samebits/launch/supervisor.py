@@ -121,7 +121,9 @@ class Supervisor:
                     os.write(2, text.encode())
             elif now - self._stop_since > SAME_SIGNAL_S:
                 send_signal(pids(), signal.SIGKILL)
+                # `os._exit` runs no exit handler, so the folder's lock is given up here.
                 scratch.release(self.folder)
+                # At once: the user has asked twice, and Python's shutdown can wait for threads.
                 os._exit(128 + number)
 
         before = {}
@@ -191,6 +193,7 @@ class Supervisor:
     def _forward_stop(self, processes: Processes) -> None:
         # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
         pids = {process.pid for process in processes.values() if process.pid is not None}
+        # Once for each process: a second SIGTERM would end it at once, before it has saved.
         self.request_stop(pids - self._signalled)
         self._signalled |= pids
         if time.monotonic() - self._stop_since > self.stop_timeout_s and not self._overdue:
@@ -211,6 +214,7 @@ class Supervisor:
             [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL
         )
         for process in processes.values():
+            # Reaped here: only then the exit code of a killed process is known.
             process.join(GRACE_S)
         process_failures = [
             ProcessFailure(
@@ -252,5 +256,6 @@ def _over_progress() -> str:
 def send_signal(pids: Sequence[int] | set[int], number: signal.Signals) -> None:
     """Send a signal to processes, some of which may have ended."""
     for pid in pids:
+        # Between a look and a signal a process may end, and its parent may have reaped it.
         with suppress(ProcessLookupError):
             os.kill(pid, number)

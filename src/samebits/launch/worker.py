@@ -195,6 +195,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _flush() -> None:
+    # `os._exit` flushes nothing.
     for stream in (sys.stdout, sys.stderr):
         # A closed pipe must not hide how the work ended.
         try:

@@ -94,6 +94,7 @@ class Accuracy:
         num_samples = int(samples.sum())
         if num_samples == 0:
             raise ValueError("no samples were added, so there is no accuracy")
+        # Python rounds the quotient of two integers once, so equal counts give an equal value.
         values = {"top1": int(correct.sum()) / num_samples}
         if self._num_top > 1:
             values[f"top{self._num_top}"] = self._num_in_top / num_samples

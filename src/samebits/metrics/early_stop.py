@@ -33,6 +33,7 @@ class Patience:
             sign: 1 if larger values are better, -1 if smaller ones are.
             config: The settings.
         """
+        # NaN never is the best: every comparison with it is false, so no later value could replace it.
         is_better = not math.isnan(value) and (self.best is None or sign * value > sign * self.best + config.min_delta)
         return Patience(value, 0) if is_better else Patience(self.best, self.num_stale + 1)
 

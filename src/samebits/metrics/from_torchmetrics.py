@@ -104,6 +104,7 @@ class _States:
         self._metric = metric.to("cpu")
         metric.sync_on_compute = metric._to_sync = False  # rank 0 alone computes, with the states of all ranks
         metric.reset()
+        # torchmetrics has no public names for a metric's states, their initial values and how they are merged.
         self._folds = {state: _fold(name, metric, state) for state in metric._defaults}
         if not self._folds:
             raise _refused(name, metric, "it has no states of its own", "Name the metrics that it wraps instead.")
@@ -117,6 +118,7 @@ class _States:
         self._metric.reset()
         self._metric.update(outputs, targets)
         for state in self._folds:
+            # A copy, since the next update changes the state in place.
             self._put(state, place, getattr(self._metric, state).detach().clone())
         self._num_updates += 1
 
@@ -151,8 +153,10 @@ class _States:
         for state, value in self._folded.items():
             setattr(metric, state, value.to(metric._defaults[state].dtype))
         for state, values in self._by_batch.items():
+            # In the order of the samples and in float64, so that the sum does not depend on which rank had which batch.
             total = torch.stack([values[place].double() for place in sorted(values)]).sum(dim=0)
             setattr(metric, state, total.to(metric._defaults[state].dtype))
+        # compute() warns if there was no update, and merged states count as updates.
         metric._update_count = self._num_updates
         return metric.compute()
 

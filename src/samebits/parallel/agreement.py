@@ -85,7 +85,9 @@ def agree(reports: Sequence[RankReport]) -> Agreement:
         raise ValueError(f"two ranks hold the sum of one micro-batch: {held}")
     return Agreement(
         num_steps=num_steps,
+        # A validation counts only once all ranks have completed it (ADR 48).
         evaluated_step=min(report.evaluated_step for report in reports if report.num_steps == num_steps),
+        # The first of those ranks, so that all ranks choose the same one.
         source=next(rank for rank, report in enumerate(reports) if report.num_steps == num_steps),
         receivers=receivers,
         held=held,

@@ -83,6 +83,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
             # As in torch: normalization uses the biased variance, the running variance is unbiased.
             unbiased = var * (count / (count - 1).clamp_min(1))
             momentum = self.momentum
+            # Without a momentum, torch takes the mean over all steps so far.
             factor: Any = 1.0 / (self.num_batches_tracked + 1).double() if momentum is None else momentum
             pairs = (self.running_mean, mean), (self.running_var, unbiased)
             running = [old.double() * (1.0 - factor) + new * factor for old, new in pairs]
@@ -201,6 +202,7 @@ class _Normalize(torch.autograd.Function):
         return output
 
     @staticmethod
+    # The sums in it have no gradient of their own: a second derivative is an error, instead of a wrong number.
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, mean, var, count, scale, ones = ctx.saved_tensors

@@ -24,6 +24,7 @@ def shard_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     Returns:
         (name, module) of each block, in the model's order.
     """
+    # By identity, since a model may use one module at several places.
     return list({id(module): (name, module) for name, module in _split(model, "", count(model))}.values())
 
 

@@ -31,6 +31,8 @@ def checksum(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, len(values), _PIECE):
         piece = values[start : start + _PIECE]
+        # All pieces have the same weights. The factor distinguishes them, so two that
+        # change places are found. Sums that overflow wrap around, equally on all devices.
         total = 3 * total + (piece.to(torch.int64) * weights[: len(piece)]).sum()
     return total
 

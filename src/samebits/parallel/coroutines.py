@@ -107,6 +107,7 @@ class _Coroutine(Generic[T]):
         self.results: list[T] = []
         self.error: BaseException | None = None
         self.resumed, self.is_thread_free = threading.Lock(), threading.Event()
+        # Locked from the start: the first `acquire` waits for control, and does not take it.
         self.resumed.acquire()
 
 
@@ -183,6 +184,7 @@ class Coroutines:
         me.value, me.has_arrived = value, True
         following = self._following(me)
         if following is not me:
+            # Before control passes on, since the next function changes this state.
             me.state = [self._save()]
             self._resume(following)
             me.resumed.acquire()
@@ -231,6 +233,7 @@ class Coroutines:
             coroutine.error, coroutine.is_done = error, True
         if coroutine in self._all:  # else an interrupt of `run` came while it started this thread, and `run` has ended
             self._is_over = True
+            # An interrupt may have released it before, and a second release is an error.
             if self._over.locked():
                 self._over.release()
 

@@ -119,6 +119,7 @@ class RecheckedReducer(Reducer):
             return
         assert body is not None, "micro-batches run in `reducer.run`"
         self.undo_buffers()
+        # The workers' stream is past these samples, so this process reads them again.
         reread = tuple(replace(each, is_reread=True) for each in step.micro_batches)
         repeats = tuple(replace(each, is_reread=True) for each in step.repeats)
         again = replace(step, micro_batches=reread, repeats=repeats)

@@ -78,6 +78,7 @@ class RecoverableReducer(Reducer):
             return ()
         self._open = None
         self._buffers.reset()
+        # Within a backward pass, a micro-batch has ended in some buckets only: then no sum is whole in all of them.
         nodes = {tuple(node for node, _ in bucket.nodes) for bucket in self._buckets}
         has_added = any(not isinstance(each, TreeAllReduce) or each.has_added for each in self._exchanges)
         return () if has_added or len(nodes) != 1 else nodes.pop()

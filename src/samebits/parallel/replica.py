@@ -125,6 +125,7 @@ class WholeReplica:
         """See `Replica.gather_all`. Returns the state itself, which is whole on every rank."""
         return state
 
+    # Parameters can be changed in place only without autograd.
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
         """See `Replica.load`."""

@@ -172,6 +172,7 @@ def _flatten(buffers: list[Tensor]) -> Tensor:
     flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
     start = 0
     for buffer in buffers:
+        # Through `data`: the buffer object stays, and now is a part of the flat tensor.
         buffer.data = flat[start : start + buffer.numel()].view(buffer.shape)
         start += buffer.numel()
     return flat

@@ -72,6 +72,8 @@ class Shards(ShardedReplica):
                     module.set_reduce_scatter_unused_params(True)
         self._sharded = {name: tensor for name, tensor in model.named_parameters() if isinstance(tensor, DTensor)}
         parameters = {
+            # Plain tensors in the memory of the sharded ones, so
+            # that fused optimizers need not know of shards (ADR 21).
             name: nn.Parameter(tensor.to_local().detach(), requires_grad=tensor.requires_grad)
             for name, tensor in self._sharded.items()
         }
@@ -90,7 +92,9 @@ class Shards(ShardedReplica):
     def gather(self, name: str, part: Tensor) -> Tensor | None:
         """See `ShardedReplica.gather`."""
         shape, world = self.whole_shape(name), self._world
+        # As torch cuts: equally many rows for each rank, fewer or none for the last ones.
         rows = -(-shape[0] // world.size)
+        # Padded, since gather needs equal sizes on all ranks.
         padded = part.new_zeros((rows, *shape[1:]))
         padded[: len(part)] = part
         parts = [torch.empty_like(padded) for _ in range(world.size)] if world.is_main else None

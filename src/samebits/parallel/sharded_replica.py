@@ -94,6 +94,7 @@ class ShardedReplica(ABC):
                 whole[name] = gathered
         return whole
 
+    # Parameters can be changed in place only without autograd.
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
         """See `Replica.load`. Only one tensor at a time is whole on the device."""

@@ -73,5 +73,6 @@ def read_parts(
         collectives.broadcast_tensors(world, [whole])
         owner = shards.sharded_like(name, whole, optimizer)
         part = shards.part(owner, whole) if owner else whole
+        # A copy, since a part is a view and would keep the memory of the whole tensor.
         parts[name] = state[name].copy_(part) if name in state else part.clone()
     return parts

@@ -62,6 +62,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def number_text(value: Tensor) -> str:
     """Return a 0-d tensor as the shortest number that has its bits."""
     plain = value.detach().cpu()
+    # numpy has no bfloat16. Each 16-bit number is a float32 number too, so nothing is rounded.
     if plain.dtype in (torch.bfloat16, torch.float16):
         plain = plain.float()
     return str(plain.numpy()[()])

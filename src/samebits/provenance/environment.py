@@ -123,9 +123,11 @@ def commit_of(folder: Path) -> str | None:
 
 def _resolve(git: Path) -> str | None:
     name = _text(git / "HEAD")
+    # A worktree has its own HEAD, and its branches are in the repository's common folder.
     common = git / _text(git / "commondir") if (git / "commondir").is_file() else git
     if name.startswith("ref:"):
         ref = name.removeprefix("ref:").strip()
+        # In a stranger's repository, HEAD must not lead to other files.
         if not ref.startswith("refs/") or ".." in ref:
             return None
         if (common / ref).is_file():

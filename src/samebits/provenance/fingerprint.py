@@ -165,6 +165,7 @@ def _modules_below(folder: Path) -> Iterator[Path]:
     installed = {Path(sys.prefix), Path(sys.base_prefix), _ROOT}
     # Compared as text first, since thousands of modules are loaded.
     start = "" if folder == Path() else os.path.join(folder, "")
+    # A copy of the list: reading an attribute of a lazy module may import others.
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if not isinstance(name, str) or not name.startswith(start):

@@ -186,6 +186,7 @@ def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _bits(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
+    # A sparse gradient has no memory of its own that could be read as integers.
     return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(_BITS[tensor.element_size()])
 
 

@@ -33,6 +33,7 @@ APPLIED, SKIPPED, OVERFLOW = 0, 1, 2  # outcomes of a step
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
 _FORMAT = b"samebits steps 1"
+# Little-endian on every machine, since the chain is compared between them.
 _HEADER = struct.Struct("<16sQ32s")
 _RECORD = struct.Struct("<Qddd16s16sQ")
 _MAX_BYTES = 512 * 1024**2  # 7 million steps
@@ -76,6 +77,7 @@ def extend(link: bytes, record: bytes) -> bytes:
 
 def digest_of_samples(indices: IntArray) -> bytes:
     """Return the digest of a step's sample ids, (N,), in the order of its micro-batches."""
+    # One byte order and width everywhere: an index array of numpy has those of its machine.
     return hashlib.sha256(indices.astype("<i8", copy=False).tobytes()).digest()[:DIGEST_BYTES]
 
 
@@ -179,6 +181,7 @@ def flush_steps(path: Path) -> None:
     except OSError:
         return  # steps are not recorded
     try:
+        # It flushes the file's content, whichever process has written it, also by a descriptor for reading.
         os.fsync(descriptor)
     except OSError as error:
         raise cannot_write(path, error) from None

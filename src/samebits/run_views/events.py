@@ -124,7 +124,9 @@ def _rank_entries(path: Path, num_bytes: int = _MAX_LOG_BYTES) -> Iterator[tuple
 def _entries(path: Path, form: re.Pattern[str], num_bytes: int) -> Iterator[tuple[re.Match[str], list[str]]]:
     """Yield each entry of a log: the match of its first line, and its other lines."""
     current: tuple[re.Match[str], list[str]] | None = None
+    # The part may begin in the middle of a character.
     content = read_part(path, num_bytes, is_end=True).decode("utf-8", "replace")
+    # Not splitlines, which also breaks at characters such as U+2028 within a message.
     for line in content.split("\n"):
         match = form.match(line)
         if match is not None:

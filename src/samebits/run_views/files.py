@@ -52,10 +52,12 @@ def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
 
 def number(value: object) -> float | None:
     """Return a JSON number as a float; None if it is none, not finite, or beyond the range of a float."""
+    # True is an int for isinstance.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         converted = float(value)
+    # JSON allows integers of any length.
     except OverflowError:
         return None
     return converted if math.isfinite(converted) else None

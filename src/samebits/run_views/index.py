@@ -154,6 +154,7 @@ def _read_cache(path: Path) -> dict[str, Any]:
         content = parse_json(read_plain(path, _MAX_CACHE_BYTES))
     except (OSError, ValueError):
         return {}
+    # A summary of another version may lack values, or have others.
     if not isinstance(content, dict) or [content.get("format"), content.get("version")] != [_FORMAT, __version__]:
         return {}
     runs = content.get("runs")

@@ -41,6 +41,7 @@ class RecordReader:
     def poll(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the new records, and whether they replace all earlier ones."""
         try:
+            # Without O_NONBLOCK, opening a FIFO would wait for a writer.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return [], False

@@ -111,6 +111,7 @@ def select(
     goes_down = (is_metric and not _LOWER_IS_BETTER.search(key)) != is_reversed
     kept.sort(key=lambda run: run.name)
     present = [run for run in kept if value_of(run, key) is not None]
+    # The sort is stable, so runs with equal values stay in the order of their names.
     present.sort(key=lambda run: _sortable(value_of(run, key)), reverse=goes_down)
     return present + [run for run in kept if value_of(run, key) is None]
 

@@ -92,6 +92,7 @@ class Membership:
         self._path, self.member = path, member
         self.present: View | None = None
         self.newest = read_view(path)
+        # Held while the group changes: the watch thread must not end a group that the main thread is just replacing.
         self.lock = threading.Lock()
         self._is_over = threading.Event()
         self._ended = self._late = -1
@@ -174,6 +175,7 @@ class Membership:
                     found = os.stat(self._path)
                 except OSError:
                     return
+                # A replaced file has another inode, also within one tick of the file system's clock.
                 if seen == (seen := (found.st_ino, found.st_mtime_ns)):
                     continue
                 self.read()

@@ -104,6 +104,7 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
             ) from error
     finally:
         membership.close()
+        # With the lock, since the watch thread may be ending the group.
         with membership.lock:
             _leave_group()
 
@@ -210,6 +211,7 @@ def end_group() -> None:
     """
     for descriptor, inode in list(_sockets):
         # It may be closed, and its number used again.
+        # Of a duplicate: the socket object closes it, and torch's own descriptor stays open.
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if os.fstat(connection.fileno()).st_ino == inode and not is_listening:
@@ -232,6 +234,7 @@ def _leave_group() -> None:
     _sockets.clear()
     if not dist.is_initialized():
         return
+    # In a thread, since destroying a group can block forever after a peer has died.
     thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
     thread.start()
     thread.join(DESTROY_S)

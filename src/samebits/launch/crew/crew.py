@@ -31,6 +31,7 @@ from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import STOP_FILE, WorkerResult
 
 LOCAL = "127.0.0.1"
+# Short, as the other processes wait in the step until the launcher has seen a loss.
 POLL_S = 0.02
 # A process that is stopped for this long is killed. Debuggers and `kill -STOP; kill -CONT` within it do no harm.
 STOPPED_S = 0.3
@@ -94,6 +95,7 @@ class Crew:
         finally:
             send_signal(self.pids(), signal.SIGKILL)
             for member in self._processes.values():
+                # SIGKILL has been sent, so a process that is still there hangs in the kernel, such as on a dead disk.
                 member.process.join(10.0)
             self._stores = []
 
@@ -132,6 +134,7 @@ class Crew:
             self._view = replace(self._view, is_last=True)
             write_view(self._entry.folder / VIEWS_FILE, self._view)
 
+    # A stopped process keeps its connections open, so the others would wait for it without an error.
     def _kill_stopped(self, running: Mapping[int, MemberProcess]) -> None:
         now = time.monotonic()
         for member in running.values():
@@ -146,6 +149,7 @@ class Crew:
         """React to processes that have ended; return whether the run continues."""
         members, lost = set(self._view.members), []
         results = {member.number: member.result() for member in ended}
+        # Completed ones first: a process that ends after them is not lost, since the run is complete.
         for member in sorted(ended, key=lambda member: results[member.number] is None):
             result, has_weights = results[member.number], member.has_marked("member")
             if result is not None and has_weights:
@@ -163,6 +167,7 @@ class Crew:
     def _lose(self, lost: list[MemberProcess]) -> bool:
         numbers = {member.number for member in lost}
         survivors = [member for member in self._members() if member.number not in numbers]
+        # Only members have the state of the run. Without one of them, it is in the last checkpoint only.
         has_weights = any(member.has_marked("member") for member in survivors)
         if not has_weights or not all(member.has_marked("ready") for member in survivors):
             return self._restart()
@@ -221,6 +226,7 @@ class Crew:
         else:
             return False
         supervisor.cause = None
+        # The file of the former round would stop the new processes at once.
         (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
         self._round += 1
         self._processes = {}

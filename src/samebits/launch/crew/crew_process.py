@@ -110,6 +110,7 @@ def start_member(
         MEMBER: str(number),
     }
     report = report_path(entry.folder, slot, number)
+    # From the fork server, which has torch loaded: a replacement is ready in a fraction of its import.
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(environment, entry, number, report), name=f"rank-{slot}")
     process.start()
@@ -121,6 +122,7 @@ def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -
     result = run_worker(entry.function, entry.args, entry.folder, entry.stop_timeout_s, entry.key, report)
     part = _result_path(entry.folder, number).with_suffix(".part")
     part.write_text(json.dumps(asdict(result)), encoding="utf-8")
+    # Renamed when complete, as the launcher may look at any time.
     part.rename(part.with_suffix(".json"))
 
 

@@ -37,6 +37,7 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         nodes: The other machines; None: this one only.
         num_procs: Number of processes.
     """
+    # Looked for without torch, since the launcher must not import it here: that takes seconds.
     has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))
     if num_procs < 2 and nodes is None:
         return "one process"

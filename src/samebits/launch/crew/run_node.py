@@ -39,6 +39,7 @@ def run_node(
         crews: Receives the crew, as the signal handler needs its process ids.
     """
     group, rendezvous = join_group(nodes), None
+    # A launcher that joins a running group needs no rendezvous: the machine that served it may be lost (ADR 52).
     if group is None:
         rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
     code, text = 1, "a launcher failed"
@@ -51,6 +52,7 @@ def run_node(
         # Without a launcher that reports them, processes are lost to the others: they end at once.
         entry = Entry(function, args, supervisor.folder, 0.0, key)
         crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared)
+        # Before it runs: the signal handler finds the processes of a crew in this list.
         crews.append(crew)
         code = supervisor.exit_code(*crew.run())
         text = supervisor.end_message(code)

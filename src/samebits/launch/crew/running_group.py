@@ -43,6 +43,7 @@ def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
     """
     if not run_key(os.environ):
         auth.KeyFile(path, key)
+    # Written whole under another name first, as other launchers poll for the record.
     part = path / f"{RECORD}.part"
     part.write_text(json.dumps(describe_run(nodes)), encoding="utf-8")
     part.replace(path / RECORD)
@@ -95,6 +96,7 @@ def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
         LaunchError: They have other settings, or this launcher does not have their key.
     """
     parent = nodes.folder / PARENT if nodes.folder is not None else None
+    # A link could lead to a folder in which a stranger's record admits this launcher.
     if parent is None or parent.is_symlink() or not parent.is_dir():
         return None
     for path in sorted(parent.iterdir()):
@@ -108,6 +110,7 @@ def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
 
 
 def _is_own(path: Path) -> bool:
+    # lstat and the owner: the key in a folder of another user would be known to that user.
     with suppress(OSError):
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -117,6 +120,7 @@ def _is_own(path: Path) -> bool:
 def _check(path: Path, nodes: RendezvousConfig) -> str:
     """Compare the record of the group, and return its key."""
     with (path / RECORD).open(encoding="utf-8") as file:
+        # Bounded: the file is on a disk that others may write to.
         theirs = read_record(file.read(MAX_RECORD_BYTES))
     differing = compare(theirs, describe_run(nodes), nodes.has_own_id) if theirs is not None else ["damaged"]
     if theirs is None or differing:

@@ -71,8 +71,10 @@ def make_shared_folder(run_folder: Path, nonce: str) -> Path:
             f"{path.parent} is a link: the launchers would write, and remove files, where it points to",
             fix="Remove the link, or use another --run-dir.",
         )
+    # Left by a run that was killed: `join_group` has found no launcher with a heartbeat here.
     for old in path.parent.glob("*"):
         remove(old)
+    # 0700, since the folder has the key of the launchers.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.mkdir(mode=0o700)
     return path
@@ -88,6 +90,7 @@ def has_heartbeat(path: Path, limit_s: float) -> bool:
     first, end = _beats(path), time.monotonic() + limit_s
     while first and time.monotonic() < end:
         time.sleep(0.02)
+        # Beats count up, so any change is a sign of life, whatever the clocks of the machines are.
         if any(first.get(name) != beat for name, beat in _beats(path).items()):
             return True
     return False

@@ -57,6 +57,7 @@ class SharedFolder:
         self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
         self._broken_since = self._longest_look_s = 0.0
+        # Monotonic clocks of one machine only: times of other machines are never compared with them.
         self._looked_at = self._written_at = time.monotonic()
         self._broken_at = -math.inf
         self._beat = 0
@@ -76,9 +77,11 @@ class SharedFolder:
         try:
             self._write(self._status_path(self.node).name, asdict(replace(status, beat=self._beat)))
             self._written_at = time.monotonic()
+        # Not a fault of the disk: another launcher has removed the folder, as the run has ended.
         except FileNotFoundError:
             raise
         except OSError as error:
+            # One failed write does no harm, as the others wait for node_timeout_s too.
             if time.monotonic() - self._written_at > self._node_timeout_s:
                 raise self._failed(error) from None
 
@@ -98,6 +101,7 @@ class SharedFolder:
             yield
         finally:
             is_over.set()
+            # Joined before the main thread publishes again: both would write the same .part file.
             thread.join()
 
     def statuses(self, view: int = -1) -> dict[int, NodeStatus]:
@@ -148,6 +152,7 @@ class SharedFolder:
 
     def newest(self, known: View) -> View:
         """Return the newest view: the known one, or one that was published after it."""
+        # The newest view is only a copy: one that cannot be read is read at the next look.
         with suppress(OSError, ValueError, TypeError):
             found = read_view(self._path / NEWEST)
             if found.number > known.number:
@@ -187,6 +192,7 @@ class SharedFolder:
             return None
         try:
             with suppress(FileExistsError):
+                # A link fails if the name exists, and the file behind it is complete: of two launchers, one succeeds.
                 os.link(part, path)
             part.unlink()
             found = read_view(path)
@@ -210,6 +216,7 @@ class SharedFolder:
         """
         done: dict[int, MemberState] = {number: "done" for number, state in status.members.items() if state == "done"}
         with suppress(OSError, LaunchError):  # the run has ended, or the disk does not answer
+            # An end without a finished process has nothing to report, and no launcher waits for it (ADR 52).
             if not is_end or not (done or status.failure):
                 self._status_path(self.node).unlink(missing_ok=True)
             elif self._path.is_dir():
@@ -226,6 +233,7 @@ class SharedFolder:
         for node, beat in self._lost.items():
             path = self._status_path(node)
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+                # Only if it is still the beat that was judged: a node that was slow has written a newer one.
                 if read_status(path).beat == beat:
                     path.unlink()
 
@@ -244,6 +252,7 @@ class SharedFolder:
         number = 0
         while True:
             try:
+                # `touch` without exist_ok is O_EXCL: two launchers cannot get one number.
                 (self._path / f"claim-{number}").touch(exist_ok=False)
                 return number
             except FileExistsError:
@@ -252,4 +261,5 @@ class SharedFolder:
     def _write(self, name: str, content: dict[str, object]) -> None:
         part = self._path / f"{name}.{self.node}.part"
         part.write_text(json.dumps(content), encoding="utf-8")
+        # Replaced whole: a reader on another machine sees the old status or the new one.
         part.replace(self._path / name)

@@ -96,6 +96,7 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
     owner, mine, is_first = _owner(store, nodes), describe_run(nodes), False
     if owner["run"] != nodes.run_id and nodes.has_own_id:
         # Two runs share the store intentionally. The first launcher of this run writes its record.
+        # Atomic, as two launchers of the second run may come at the same time.
         text = store.compare_set(f"samebits/{nodes.run_id}/record", "", json.dumps(mine))
         is_first = text == json.dumps(mine).encode()
         owner = read_record(text) or owner
@@ -134,6 +135,7 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
 def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
     """Return the record of this launcher's run."""
     user, inode = str(os.getuid()), 0
+    # KeyError: a container may run under a user id without a name.
     with suppress(OSError, KeyError):
         user = getpass.getuser()
     folder = nodes.folder.absolute() if nodes.folder is not None else None
@@ -156,6 +158,7 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
 
 def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
     end = time.monotonic() + RECORD_S
+    # `peek`, since `get` would wait in native code until the store's own timeout.
     while (text := peek(store, OWNER)) is None:
         if time.monotonic() > end:
             holder = port_holder(split_endpoint(nodes.endpoint)[1])
@@ -183,6 +186,7 @@ def read_record(text: str | bytes) -> dict[str, Any] | None:
         shared = {str(name): str(value) for name, value in found["shared"].items()}
         named = {name: _printable(str(found[name])) for name in ("run", "host", "pid", "user", "folder")}
         return {**named, "inode": int(found["inode"]), "shared": shared}
+    # Anything may be in the store of another program. RecursionError: deeply nested JSON.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -193,4 +197,5 @@ def _is_same_folder(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
 
 def _printable(text: str) -> str:
     """Return text of another machine without terminal escapes and line breaks, at most 300 characters."""
+    # Escapes in another machine's text could rewrite this terminal.
     return "".join(char if char.isprintable() else "?" for char in text[:300])

@@ -61,11 +61,13 @@ class KeyFile:
         partial = folder / f"{FILE_NAME}.{os.getpid()}.partial"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # Left by a killed process that had the same id. O_EXCL then also refuses a link in its place.
             partial.unlink(missing_ok=True)
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(self.key)
                 file.flush()
+                # On disk before the rename, so that no launcher reads an empty key.
                 os.fsync(descriptor)
             partial.replace(self.path)
         except OSError as error:
@@ -86,6 +88,7 @@ def read_key(folder: Path) -> str | None:
     """
     path = folder / FILE_NAME
     try:
+        # O_NOFOLLOW and O_NONBLOCK: the folder may be another user's, with a link or a FIFO in it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
@@ -127,6 +130,7 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     key, problem = None, "the store contains no greeting of a launcher of this run"
     while time.monotonic() < end:
         if (greeting := peek(store, _GREETING)) is not None:
+            # Read at each look, as a network disk may show the file late.
             key = given or (read_key(nodes.folder) if nodes.folder is not None else "")
             if key is None:
                 problem = f"{nodes.folder / FILE_NAME if nodes.folder else FILE_NAME} is not on this machine"

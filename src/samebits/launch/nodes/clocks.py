@@ -41,11 +41,13 @@ def limit_s(node_timeout_s: float) -> float:
 def publish(store: Store, nodes: RendezvousConfig) -> None:
     """Write this clock's time into the store every second. Only the launcher that serves the rendezvous calls this."""
     host = socket.gethostname()
+    # At most half of the limit, since the age of a stored time counts as a difference.
     period_s = min(PERIOD_S, limit_s(nodes.node_timeout_s) / 2)
     _write(store, host)
 
     def run() -> None:
         with suppress(dist.DistError):
+            # A connection of its own: calls over one connection wait for each other.
             client = store.clone()
             while True:
                 time.sleep(period_s)
@@ -105,6 +107,7 @@ def check_size(num_nodes: int, nodes: RendezvousConfig) -> None:
 
 
 def _write(store: Store, host: str) -> None:
+    # `beat` makes two texts differ even if the system's clock stands still or is set back.
     store.set(CLOCK, json.dumps({"host": host, "time": time.time(), "beat": time.monotonic()}))
 
 

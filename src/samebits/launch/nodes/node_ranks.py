@@ -36,9 +36,11 @@ def assign_node_ranks(
     rank = nodes.rank
     if rank is None:
         store.put(str(info.rank), serves)
+        # A list of all answers: the rank of each node depends on which of them serves.
         serving = [other for other in range(info.world_size) if store.wait_for(str(other)) is True]
         # No participant serves if more nodes joined than --nodes allows.
         first = serving[0] if serving else 0
+        # The serving node becomes 0, and those before it move up by one: a permutation that each node computes alone.
         rank = 0 if info.rank == first else info.rank + (info.rank < first)
     if rank == 0:
         local_addr = address_towards(*split_endpoint(nodes.endpoint)) or socket.getfqdn()

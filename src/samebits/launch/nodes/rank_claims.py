@@ -29,6 +29,7 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
             f"another with --nodes {first}",
             fix="Start all machines with the same --nodes.",
         )
+    # Host and process id together: two launchers on one machine are two claims.
     mine = [socket.gethostname(), os.getpid()]
     found = store.put_first(_key(rank), mine)
     if found == mine:
@@ -48,6 +49,7 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
 
 def release(store: SignedStore, rank: int) -> None:
     """Release a node rank."""
+    # The key is deleted, since the store has no other way to let `put_first` succeed again.
     store.store.delete_key(_key(rank))
 
 

@@ -58,6 +58,7 @@ class StateInStore(RendezvousBackend):
         """
         # Safe to unpickle: torch's code in this process pickled these bytes, and unpickles the returned ones.
         plain = to_plain(pickle.loads(state))
+        # One more than the newest number that was read: a state that is written again later is older, and refused.
         message = self._seal.write(_KEY, {"number": self._number + 1, "state": plain})
         expected = token if isinstance(token, bytes) else _NONE
         found = self._call(lambda raw: raw.compare_set(_KEY, expected, message))
@@ -71,6 +72,7 @@ class StateInStore(RendezvousBackend):
             number, state = _parsed(content)
             if number < self._number:
                 raise ForgedError("it is older than one that this node has seen")
+            # Only after the check of its form: a damaged state must not raise the number.
             self._number, self._last = number, state
         except ForgedError as error:
             self._store.refuse(_KEY, str(error))
@@ -142,6 +144,7 @@ def _desc(plain: Any) -> _NodeDesc:
 
 
 def _checked(value: Any, kind: type) -> Any:
+    # `type(...) is`, since True is an int in Python, and a subclass may carry other behavior.
     if type(value) is not kind:
         raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
     return value

@@ -64,6 +64,7 @@ class StoreCalls:
             nonlocal next_report_s
             self._check()
             if state is not None and waited_s >= next_report_s:
+                # Doubled up to a minute: a machine may be missing for hours, and its log should stay short.
                 next_report_s += min(next_report_s, 60.0)
                 left = as_clock(self._nodes.join_timeout_s - waited_s)
                 self._report(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")

@@ -133,6 +133,7 @@ class ExactShardedReducer:
             norms[mine] = torch.stack(torch._foreach_norm([gradients[self._trained[index][0]] for index in mine]))
         head = torch.tensor([flag], device=self._world.device)
         own = torch.cat([head, norms, *self._tails])
+        # Gathered and then added on each rank in tree order, since an all-reduce promises no order.
         every = own.new_empty(self._world.size * len(own))
         with self._world.activity.waiting("adding up buffers"):
             dist.all_gather_into_tensor(every, own)
@@ -141,6 +142,7 @@ class ExactShardedReducer:
         extras, touched, change = total.split(self._sizes)
         self._buffers.apply(change)
         norm = norms[self._owners, torch.arange(len(self._trained))].norm()
+        # One transfer for all numbers: on a GPU each read waits for the device.
         numbers = torch.cat([norm.view(1), heads[0], extras, touched]).tolist()
         self.norm, self.flag, self.extras = numbers[0], numbers[1], numbers[2 : 2 + len(extras)]
         for (parameter, part), count in zip(self._trained, numbers[2 + len(extras) :], strict=True):
@@ -208,6 +210,7 @@ class ExactShardedReducer:
         """
         assert self._step is not None
         num_leaves, stack = self._step.num_micro_batches, list[tuple[Node, Tensor]]()
+        # By micro-batch: in each pass, the ranks have neighboring ones (`DealtOrder`).
         in_order = tails.reshape(self._world.size, len(self._tails), -1).transpose(0, 1).reshape(-1, sum(self._sizes))
         for leaf in range(num_leaves):
             push(stack, (leaf, leaf + 1), in_order[leaf], num_leaves, Tensor.add)

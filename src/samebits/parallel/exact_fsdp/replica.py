@@ -131,6 +131,7 @@ class ExactShards(ShardedReplica):
                 for each in tree_leaves(output):
                     if isinstance(each, Tensor) and each.requires_grad:
                         each.register_hook(before_backward)
+            # The last block stays gathered, since the backward pass begins there.
             is_needed_next = torch.is_grad_enabled() and number + 1 == self.num_blocks
             if not self._is_in_backward and not is_needed_next:
                 self.units[number].free()
@@ -143,5 +144,6 @@ class ExactShards(ShardedReplica):
             unit.gather()
 
     def _end_forward(self, *_: Any) -> None:
+        # No backward pass follows, at whose end everything is freed.
         if not torch.is_grad_enabled():
             self.end_pass()

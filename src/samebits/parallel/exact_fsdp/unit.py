@@ -79,6 +79,7 @@ class Piece:
             view = layout.view(self.values, index)
             view.copy_(parameter.detach())
             layout.zero_gap(self.values, index)
+            # Through `data`: the Parameter object stays, with its hooks and what refers to it.
             parameter.data = view
         self._num_bytes = self.values.untyped_storage().nbytes()
         self.trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -219,6 +220,7 @@ class ShardUnit:
         me, messages = self._world.rank, []
         mine = self.pieces.get(me)
         if leaves[me] is not None:
+            # The leaf's memory has undefined values, so a gradient that does not exist has to be written as zero.
             for parameter in self.missing:
                 piece, index = self._places[parameter]
                 piece.put(index, None, 1.0)
@@ -249,6 +251,7 @@ class ShardUnit:
             num_leaves: Micro-batches of the step.
         """
         self._reducing = _wait(self._reducing)
+        # In the order of the micro-batches, whatever the order in which messages have arrived.
         for leaf, values in sorted(self._arriving, key=lambda entry: entry[0]):
             push(self._sums, (leaf, leaf + 1), values, num_leaves, Tensor.add_)
         self._sending, self._arriving = [], []

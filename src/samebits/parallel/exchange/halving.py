@@ -111,6 +111,7 @@ class HalvingAllReduce(TreeAllReduce):
             self._merge()
         ((_, total),) = self._held
         destination = self._part(*self._chunks)
+        # The sum may lie in the memory of a message, by the order in which nodes were merged.
         if total.data_ptr() != destination.data_ptr():
             destination.copy_(total)
 
@@ -153,6 +154,7 @@ class HalvingAllReduce(TreeAllReduce):
     def _merge(self) -> None:
         """Add what was received to what this rank holds."""
         stack: list[tuple[Node, Tensor]] = []
+        # The partner's nodes may be to the left or to the right of this rank's.
         for node, values in sorted([*self._held, *self._received], key=lambda entry: entry[0]):
             if self._bucket.exact or not stack:
                 push(stack, node, values, self._num_leaves, Tensor.add_)

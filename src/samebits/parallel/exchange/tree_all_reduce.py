@@ -119,6 +119,8 @@ class TreeAllReduce:
     def middle(self) -> None:
         """Add up the bucket, or this rank's chunk of a large one, and send the chunk's sum to all."""
         self._wait()
+        # From here on this rank's own sums are overwritten. After
+        # a loss they must not count as whole (`recoverable.py`).
         self.has_added = True
         destination = self._chunk(self._total, self._world.rank)
         stack: list[tuple[Node, Tensor]] = []
@@ -129,6 +131,7 @@ class TreeAllReduce:
                 left, right = right, left
             return left.add_(right)
 
+        # In the order of the leaves, so that each rank merges in the same order without a message about it.
         for node in sorted(self._sums):
             chunk = self._sums[node]
             if self._bucket.exact or not stack:

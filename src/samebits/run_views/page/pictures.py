@@ -71,6 +71,7 @@ def _encoded(path: Path) -> tuple[str, int, int] | None:
         return None
     if content[:8] != _PNG or len(content) < 24:
         return None
+    # From the header, before a decoder takes memory for so many pixels.
     width, height = struct.unpack(">II", content[16:24])
     if not (0 < width * height <= _MAX_PIXELS):
         return None
@@ -88,6 +89,7 @@ def _smaller(content: bytes) -> tuple[bytes, int, int] | None:
     from PIL import Image
 
     try:
+        # By the PNG decoder only, whatever the content claims to be (ADR 28).
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
             small = image.convert("RGB")
         small.thumbnail((_MAX_SIZE_PX, 4 * _MAX_SIZE_PX))
