@@ -68,6 +68,7 @@ def release(folder: Path) -> None:
     """Remove a scratch folder of this process. Files that cannot be removed are left to `sweep`."""
     if is_scratch(folder):
         _remove(folder)
+    # After the removal: closing it releases the lock, and another process could sweep the folder meanwhile.
     handle = _held.pop(folder, None)
     if handle is not None:
         os.close(handle)
@@ -89,6 +90,7 @@ def sweep_one(folder: Path) -> None:
         handle = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the owner lives
+            # Before the folder, whose name is the only way to find them.
             for path in semaphores(folder):
                 path.unlink()
             _remove(folder)

@@ -146,8 +146,10 @@ def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Cal
         A function that waits for its answer.
     """
     folder.mkdir()
+    # Another one than this environment's, which the other trials have.
     seed = "1" if os.environ.get("PYTHONHASHSEED", "0") != "1" else "2"
     arguments = json.dumps([source, overrides, NUM_EVAL, str(folder)])
+    # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "samebits.check.trial", arguments],
         env={**os.environ, "PYTHONHASHSEED": seed},

@@ -46,6 +46,7 @@ def guarded(run: Callable[[], Record]) -> Record:
         return {"error": error, "line": user_line_of(error)}
     except Exception as error:  # a bug in the recipe
         if os.environ.get("SAMEBITS_DEBUG") == "1":
+            # The stream of before `quiet`, which discards standard error.
             traceback.print_exception(error, file=sys.__stderr__)
         line = user_line_of(error)
         found = ConfigError(
@@ -58,6 +59,7 @@ def guarded(run: Callable[[], Record]) -> Record:
 
 def user_line_of(error: BaseException) -> list[Any] | None:
     """Return file and line of the user's innermost frame of an error, if it has one."""
+    # Errors that were raised `from` another one: the user's frame may be in the first of them.
     chain: BaseException | None = error
     while chain is not None:
         lines = [[each.filename, each.lineno] for each in traceback.extract_tb(chain.__traceback__)]

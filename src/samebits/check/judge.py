@@ -227,6 +227,7 @@ def _sums(losses: Mapping[str, Sequence[float]]) -> list[Finding]:
     found = []
     for name, (whole, first, second) in losses.items():
         scale = max(abs(whole), abs(first), abs(second))
+        # With a tolerance: a mean of halves has other roundings than that of the whole.
         is_mean = math.isclose(whole, (first + second) / 2, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * scale)
         if scale > 0 and not is_mean and math.isclose(whole, first + second, rel_tol=_TOLERANCE):
             found.append(
@@ -246,6 +247,7 @@ def _merges(notes: Record) -> list[Finding]:
         return []
     one = metric["results"]["1"]
     for size, other in metric["results"].items():
+        # By repr: it distinguishes all bits of a float, and NaN is equal to itself.
         name = next((name for name in {**one, **other} if repr(one.get(name)) != repr(other.get(name))), None)
         if name is None and "error" not in other:
             continue

@@ -65,6 +65,7 @@ def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str
     merged = parts.metric()
     try:
         for state in states:
+            # Through the codec, as between ranks: a state that cannot be sent is a fault of its own.
             merged.merge(codec.decode(codec.encode(state), torch.device("cpu")))
         return {name: repr(float(value)) for name, value in merged.result().items()}
     except Exception as error:

@@ -85,6 +85,7 @@ class _Model:
     def _set_back(self) -> None:
         self.model.zero_grad(set_to_none=True)
         for _, module, name, buffer, value in self._buffers:
+            # The original object, since forward may have put another one in its place.
             module._buffers[name] = buffer
             if buffer is not None and value is not None:
                 buffer.copy_(value)

@@ -83,6 +83,7 @@ class SourceTracer:
     def during(self, phase: str) -> Iterator[None]:
         """Trace a block of code as a phase."""
         before, self.phase = self.phase, phase
+        # A profile function sees calls of C functions such as time.time, which a trace function does not.
         sys.setprofile(self._profile)
         try:
             yield

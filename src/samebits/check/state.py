@@ -70,6 +70,7 @@ def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
     """
     cells: dict[str, Cell] = {}
     seen: dict[int, object] = {}  # the objects themselves are kept, so that no id is used twice
+    # Breadth first, so that MAX_OBJECTS leaves out what is deepest.
     waiting: deque[tuple[str, object, Callable[[], object] | None]] = deque(
         (name, each, None) for name, each in roots.items()
     )
@@ -173,6 +174,7 @@ class LineWatch:
 
 def user_modules() -> dict[str, ModuleType]:
     """Return the loaded modules of the user, by their name."""
+    # A copy of the list: reading an attribute of a lazy module may import others.
     named = {name: module for name, module in list(sys.modules.items()) if getattr(module, "__file__", None)}
     return {name: module for name, module in named.items() if is_user(str(module.__file__)) and name not in _MAIN}
 
@@ -187,6 +189,7 @@ def _value(cell: Cell) -> object:
 def _known(value: object) -> tuple[str, str] | None:
     """Return kind and type of an object that is one piece of state; None for one that has parts."""
     for kind, name, types in _KNOWN:
+        # SystemRandom has no state: it reads the system's entropy.
         if isinstance(value, types) and not isinstance(value, random.SystemRandom):
             return kind, name
     return None
@@ -273,6 +276,7 @@ def _is_users(module: ModuleType | None) -> bool:
 
 
 def _numpy_state(state: Any) -> str:
+    # Without this, numpy's repr leaves out the middle of a long state.
     with np.printoptions(threshold=sys.maxsize):
         return repr(state)
 

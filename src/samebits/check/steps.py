@@ -67,6 +67,7 @@ class _RecordingLoader:
         assert self.step is not None
         leaf = next(each for each in self.step.micro_batches if each.indices is indices)
         if self._is_uneven:
+            # By a key, so that a trial can be repeated with the same delays.
             time.sleep(key(self.step.number, self._rank, leaf.index) % MAX_DELAY_MS / 1000)
         batch = self._loader.batch(indices, keys, **options)
         samples = {str(index): digest for index, digest in sample_digests(batch).items()}

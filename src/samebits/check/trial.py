@@ -125,6 +125,7 @@ def _evaluation(job: Job, trial: Trial, num_eval: int) -> Record:
 
 def main(arguments: list[str]) -> int:
     """Run a trial of one process in an interpreter of its own, for another PYTHONHASHSEED."""
+    # This interpreter has no launcher that would end it.
     exit_with_parent()
     source, overrides, num_eval, answers = json.loads(arguments[0])
     return run_trial(source, overrides, Trial("", is_other_hash=True), num_eval, Path(answers), ALONE)

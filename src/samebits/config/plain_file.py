@@ -36,6 +36,7 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             raise OSError(
                 errno.EFBIG, f"it has {status.st_size:,} bytes, and at most {max_bytes:,} are read", str(path)
             )
+        # With a limit again: the file may have grown since its size was read.
         return file.read(max_bytes)
 
 

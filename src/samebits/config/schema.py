@@ -181,6 +181,7 @@ class RunConfig(Settings):
     def _settings_fit_together(self) -> RunConfig:
         if (message := find_exclusion(self)) is not None:
             raise ValueError(message)
+        # The mantissa of every power of two is 0.5.
         if self.loss_scale != "dynamic" and math.frexp(self.loss_scale)[0] != 0.5:
             below = 2.0 ** math.floor(math.log2(self.loss_scale))
             raise ValueError(

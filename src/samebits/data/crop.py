@@ -18,6 +18,7 @@ from samebits.data.images import SCALES, ByteArray
 from samebits.data.keyed import KeyArray, uniforms
 from samebits.data.opencv import cv2
 
+# As many as in torchvision's RandomResizedCrop, whose distribution this one has.
 _NUM_TRIES = 10
 # Largest aspect ratio that is resized whole; of longer images only the middle is. With its shorter side resized to 256,
 # an image of 1 x 10,000,000 pixels would take 2 TB.
@@ -74,6 +75,7 @@ def _try_box(
     box_width, box_height = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
     if not (0 < box_width <= width and 0 < box_height <= height):
         return None
+    # + 1: a box may also end at the image's border.
     top, left = int((height - box_height + 1) * numbers[2]), int((width - box_width + 1) * numbers[3])
     return Box(left, top, box_width, box_height)
 

@@ -83,6 +83,7 @@ class DecodedPictures:
         file = self._file_of(path, scale)
         try:
             content = _mapped(file)
+        # Missing, empty (which mmap refuses), or not this user's: the image is decoded again.
         except (OSError, ValueError):
             return None
         if len(content) <= _HEAD.size:
@@ -115,6 +116,7 @@ class DecodedPictures:
             return
         partial = partial_path(self._folder / "partial" / file.name)
         try:
+            # Before writing: several processes that write at the same time stay within the limit together.
             if not self._reserve(size):
                 return
             file.parent.mkdir(exist_ok=True)
@@ -122,9 +124,11 @@ class DecodedPictures:
             pixels = np.ascontiguousarray(pixels)
             height, width = pixels.shape[:2]
             partial.unlink(missing_ok=True)  # of an earlier process with this process id
+            # x (O_EXCL): follows no link, and takes no file that lies here already.
             with partial.open("xb") as stream:
                 stream.write(_HEAD.pack(_MAGIC, height, width, zlib.adler32(pixels.data), _boot()))
                 stream.write(pixels.data)
+            # Renamed when complete: a reader maps the whole file or none.
             partial.replace(file)
         except OSError as error:
             self._is_full = True
@@ -135,6 +139,7 @@ class DecodedPictures:
     def _file_of(self, path: Path, scale: int) -> Path:
         try:
             status = path.stat()
+            # A changed file has another key, so its old pixels are never taken for it.
             version = f"{status.st_size} {status.st_mtime_ns}"
         except OSError:
             version = "gone"
@@ -169,6 +174,7 @@ class DecodedPictures:
                 raise OSError(errno.EEXIST, "its entry used is not a file of such a cache")
 
             def write(used: int) -> None:
+                # The position is behind the text that was read, but O_APPEND writes at the end, which is the start now.
                 file.truncate(0)
                 file.write(b"%d" % used)
 

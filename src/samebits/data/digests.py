@@ -47,11 +47,13 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
             value = value[row]
         # dtype and shape come first: equal bytes of another dtype are another sample.
         update(f"{value.dtype} {tuple(value.shape)}".encode())
+        # As bytes, since NumPy has no bfloat16.
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         if row is not None and value.ndim and len(value) == count:
             value = value[row]
         update(f"{value.dtype} {value.shape}".encode())
+        # The bytes of an array of objects are addresses.
         update(value.tobytes() if value.dtype != object else repr(value.tolist()).encode())
     elif isinstance(value, dict):
         for name, item in value.items():

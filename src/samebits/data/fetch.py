@@ -52,6 +52,7 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
     try:
         download.path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(download.path):
+            # Looked for under the lock: another process may have finished the download meanwhile.
             if not download.path.exists():
                 sweep_partials(download.path.parent, download.path.name)
                 _fetch_from_any(download, otherwise, timeout_s)
@@ -80,6 +81,7 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
 
 def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | None:
     """Download one URL into a file. Returns the failure, or None if there is none."""
+    # Without this argument, Python builds for FIPS refuse MD5. It finds damage here, no attack.
     digest = hashlib.md5(usedforsecurity=False)
     with partial.open("wb") as file:
         chunks = _read(url, timeout_s)
@@ -87,6 +89,7 @@ def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | Non
             try:
                 chunk = next(chunks, None)
             except (OSError, HTTPException, ValueError) as error:
+                # URLError's own text would be "<urlopen error ...>".
                 cause = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
                 return str(cause) or type(error).__name__
             if chunk is None:
@@ -94,6 +97,8 @@ def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | Non
             digest.update(chunk)
             file.write(chunk)
         file.flush()
+        # Before the rename: a file under its final name is never
+        # verified again, so a crash must not leave a damaged one.
         os.fsync(file.fileno())
     if digest.hexdigest() != md5:
         return f"wrong file: MD5 {digest.hexdigest()}, expected {md5}"

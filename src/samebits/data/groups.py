@@ -29,6 +29,7 @@ class Groups:
         # As in a step without groups: as few micro-batches as possible, all of nearly equal size.
         self.leaves_per_step = -(-global_batch // micro_batch)
         most = global_batch // self.leaves_per_step
+        # Stable: NumPy's other methods may order equal values differently on another processor.
         self._members = np.argsort(groups, kind="stable")
         counts = np.bincount(groups)
         counts = counts[counts > 0]
@@ -83,6 +84,7 @@ class Batches:
         self._num_samples, self._batch_size = num_samples, batch_size
         self._cuts: list[IntArray] | None = None
         if groups is not None:
+            # Stable, as in `Groups`: the order has to be equal on every machine.
             members = np.argsort(groups, kind="stable")
             parts = np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
             self._cuts = [

@@ -159,6 +159,7 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
     Raises:
         DataError: It has too many scans for its size.
     """
+    # Compressed data does not have these two bytes: JPEG writes FF as FF00 there.
     num_scans = content.count(b"\xff\xda")
     if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
         raise DataError(

@@ -32,6 +32,7 @@ def mix(value: int) -> int:
 
 def mix_array(values: KeyArray) -> KeyArray:
     """Apply `mix` to each element of an array of any shape. Does not change its argument."""
+    # NumPy's uint64 wraps around, as `& MASK` does in `mix`.
     values = values + np.uint64(GOLDEN)
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -71,6 +72,7 @@ def uniform(keys: KeyArray, column: int) -> npt.NDArray[np.float64]:
         column: Index of the number among a sample's random numbers, from 0.
     """
     values = mix_array(keys ^ np.uint64(mix(column)))
+    # 53 bits: as many as a float64 holds exactly, so the largest result is still below 1.
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -185,6 +185,7 @@ class Order:
     global_batch: int
     micro_batch: int
     seed: int = 0
+    # Not compared: the == of an array is no single answer.
     groups: IntArray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -283,6 +284,9 @@ class Order:
             index=leaf,
             indices=indices,
             keys=sample_keys,
+            # The share of the step's samples: the sum over micro-batches
+            # is then the gradient of the mean over the step.
             weight=len(indices) / num_samples,
+            # By step and micro-batch, never by rank: dropout draws the same numbers in every world.
             forward_key=key(self.seed, FORWARD, number, leaf),
         )

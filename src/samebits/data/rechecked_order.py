@@ -58,6 +58,7 @@ class RecheckedOrder(Order):
             return ()
         # The largest share decides how long the step takes, so one more micro-batch costs this fraction of the step.
         expected = self.recheck * -(-num_micro_batches // size)
+        # From seed and step, so that all ranks choose the same ones without a message.
         count = int(expected) + (key(self.seed, RECHECK, number) / 2.0**64 < expected % 1)
         if not count:
             return ()

@@ -40,6 +40,7 @@ class Batch:
         """Return the batch on a device."""
         if device.type == "cpu":
             return self
+        # From pinned memory the copy runs beside other work. Kernels of the same stream wait for it.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def head(self, count: int) -> Batch:

@@ -21,7 +21,9 @@ def seeded(key: int) -> Iterator[None]:
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     key &= MASK
     random.seed(key)
+    # NumPy takes words of 32 bits.
     np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    # Not torch.manual_seed, which also seeds the generators of all GPUs, which are not restored below.
     torch.default_generator.manual_seed(key)
     try:
         yield

@@ -161,6 +161,7 @@ class Side:
     def snapshot(self) -> Snapshot:
         """Copy the current state."""
         tensors, plain = pack_job(self.job)
+        # Clones: training changes these tensors in place.
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         return Snapshot(copies, copy.deepcopy(plain), copy.deepcopy(self.job.progress))
 

@@ -64,7 +64,9 @@ def largest_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tupl
         if ":" in name or name not in b or a[name].shape != b[name].shape or not a[name].is_floating_point():
             continue
         one, other = a[name].detach().cpu().double().reshape(-1), b[name].detach().cpu().double().reshape(-1)
+        # A NaN counts as the largest difference. As NaN it would never compare as larger.
         distance = torch.nan_to_num((one - other).abs(), nan=float("inf"))
+        # A tensor of zeros has no scale to divide by.
         scores[name] = float(distance.max() / other.abs().max().clamp_min(1e-12)), int(distance.argmax())
     if not scores:
         return None

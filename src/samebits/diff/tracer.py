@@ -109,6 +109,7 @@ class _Tracer:
         """Register the hooks for one step."""
         with ExitStack() as stack:
             for parameter, name in self._names.items():
+                # torch refuses a hook on a frozen parameter.
                 if parameter.requires_grad:
                     stack.callback(parameter.register_hook(self._gradient(name)).remove)
             stack.callback(self.job.optimizer.register_step_pre_hook(lambda *_: self.take(APPLIED)).remove)
@@ -161,6 +162,7 @@ class _Tracer:
     def keep_if_wanted(self, key: Key, tensors: list[Tensor]) -> None:
         """Keep a copy of tensors if they are wanted."""
         if key in self._keep:
+            # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
             self.kept[key] = [tensor.detach().cpu().clone() for tensor in tensors]
 
     def take(self, kind: str) -> None:
@@ -282,6 +284,7 @@ class _TracedLoader:
         return getattr(self._loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Others, such as `digests`, are meant for the loader itself, which reads them.
         if name in ("_loader", "_tracer"):
             super().__setattr__(name, value)
         else:

@@ -141,6 +141,7 @@ def _hash(batch: Batch) -> str:
 
 
 def _clock(world: World) -> CheckResult:
+    # So that all ranks take the time at nearly the same moment.
     collectives.barrier(world, 60)
     times = collectives.all_gather_object(world, time.time())
     apart = max(times) - min(times)

@@ -79,6 +79,7 @@ def _pairs(world: World, timeout_s: float) -> list[CheckResult]:
         for pair in pairs:
             if world.rank in pair:
                 mine[pair] = _ping(world, pair, timeout_s)
+        # A ping of the next round would otherwise wait for a peer that is still busy with this one.
         collectives.barrier(world, 2 * timeout_s)
     every = collectives.all_gather_object(world, (world.host, mine))
     hosts = [host for host, _ in every]
@@ -117,6 +118,7 @@ def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
                 work = dist.isend(tensor, peer) if tensor is out else dist.irecv(tensor, peer)
                 assert work is not None
                 work.wait(timedelta(seconds=timeout_s))
+            # With NCCL, wait() returns before the GPU has sent.
             if world.device.type == "cuda":
                 torch.cuda.synchronize(world.device)
             times.append(time.perf_counter() - started)
@@ -140,6 +142,7 @@ def _all_reduce(world: World) -> list[CheckResult]:
     text = (
         f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
     )
+    # Rank 0's value: all ranks have to return the same list.
     link = collectives.broadcast_object(world, link_speed(world.assignment.init) if world.num_hosts > 1 else None)
     if link is None:
         return [CheckResult("all-reduce", text)]
@@ -168,6 +171,7 @@ def _sum(world: World, num_bytes: int) -> AllReduce:
         times.append(time.perf_counter() - started)
         expected = world.size * _numbers(0, len(values), world.device) + world.size * (world.size - 1) / 2
         is_right = is_right and torch.equal(values, expected)
+    # Without the first one, which may set up connections and memory.
     gathered = collectives.all_gather_object(world, (statistics.median(times[1:]), is_right))
     return AllReduce(num_bytes, max(seconds for seconds, _ in gathered), all(right for _, right in gathered))
 

@@ -57,6 +57,7 @@ def whole(run_folder: Path) -> list[CheckResult]:
 
 def _torch() -> list[CheckResult]:
     found = torch.__version__
+    # A version may end in a build tag, such as 2.11.0+cu130.
     version = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
@@ -68,6 +69,7 @@ def _torch() -> list[CheckResult]:
     try:
         vision = importlib.import_module("torchvision")
         results.append(CheckResult("torchvision", str(vision.__version__)))
+    # RuntimeError: torchvision's operators were built for another torch.
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120]
         results.append(
@@ -113,6 +115,7 @@ def _gpus() -> list[CheckResult]:
 
 def _driver() -> str:
     try:
+        # With a timeout: nvidia-smi can hang if a GPU has failed.
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         result = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -163,6 +166,7 @@ def _memory() -> CheckResult:
     except (OSError, psutil.Error):
         return CheckResult("memory", "unknown", "note")
     total, free = memory.total, memory.available
+    # In a container, psutil sees the memory of the machine, not the container's limit.
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
@@ -196,8 +200,10 @@ def disk_space(run_folder: Path) -> CheckResult:
 
 def disk_speed(run_folder: Path) -> CheckResult:
     """Measure how fast the run folder's disk completes a write with fsync."""
+    # Random bytes, since a file system may compress or skip zeros.
     block = os.urandom(MB)
     try:
+        # A file without a name: nothing is left behind if the process is killed.
         with tempfile.TemporaryFile(dir=_existing(run_folder), prefix=".samebits-doctor-") as file:
             started = time.perf_counter()
             for _ in range(TRIAL_BYTES // MB):
@@ -220,6 +226,7 @@ def shared_memory() -> CheckResult:
         sizes = os.statvfs("/dev/shm")
     except OSError:
         return CheckResult("shared memory", "this system has no /dev/shm", "note")
+    # f_bavail, not f_bfree, of which a part is reserved for root.
     free = sizes.f_bavail * sizes.f_frsize
     if free < GB:
         fix = "DataLoader workers need about 1 GB: docker run --shm-size=8g, or set loader.num_workers=0."

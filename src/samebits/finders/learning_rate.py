@@ -130,5 +130,6 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
 
 
 def _with_rate(config: RunConfig, lr: float) -> RunConfig:
+    # Neither scaled by the batch nor warmed up: each step has exactly its rate.
     constant = {"lr": lr, "lr_for_batch": None, "schedule": "constant", "warmup_epochs": 0.0}
     return config.model_copy(update={"optim": config.optim.model_copy(update=constant)})

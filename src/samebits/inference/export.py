@@ -93,6 +93,7 @@ def export(
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
         raise ConfigError(f"--out {out} is the file of weights itself", fix="Give another name.")
+    # Late, so that a wrong format or name is reported before torch is loaded.
     from samebits.engine.build import input_shape
     from samebits.storage.own_files import is_export
     from samebits.storage.run_folder import check_target
@@ -114,6 +115,7 @@ def export(
 def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, Any], out: Path) -> Exported:
     import torch
 
+    # Of its own: the global generator of a user's program stays as it is.
     generator = torch.Generator().manual_seed(0)
     samples = [torch.randn(num, *shape, generator=generator) for num in BATCHES]
     write, read = {
@@ -132,6 +134,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
         partial.write_bytes(content)
         run = read(partial, model)
         difference = _largest(_difference(mine, run(batch)) for mine, batch in zip(expected, samples, strict=True))
+        # `not <=`: a NaN is refused too.
         if not difference <= TOLERANCE[to]:
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
@@ -150,6 +153,7 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
 def _to_safetensors(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -> bytes:
     from safetensors.torch import save
 
+    # Clones: safetensors refuses tensors that share memory, such as tied weights.
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     return save(state, metadata={"format": "pt", **_as_text(metadata)})
 

@@ -82,6 +82,7 @@ def _twice(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]
 
 def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the first pass and of its recomputation."""
+    # Clones, since the first pass changes the buffers in place.
     before = [buffer.clone() for buffer in module.buffers()]
 
     @contextmanager

@@ -107,6 +107,7 @@ class Compiled:
 
 def _check_compiler() -> None:
     # Asked before training: otherwise the first step fails, in the words of the compiler.
+    # Private: torch has no public way to ask for it.
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:

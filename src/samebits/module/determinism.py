@@ -31,6 +31,7 @@ def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
     torch.use_deterministic_algorithms(exact)
     # Filling fresh memory only protects against reading it by mistake, and costs a pass over it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types
+    # Its choice of kernels follows from measured times, so it can differ from run to run.
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.deterministic = exact
     if exact and device.type == "cuda":

@@ -48,6 +48,7 @@ class Lamb(torch.optim.Optimizer):
         state, grad = self.state[parameter], parameter.grad
         assert grad is not None
         if not state:
+            # On the CPU, so that item() waits for no GPU.
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         state["step"] += 1

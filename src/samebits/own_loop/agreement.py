@@ -31,6 +31,7 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
     """
     if world.size == 1:
         return
+    # One digest first, since all state would be sent to all ranks otherwise.
     sums = checksums(loop.state())
     if collectives.are_equal(world, (loop.step, sums)):
         return

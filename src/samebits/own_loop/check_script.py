@@ -88,6 +88,7 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
+        # In a session of its own, so that `_end` can kill all that the script has started.
         command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

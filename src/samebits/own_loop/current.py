@@ -72,6 +72,7 @@ def _of_default_group(device: torch.device) -> World:
     world = replace(world, local_rank=hosts[:rank].count(name), num_hosts=len(set(hosts)))
     add_group()
     schedule_threads(world.local_rank, torch.get_num_threads())
+    # Weak: a group that the script destroys must not live on here, and its world must not be used again.
     _OF_GROUP[:] = [(weakref.ref(group), world)]
     return world
 

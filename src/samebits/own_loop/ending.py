@@ -55,6 +55,7 @@ class Iteration:
         loop = self._loop
         if self.num_read == 0:
             return self.is_whole  # a resume at the end of an epoch
+        # GeneratorExit: Python raises it in a generator that is left, which is no error of the script.
         if sys.exc_info()[0] not in (None, GeneratorExit):
             return True  # an error that is raised to the script already
         if loop.habits.has_trained:
@@ -132,6 +133,7 @@ class _Loader(Protocol):
     def end_pass(self) -> None: ...
 
 
+# Weak: a loader that the script has dropped has been judged, and its fault is kept below.
 _LOADERS: weakref.WeakSet[_Loader] = weakref.WeakSet()
 _FAULTS: list[tuple[ExactLoop, TrainError]] = []
 
@@ -146,6 +148,7 @@ def report_errors() -> None:
         if isinstance(error, SamebitsError) and not os.environ.get("SAMEBITS_DEBUG"):
             _report(error, is_main=all(loader.loop.is_main for loader in _LOADERS))
         else:
+            # Whatever hook was there: notebooks and debuggers have their own.
             before(kind, error, trace)
 
     sys.excepthook = hook

@@ -63,6 +63,7 @@ class EvalLoader:
                 yield indices, keys(0, 0, indices)
 
         loader = self._source.open(requests, self._device, num_ranks_here=self.world.num_ranks_here)
+        # Reading and the body may draw random numbers, by the batches that this rank has.
         generator = torch.get_rng_state()
         try:
             for self._current, request in zip(mine, requests(), strict=True):
@@ -87,6 +88,7 @@ class EvalLoader:
         merged: dict[str, list[float]] = {}
         for own in parts:
             for numbers in own.values():
+                # `extend`: fsum needs the single numbers, as a sum of each rank would be rounded already.
                 for name, values in numbers.items():
                     merged.setdefault(name, []).extend(values)
         # fsum rounds once, at the end, so the order does not matter. It raises an error for infinities.
@@ -119,6 +121,7 @@ class EvalLoader:
             self._states.append({})
         metric.reset()
         metric.update(*args, **kwargs)
+        # A copy, since the next `reset` and `update` change the metric's own tensors.
         self._states[self._number(metric)][self._batch()] = _copied(metric.metric_state)
 
     def compute(self, metric: Any) -> Any:
@@ -135,10 +138,12 @@ class EvalLoader:
             by_batch.update(own)
         metric.reset()
         merged: dict[str, Any] | None = None
+        # In the order of the batches, since merging floats depends on it.
         for count, index in enumerate(sorted(by_batch), start=1):
             # As in torchmetrics' own forward: the metric has the batch's state, and merges what is there so far.
             for name, value in by_batch[index].items():
                 setattr(metric, name, value)
+            # torchmetrics weights a mean over updates by this count.
             metric._update_count = count
             if merged is not None:
                 metric.merge_state(merged)

@@ -79,6 +79,7 @@ class JoinedAllReduce:
     def start(self) -> None:
         """Send copies of this rank's nodes."""
         for (_, flat), *own in zip(self._memory.nodes, *(part.nodes for part in self._parts), strict=True):
+            # Copies: the buckets have memory of their own, and one message needs it in one piece.
             torch.cat([each.values for _, each in own], out=flat.values[: self._length])
         self._all_reduce.start()
 
@@ -222,6 +223,7 @@ class GradientSum:
             for bucket, result in zip(self._buckets, results, strict=True)
         ]
         self.norm = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
+        # One transfer for all numbers: on a GPU each read waits for the device.
         used = iter(results[-1].tail[: self._num_parameters].tolist())
         return [
             (parameter, view if next(used) > 0 else None)

@@ -120,6 +120,7 @@ class Habits:
         Raises:
             TrainError: That one.
         """
+        # An error that is being handled has a reason of its own, which this one must not replace.
         if self.fault is not None and sys.exc_info()[1] is None:
             fault, self.fault = self.fault, None
             raise fault

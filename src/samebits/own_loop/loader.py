@@ -66,6 +66,7 @@ class ExactLoader:
     @property
     def step(self) -> int:
         """Number of steps done, over all epochs."""
+        # A script that reads the position counts steps, which `habits` has to know.
         self.loop.look()
         return self.loop.step
 
@@ -173,6 +174,7 @@ class ExactLoader:
         stop = (self._epoch + 1) * per_epoch
         self.loop.finish()
         self._world.activity.is_paused = False
+        # `tee`: DataLoader workers are sent the requests ahead of the loop.
         steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
         loader = self._source.open(
             lambda: requests_of(ahead), self._world.device, num_ranks_here=self._world.num_ranks_here

@@ -98,6 +98,7 @@ def check_finite(trained: Sequence[Trained], step: Step) -> None:
         TrainError: One is not finite; the same error on all ranks.
     """
     norms = [norm for each in trained for norm in each.norms()]
+    # One transfer for the norms of all optimizers.
     if not norms or all(map(math.isfinite, torch.stack(norms).tolist())):
         return
     raise TrainError(

@@ -42,6 +42,7 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
             "LBFGS evaluates the loss several times a step, each time of the whole global batch",
             fix="Use an optimizer whose step() needs no closure.",
         )
+    # The class's own method: the instance may have a scheduler's wrapper.
     method = type(optimizer).step
     return lambda: method(optimizer)  # closures are called before
 
@@ -57,6 +58,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
     base = type(optimizer)
 
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        # A closure computes the loss, also in micro-batches in which the optimizer does not act.
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -127,6 +129,7 @@ def follow(follower: Any, loop: ExactLoop) -> None:
 
 def _check_caller() -> None:
     """Refuse a GradScaler that is not in `per_step`: it would adapt its scale after each micro-batch."""
+    # Frame 2 is the caller of the replaced `step`.
     frame: FrameType | None = sys._getframe(2)
     for _ in range(3):  # a scheduler's wrapper may be between them
         if frame is not None and frame.f_code.co_filename == SCALER_FILE:
@@ -211,6 +214,7 @@ def _subclass(instance: Any, members: dict[str, Any]) -> None:
         return result
 
     for name in members:
+        # The instance's own attribute would come before the method of the new class.
         instance.__dict__.pop(name, None)
     # A copy or a pickle has the class of before.
     instance.__class__ = type(base.__name__, (base,), {**members, "__reduce_ex__": reduce_ex})

@@ -79,6 +79,7 @@ class CollatedSamples(Samples):
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples; see `Samples.batch`. Random numbers follow from the first sample's key (`data/loader.py`)."""
         numbers = indices.tolist()
+        # As DataLoader's fetcher does, so that a dataset behaves as it did before.
         if callable(getattr(self.dataset, "__getitems__", None)):
             items = self.dataset.__getitems__(numbers)
         else:

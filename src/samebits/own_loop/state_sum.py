@@ -91,6 +91,7 @@ class BufferSum:
         while turn >= self._num_used:
             self._begin_turn()
         bucket = self._buckets[turn]
+        # It has not entered this micro-batch yet: a pass may have changed no buffer.
         if bucket.next_leaf <= micro_batch.index:
             self._enter(bucket, micro_batch, None)
         self._joined.add(turn)

@@ -125,6 +125,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
         for step in steps:
             reading, waiting, started = timed.seconds, activity.wait_s, time.perf_counter()
             run(job, step, timed)
+            # Kernels run asynchronously: without this, the clock would stop when they are queued.
             if job.world.device.type == "cuda":
                 torch.cuda.synchronize(job.world.device)
             seconds = time.perf_counter() - started
@@ -149,6 +150,7 @@ def _ddp(job: Job) -> StepFunction:
 
     def run(job: Job, step: Step, loader: TimedLoader) -> None:
         if step.num_micro_batches < job.world.size:  # DDP needs all ranks in each step
+            # Read and dropped: the loader insists on the order of its requests.
             for micro_batch in step.micro_batches:
                 loader.batch(micro_batch.indices, micro_batch.keys)
             return
@@ -159,6 +161,7 @@ def _ddp(job: Job) -> StepFunction:
             with nullcontext() if is_last or job.world.size == 1 else wrapped.no_sync():  # type: ignore[operator]  # DDP, where the world is larger
                 terms = job.parts.loss(wrapped(batch.inputs), batch)
                 loss = torch.stack([term.float() for term in terms.values()]).sum()
+                # DDP divides the sum of the gradients by the number of ranks.
                 (loss * micro_batch.weight * job.world.size).backward()
         job.optimizer.step()
 

@@ -138,12 +138,14 @@ def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
     for name, module in choose_parts(model, config.activation_checkpointing):
         by_part[name] = {}
 
+        # A default argument: otherwise all hooks would have the last name of the loop.
         def enter(_: nn.Module, args: Any, name: str = name) -> None:
             for tensor in _tensors(args):
                 by_part[""][id(tensor.untyped_storage())] = tensor.untyped_storage()
             now.append(name)
 
         hooks.append(module.register_forward_pre_hook(enter))
+        # None: any other result of a hook would replace the module's output.
         hooks.append(module.register_forward_hook(lambda *_: now.pop() and None))
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -232,10 +232,12 @@ def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 def _share_weights(model: nn.Module) -> nn.Module:
     """Return a copy of a model with buffers of its own, and parameters in the same memory."""
+    # deepcopy takes what is in the memo for copied already, so the weights' memory stays shared.
     memo = {id(parameter): parameter for parameter in model.parameters()}
     copied = copy.deepcopy(model, memo)
     for module in copied.modules():
         for name, parameter in module.named_parameters(recurse=False):
+            # Another parameter in the same memory, so that each rank has a gradient of its own.
             twin = nn.Parameter(parameter.data, parameter.requires_grad)
             setattr(module, name, twin)
     return copied

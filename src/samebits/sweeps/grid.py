@@ -104,10 +104,12 @@ def _expanded(piece: str) -> list[str]:
     if match is None:
         return [piece]
     numbers = range(int(match[1]), int(match[2]), int(match[3] or 1) or 1)
+    # Before a list is made of it: a range knows its length without its numbers.
     if len(numbers) > MAX_TRIALS:
         raise ConfigError(
             f"the range {piece} has {len(numbers):,} values", allowed=f"at most {MAX_TRIALS:,}", fix="Name fewer."
         )
+    # An empty range becomes an empty text, which `_axis` refuses.
     return [str(number) for number in numbers] or [""]
 
 

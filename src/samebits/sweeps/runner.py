@@ -47,6 +47,7 @@ class _Active:
     def stop(self) -> None:
         if not self.is_stopping:
             self.is_stopping = True
+            # It may have ended since the last look.
             with suppress(ProcessLookupError):
                 self.command.process.send_signal(signal.SIGTERM)
 
@@ -89,6 +90,7 @@ class Runner:
             while True:
                 is_time = time.monotonic() - judged_at > _JUDGE_S
                 judged_at = time.monotonic() if is_time else judged_at
+                # A copy, since `_end` removes from the list.
                 for active in list(self._active):
                     if stop.requested or (is_time and agenda.is_pruned(active.trial)):
                         active.stop()
@@ -132,6 +134,7 @@ class Runner:
         name, slot, output = trial_name(trial), self._free[0], self._folder / OUTPUT
         output.mkdir(exist_ok=True)
         error_file = output / f"{name}.json"
+        # An error of an earlier attempt must not be taken for one of this attempt.
         error_file.unlink(missing_ok=True)
         # No link: the folder may be a stranger's.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -160,6 +163,7 @@ class Runner:
         active.output.close()
         trial, name, code = active.trial, trial_name(active.trial), active.command.process.returncode
         took, settings = clock(time.monotonic() - active.started_at), " ".join(self._sweep.trials[trial])
+        # First, also after a stop: the trial may have been complete before the signal came.
         if (self._folder / name / "result.json").exists():
             agenda.ended(trial)
             self._notify(f"{name}  done in {took}  {settings}")
@@ -168,6 +172,7 @@ class Runner:
             self._notify(f"{name}  pruned after {took}  {settings}")
         elif is_stopped or self._is_in_use(trial):
             agenda.interrupted(trial)
+        # Exit codes above 128 stand for a signal too, as in a shell.
         elif (code < 0 or code >= 128) and self._attempts[trial] < _MAX_ATTEMPTS:
             self._notify(f"{name}  was stopped by signal {-code if code < 0 else code - 128}, and is resumed")
             agenda.interrupted(trial)
@@ -180,6 +185,7 @@ class Runner:
     def _tail(self, name: str) -> str:
         """Return the last line that a trial has printed."""
         content = (self._folder / OUTPUT / f"{name}.txt").read_bytes()[-_TAIL_BYTES:]
+        # The slice may begin inside a character.
         lines = content.decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 

@@ -68,6 +68,7 @@ class Search:
                 self._sweep.trials.append(
                     choose(self._spec, self._space, number, self._history(number), self._sweep.better)
                 )
+                # Before the trial starts: no run folder has settings that sweep.json lacks.
                 self._sweep.write(self._folder)
             yield number
 
@@ -179,6 +180,7 @@ def until_pruned(
         values: Step and value of its evaluations so far.
         better: Whether "max" or "min" of the metric is best.
     """
+    # Any seed: the settings are given, and the pruner draws no numbers.
     study = _study(spec, space, history, better, seed=0)
     study.enqueue_trial(_params(space, overrides))
     trial = study.ask(_distributions(space))
@@ -208,8 +210,10 @@ def _study(
     *,
     seed: int,
 ) -> Study:
+    # Late, since Optuna is an extra.
     import optuna
 
+    # Otherwise it logs each study on the console.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction="maximize" if better == "max" else "minimize",
@@ -221,6 +225,7 @@ def _study(
         values = {step: math.nan if value is None else value for step, value in outcome.values}
         last = outcome.values[-1][1] if outcome.values else None
         state = {"done": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}[outcome.state]
+        # Optuna refuses a completed trial without a value.
         state = "FAIL" if state == "COMPLETE" and last is None else state
         study.add_trial(
             make(
@@ -267,4 +272,5 @@ def _text(value: Any) -> str:
 
 
 def _seed(seed: int, number: int) -> int:
+    # Four bytes, since the sampler's generator takes a seed of 32 bits.
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

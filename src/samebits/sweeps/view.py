@@ -72,6 +72,7 @@ def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = 
             summary.state, summary.reason = "pruned", ""
             summary.step = outcome.values[-1][0] if outcome.values else summary.step
             value = outcome.values[-1][1] if outcome.values else None
+            # A SHA-256 has 64 digits; the file may be a stranger's.
             summary.metrics = {} if value is None else {sweep.metric: value}
         chain = text(read_object(run / "result.json").get("chain"))[:64]
         trials.append(TrialRow(number, summary, typed, chain))

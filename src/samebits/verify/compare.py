@@ -42,6 +42,7 @@ class Difference:
 
 def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
     """Return the first value of a step that differs; None if all are equal, or nothing is recorded."""
+    # By bytes, since NaN is not equal to itself.
     if recorded is None or recorded.to_bytes() == replayed.to_bytes():
         return None
     for name, attribute in NAMES.items():
@@ -61,6 +62,7 @@ def compare_metrics(
         recorded: Metrics by name; None for a value that is not finite, as in `metrics.jsonl`.
         replayed: Metrics by name.
     """
+    # JSON has no NaN and no infinity, so the record has None for them.
     now = {name: value if math.isfinite(value) else None for name, value in replayed.items()}
     for name in sorted(recorded.keys() | now.keys()):
         if recorded.get(name) != now.get(name):

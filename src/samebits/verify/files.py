@@ -268,6 +268,7 @@ def _sha256(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
+    # JSON turns tuples into lists, as in the recorded settings.
     return json.loads(json.dumps(value))
 
 

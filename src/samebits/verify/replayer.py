@@ -76,10 +76,12 @@ class Replayer:
                     self.console.share_done("replaying", self._done, self._total)
                 # Not only where the settings have one: eval_every is not part of the root.
                 if (recorded := self._plan.evaluations.get(job.progress.step)) is not None:
+                    # A collective call: the plan is equal on all ranks, so all of them are here.
                     metrics, _, _ = validate(job)
                     difference = difference or compare_metrics(job.progress.step, recorded, metrics)
         finally:
             loader.close()
+        # After the last step there is no other one whose flags would inform the ranks.
         plain = collectives.broadcast_object(job.world, None if difference is None else asdict(difference))
         return self._compare_state(segment.stop) if plain is None else Difference(**plain)
 

@@ -62,6 +62,7 @@ class HangDetector:
 
     def __init__(self, world: World, timeout_s: float | None, log_dir: Path, setting: str = TIMEOUT_SETTING) -> None:
         self._world, self._timeout_s, self._log_dir, self._setting = world, timeout_s, log_dir, setting
+        # Several times within the timeout; with thousands of ranks less often, since one store answers all of them.
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
         self._last_reported: list[dict[str, Any]] = []
@@ -88,6 +89,7 @@ class HangDetector:
             self._threads[0].join(2 * self._ending_s)
         self._is_over.set()
         for thread in self._threads:
+            # With a limit: a thread that waits for the store must not delay the end of the run.
             thread.join(1.0)
         self._stacks.close()
 

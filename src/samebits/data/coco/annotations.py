@@ -40,6 +40,7 @@ def check_region(value: Any) -> Any:
     """
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
+        # type() instead of isinstance, for which True is an int.
         is_list = isinstance(counts, list) and all(type(count) is int and 0 <= count < 1 << 31 for count in counts)
         is_good = isinstance(size, list) and len(size) == 2 and (is_list or isinstance(counts, str))
     else:
@@ -210,6 +211,7 @@ def check_known(entries: Iterable[tuple[int, Any]], field: str, known: Any, path
         if not isinstance(entry, dict):
             raise DataError(f"annotations[{place}] of {path} is {shown(entry)}", allowed="an object", fix=_FIX)
         value = entry.get(field)
+        # The type comes first: a list in place of an id could not be looked up.
         if type(value) is not int or value not in known:
             where, expected = f"{path}: annotations[{place}]", f"the id of one of the file's {kind}"
             raise wrong(entry, field, where, expected, value, is_missing=field not in entry)

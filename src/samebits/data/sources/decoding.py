@@ -17,6 +17,7 @@ from samebits.errors import DataError
 
 Decoder = Callable[[Any], Any]
 
+# 2**64 has as many.
 _MAX_DIGITS = 20
 
 

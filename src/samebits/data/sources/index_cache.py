@@ -46,6 +46,7 @@ class IndexCache:
 
     def __init__(self, folder: Path | None) -> None:
         home = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification: a relative path here is to be ignored.
         base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
         self._folder: Path | None = (folder or base / "samebits" / "tar-index").expanduser()
         try:
@@ -75,6 +76,7 @@ class IndexCache:
         if found is not None:
             return found
         with _lock(self._folder):
+            # Looked for again under the lock: another process may have made it meanwhile.
             found = _load(file, path)
             if found is None:
                 found = build_index(path)
@@ -124,6 +126,7 @@ def _save(file: Path, path: str, index: ShardIndex) -> None:
     partial = partial_path(file)
     try:
         with partial.open("xb") as stream:
+            # The digest replaces an fsync: an index that a crash has damaged is made again.
             stream.write(content + _digest(content))
         partial.replace(file)
     except OSError as error:
@@ -135,6 +138,7 @@ def _save(file: Path, path: str, index: ShardIndex) -> None:
 def _load(file: Path, path: str) -> ShardIndex | None:
     """Return the stored index of a shard; None if there is none for its present size and modification time."""
     try:
+        # O_NOFOLLOW refuses a link; without O_NONBLOCK, opening a FIFO would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as stream:
             status = os.fstat(descriptor)

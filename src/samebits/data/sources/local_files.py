@@ -82,6 +82,7 @@ def _find(name: str, suffix: str) -> list[str]:
         )
     path = os.path.expanduser(name)
     if os.path.isdir(path):
+        # os.listdir has no order, and a sample needs the same index on all machines.
         found = sorted(
             os.path.join(path, each) for each in os.listdir(path) if each.endswith(suffix) and each[0] != "."
         )
@@ -168,6 +169,7 @@ class OpenFiles:
         path = self._paths[number]
         try:
             content = os.pread(self._descriptor(number), length, offset)
+            # pread may return fewer bytes: Linux transfers at most 2 GiB per call.
             while len(content) < length and (
                 more := os.pread(self._descriptor(number), length - len(content), offset + len(content))
             ):
@@ -186,6 +188,7 @@ class OpenFiles:
         descriptor = self._descriptors.get(number)
         if descriptor is None:
             descriptor = open_regular(self._paths[number])
+            # Each time that it is opened: it may have been replaced since the index was made.
             if Stamp.of(descriptor) != self._stamps[number]:
                 os.close(descriptor)
                 raise changed(self._paths[number])

@@ -160,6 +160,7 @@ class ParquetRows:
         # file repeats a long value in each row.
         num_rows = max(1, min(_MAX_BATCH_ROWS, MAX_ROW_GROUP_BYTES // max(1, group.num_bytes)))
         batches, num_bytes = [], 0
+        # No threads: pyarrow's pool does not survive the fork of a DataLoader worker.
         for batch in file.iter_batches(num_rows, [group.number], self._columns, use_threads=False):
             batches.append(batch)
             num_bytes += batch.nbytes
@@ -208,6 +209,7 @@ def require_pyarrow() -> None:
 def _open(path: str) -> tuple[pyarrow.parquet.ParquetFile, Stamp]:
     import pyarrow.parquet
 
+    # For the checks and the stamp alone: pyarrow opens the path itself.
     descriptor = open_regular(path)
     stamp = Stamp.of(descriptor)
     os.close(descriptor)

@@ -56,6 +56,7 @@ def read_members(path: str, descriptor: int) -> Iterator[Member]:
     _refuse_compressed(path, os.pread(descriptor, 8, 0))
     try:
         with _Headers(descriptor, closefd=False) as file:
+            # surrogateescape: a name may have bytes that are not UTF-8.
             archive = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
             for number in range(MAX_MEMBERS + 1):
                 info = archive.next()

@@ -69,6 +69,7 @@ class ShardIndex:
     def first_without(self, alternatives: tuple[str, ...]) -> int | None:
         """Return the first sample that has a file with none of some extensions; None if there is no such sample."""
         wanted = [code for code, name in enumerate(self.extensions) if name in alternatives]
+        # For a sample without files reduceat would take a file of the next one, but each sample has at least one.
         has_one = np.logical_or.reduceat(np.isin(self.codes, wanted), self.starts[:-1])
         missing = np.flatnonzero(~has_one)
         return int(missing[0]) if len(missing) else None
@@ -89,6 +90,7 @@ class ShardIndex:
             and (self.codes < len(self.extensions)).all()
             and (self.offsets >= 0).all()
             and (self.sizes >= 0).all()
+            # Not offsets + sizes, whose sum could overflow.
             and (self.offsets <= self.stamp.size - self.sizes).all()
         )
 
@@ -103,6 +105,7 @@ def build_index(path: str) -> ShardIndex:
     try:
         stamp = Stamp.of(descriptor)
         samples, num_nameless, extensions = _collect(path, descriptor)
+        # The shard may have been written to while its headers were read.
         if Stamp.of(descriptor) != stamp:
             raise changed(path)
     finally:

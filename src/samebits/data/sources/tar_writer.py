@@ -60,6 +60,7 @@ def write_tar_shards(
             raise DataError(
                 "the stream has no samples", fix="Pass an iterable of dicts such as {'jpg': content, 'cls': 3}."
             )
+        # Again: another process may have written shards meanwhile.
         _refuse_shards(target)
         for partial, path in written:
             partial.rename(path)
@@ -95,6 +96,7 @@ def _write_shard(path: Path, first: _Numbered, others: Iterator[_Numbered], max_
                 _add(archive, *following, keys)
                 following = next(others, None)
         file.flush()
+        # Before the shards get their names: after a crash, none of these may belong to lost content.
         os.fsync(file.fileno())
     return following
 
@@ -117,6 +119,7 @@ def _add(archive: tarfile.TarFile, number: int, sample: Mapping[str, Any], keys:
                 fix="Replace dots in __key__, such as by underscores.",
             )
         content = _encode(number, extension, value)
+        # Its defaults for owner and time are constant, so equal samples give equal files.
         entry = tarfile.TarInfo(name)
         entry.size, entry.mode = len(content), 0o644
         archive.addfile(entry, io.BytesIO(content))
