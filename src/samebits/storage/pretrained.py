@@ -32,16 +32,19 @@ _MAX_PREFIXES = 10
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a model's weights as named tensors of any shape on the CPU.
 
-    Accepts a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and .safetensors.
+    Accepts a state_dict or a training script's checkpoint around one (.pth, .pt, .pth.tar, .bin), and safetensors. The
+    content decides, not the file's name.
 
     Raises:
         CheckpointError: The file is missing, empty or damaged, holds no weights, or could run code when read.
     """
     path = Path(path).expanduser()
     start = _start_of(path)
-    if path.suffix == ".safetensors":
+    is_torch = start.startswith(_TORCH_STARTS)
+    # A safetensors file begins with the length of a JSON object, in 8 bytes, and that object.
+    if start[3:] == b"\0\0\0\0\0{" or (path.suffix == ".safetensors" and not is_torch):
         return _unprefixed(read(path))
-    if start not in _TORCH_STARTS:
+    if not is_torch:
         raise CheckpointError(f"{path} is not a file of weights, or is damaged", fix=FETCH)
     content = read_torch_file(path)
     found = _state_in(content)
@@ -132,13 +135,13 @@ def load_strict(model: nn.Module, path: Path) -> None:
 
 
 def _start_of(path: Path) -> bytes:
-    """Read the first two bytes of a file, which identify its format."""
+    """Read the first nine bytes of a file, which identify its format."""
     try:
         # Before `open`, which would wait for a writer if the path is a FIFO.
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(f"{path} is not a regular file", fix="Give a file of weights.")
         with path.open("rb") as file:
-            start = file.read(2)
+            start = file.read(9)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} does not exist",
@@ -194,6 +197,8 @@ def _fitting(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[st
 
 def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     """Return the shortest prefix of all names (up to a dot) without which some match; "" if some match with it."""
+    # The one name of torch's AveragedModel that is not of the averaged model.
+    state = {name: tensor for name, tensor in state.items() if not name.endswith("n_averaged")}
     first = next(iter(state), "")
     ends = (index + 1 for index, letter in enumerate(first) if letter == ".")
     for end in (0, *islice(ends, _MAX_PREFIXES)):
@@ -227,8 +232,8 @@ def _lacks_frozen(path: Path, lacking: list[str], num_frozen: int) -> Checkpoint
 
 
 def _counted(names: Iterable[str]) -> list[str]:
-    """Return the names that are counted: all but batch norm's counters."""
-    return [name for name in names if not name.endswith("num_batches_tracked")]
+    """Return the names that are counted: all but the counters of batch norm and of AveragedModel."""
+    return [name for name in names if not name.endswith(("num_batches_tracked", "n_averaged"))]
 
 
 def _grouped(names: Sequence[str]) -> list[str]:

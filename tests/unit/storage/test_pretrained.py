@@ -72,6 +72,39 @@ def test_safetensors_are_read_too(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["a.pth", "a.bin", "without_an_ending"])
+def test_safetensors_are_read_whatever_their_name(tmp_path: Path, name: str) -> None:
+    state = net(fill=0.5).state_dict()
+    save_file(state, tmp_path / name)
+    assert load_pretrained(net(), tmp_path / name)["weights"].startswith("8 of 8 tensors, ")
+    # The length of a header may begin as a zip file does: 0x4b50 is PK.
+    content = (tmp_path / name).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    (tmp_path / name).write_bytes(
+        (0x4B50).to_bytes(8, "little") + content[8 : 8 + size].ljust(0x4B50) + content[8 + size :]
+    )
+    assert load_pretrained(net(), tmp_path / name)["weights"].startswith("8 of 8 tensors, ")
+
+
+def test_a_file_of_torch_is_read_though_its_name_ends_in_safetensors(tmp_path: Path) -> None:
+    torch.save(net(fill=0.5).state_dict(), tmp_path / "a.safetensors")
+    assert load_pretrained(net(), tmp_path / "a.safetensors")["weights"].startswith("8 of 8 tensors, ")
+
+
+@pytest.mark.parametrize("wrap", [nn.Identity, nn.DataParallel, torch.compile], ids=["bare", "parallel", "compiled"])
+def test_the_weights_of_an_averaged_model_are_loaded(tmp_path: Path, wrap: Any) -> None:
+    model = net(fill=0.5) if wrap is nn.Identity else wrap(net(fill=0.5))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    torch.save({"step": 3, "model": average.state_dict()}, tmp_path / "a.pth")
+    loaded = net()
+    rows = load_pretrained(loaded, tmp_path / "a.pth")
+    assert list(rows) == ["weights"]
+    assert rows["weights"].startswith("8 of 8 tensors, ")
+    assert (loaded.state_dict()["fc.weight"] == 0.5).all()
+    other = torch.optim.swa_utils.AveragedModel(model)
+    load_pretrained(other, tmp_path / "a.pth")  # into such a model too
+
+
 def test_what_does_not_fit_is_left_as_it_was_and_reported(tmp_path: Path) -> None:
     state = net(1000, fill=0.5).state_dict()
     del state["conv.bias"], state["bn.num_batches_tracked"]
