@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from samebits.data.keyed import keys
-from samebits.errors import DataError, SamebitsError
+from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.segment.config import Config, DataConfig, MakeConfig
+from samebits.recipes.segment.config import DataConfig, MakeConfig
 from samebits.recipes.segment.data import LabeledImages
-from samebits.recipes.segment.listing import check_micro_batches, list_images, open_source
+from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
 
 
@@ -212,14 +212,3 @@ def test_a_wrong_field_of_a_coco_file_is_named(case: str, made: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_all(path)
     assert problem in caught.value.what
-
-
-@pytest.mark.parametrize(("num_images", "is_refused"), [(8, False), (9, True)])
-def test_deeplab_refuses_micro_batches_of_one_image(num_images: int, is_refused: bool) -> None:
-    settings = {"recipe": "segment", "global_batch": 8, "micro_batch": 4, "model": {"name": "deeplabv3_resnet50"}}
-    config = Config.model_validate(settings)
-    if is_refused:
-        with pytest.raises(SamebitsError, match="needs two images in each micro-batch"):
-            check_micro_batches(config, num_images)
-    else:
-        check_micro_batches(config, num_images)

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import count
 
 
 def num_micro_batches(num_samples: int, micro_batch: int) -> int:
     """Return the fewest micro-batches of at most `micro_batch` samples that hold `num_samples`."""
     return -(-num_samples // micro_batch)
+
+
+def smallest_micro_batch(num_samples: int, global_batch: int, micro_batch: int) -> int:
+    """Return the number of samples in the smallest micro-batch of an epoch.
+
+    Args:
+        num_samples: Number of training samples, at least 1.
+        global_batch: Samples of a step; the last step of an epoch has the rest.
+        micro_batch: Most samples of a micro-batch.
+    """
+    steps = {min(global_batch, num_samples), num_samples % global_batch or global_batch}
+    return min(step // num_micro_batches(step, micro_batch) for step in steps)
+
+
+def two_or_more(num_samples: int, global_batch: int, micro_batch: int) -> str:
+    """Return the nearest settings without a micro-batch of one sample, as a fix. Arguments: `smallest_micro_batch`."""
+    if num_samples < 2:
+        return "Add training samples."
+    # With micro_batch=3 or more, only a step of one sample has such a micro-batch.
+    for wide in count(global_batch):
+        for least in range(micro_batch, min(wide, max(micro_batch, 3)) + 1):
+            if smallest_micro_batch(num_samples, wide, least) > 1:
+                chosen = (
+                    f"global_batch={wide}" * (wide != global_batch),
+                    f"micro_batch={least}" * (least != micro_batch),
+                )
+                return f"Set {' '.join(filter(None, chosen))}."
+    raise AssertionError
 
 
 def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     if config.watch.recheck is not None and world.size == 1:
         warnings.append("watch.recheck needs two or more processes: nothing is repeated on this one")
     check_not_empty(sizes)
-    check_batches(config, model, len(train_data))
+    check_batches(config, model, len(train_data), parts.input_shape)
     checkpoint_activations(model, config.activation_checkpointing)
     replica = _hold(model, config, world, is_sharded=is_sharded)
     average = config.optim.ema

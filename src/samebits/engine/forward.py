@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.data.collation import describe
+from samebits.data.micro_batches import two_or_more
 from samebits.data.samples import Batch
 from samebits.engine.job import MAX_TERMS, Job
 from samebits.errors import ConfigError
@@ -39,7 +40,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
             "batch norm can't normalize a micro-batch of one sample whose feature maps have one pixel",
             given=f"global_batch={job.config.global_batch}, micro_batch={job.config.micro_batch}: "
             f"an epoch of {job.order.num_samples:,} samples has such a micro-batch",
-            fix=f"Set global_batch={job.config.global_batch + 1} or batch_norm=sync, or use larger images.",
+            fix=two_or_more(job.order.num_samples, job.config.global_batch, job.config.micro_batch),
         ) from None
     try:
         terms = job.parts.loss(outputs, batch)

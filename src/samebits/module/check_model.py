@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from samebits.config.schema import RunConfig
-from samebits.data.micro_batches import num_micro_batches
+from samebits.data.micro_batches import smallest_micro_batch, two_or_more
+from samebits.data.seeding import seeded
 from samebits.errors import ConfigError
+from samebits.module.flops import copied_shapes
 from samebits.storage.tensor_file import TYPES
 
 
@@ -71,31 +75,46 @@ def check_trainable(model: nn.Module) -> None:
             )
 
 
-def check_batches(config: RunConfig, model: nn.Module, num_samples: int) -> None:
+def check_batches(
+    config: RunConfig, model: nn.Module, num_samples: int, input_shape: tuple[int, ...] | None = None
+) -> None:
     """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
 
-    BatchNorm1d over one sample has no variance. Without this check, an epoch could fail at its last step.
+    Batch norm over one sample has no variance if a feature map has one value. Without this check, an epoch could fail
+    at its last step.
 
     Args:
         config: The settings.
         model: The model.
         num_samples: Number of training samples.
+        input_shape: Shape of a sample's input. None: not known, so only BatchNorm1d counts as needing two.
 
     Raises:
         ConfigError: A micro-batch or step of an epoch has one sample.
     """
-    # A batch norm in evaluation mode computes no statistics.
-    if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
-        return
-    steps = {min(config.global_batch, num_samples), num_samples % config.global_batch or config.global_batch}
     is_sync = config.batch_norm == "sync"
-    # A step is cut evenly into the fewest micro-batches that hold it.
-    if 1 in (steps if is_sync else {step // num_micro_batches(step, config.micro_batch) for step in steps}):
-        raise ConfigError(
-            f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
-            given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
-            f"an epoch's last step has {num_samples % config.global_batch or config.global_batch}",
-            fix="Set micro_batch=3 or more."
-            if config.micro_batch < 3 and not is_sync and 1 not in steps
-            else f"Set global_batch={config.global_batch + 1}.",
-        )
+    most = config.global_batch if is_sync else config.micro_batch
+    if smallest_micro_batch(num_samples, config.global_batch, most) > 1 or not _needs_two(model, input_shape):
+        return
+    last = num_samples % config.global_batch or config.global_batch
+    raise ConfigError(
+        f"batch norm can't work with a {'step' if is_sync else 'micro-batch'} of one sample",
+        given=f"{num_samples:,} samples, global_batch={config.global_batch}, micro_batch={config.micro_batch}: "
+        f"an epoch's last step has {last}",
+        fix=two_or_more(num_samples, config.global_batch, config.micro_batch),
+    )
+
+
+def _needs_two(model: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
+    # A batch norm in evaluation mode computes no statistics.
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    if input_shape is None or not norms:
+        return any(isinstance(module, nn.BatchNorm1d) for module in norms)
+    try:
+        with seeded(0), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            copied_shapes(model, mode)(torch.empty(1, *input_shape, device=next(model.parameters()).device))
+    except ValueError as error:
+        return "more than 1 value per channel" in str(error)  # of torch.nn.functional.batch_norm
+    except Exception:  # a model that reads values can't be run on shapes alone
+        return any(isinstance(module, nn.BatchNorm1d) for module in norms)
+    return False

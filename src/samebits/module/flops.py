@@ -48,9 +48,7 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         device = next(model.parameters()).device
-        tensors = [*model.parameters(), *model.buffers()]
-        # With these in the memo, deepcopy never touches a value.
-        copied = copy.deepcopy(model, {id(tensor): mode.from_tensor(tensor) for tensor in tensors})
+        copied = copied_shapes(model, mode)
         recurrent = count_recurrent(copied)
 
         def sized(leaf: Any) -> Any:
@@ -64,6 +62,13 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         total: int = 3 * forward if recomputes else counter.total + 3 * sum(recurrent)
     return total
+
+
+def copied_shapes(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Copy a model with the shapes of its tensors and without their values."""
+    # With these in the memo, deepcopy never touches a value.
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): mode.from_tensor(tensor) for tensor in tensors})
 
 
 def count_recurrent(model: nn.Module) -> list[int]:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.data.micro_batches import num_micro_batches
 from samebits.data.names import choose_validation
-from samebits.errors import ConfigError, DataError
+from samebits.errors import DataError
 from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabeledFile
-from samebits.recipes.segment.config import MAX_CLASSES, Config, DataConfig
+from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.segment.masks import LabeledFolder, MaskFolder, choose_values, find_values
 from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
@@ -74,24 +73,6 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     if isinstance(dataset, CocoFile):
         return LabeledFile(dataset, config.images, names, dataset_info["classes"])
     return LabeledFolder(dataset, names, dataset_info["values"], config.ignore_label)
-
-
-def check_micro_batches(config: Config, num_images: int) -> None:
-    """Check that no micro-batch has a single image, if the network's batch norm over images needs two.
-
-    Raises:
-        ConfigError: One has.
-    """
-    sizes = {min(config.global_batch, num_images), num_images % config.global_batch} - {0}
-    smallest = min(size // num_micro_batches(size, config.micro_batch) for size in sizes)
-    if config.model.name.startswith("deeplab") and smallest < 2:
-        raise ConfigError(
-            f"model.name={config.model.name} needs two images in each micro-batch, for the batch norm of its pooled "
-            "features",
-            given=f"{num_images:,} images, global_batch={config.global_batch}, micro_batch={config.micro_batch}",
-            cause="the last step of an epoch, or each step, has a micro-batch of one image",
-            fix="Set another micro_batch or global_batch, or leave out an image.",
-        )
 
 
 def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:

@@ -15,7 +15,7 @@ from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.segment.config import Config
 from samebits.recipes.segment.data import LabeledImages, read_image
 from samebits.recipes.segment.drawing import draw_evaluation, draw_prediction, draw_samples, to_prediction
-from samebits.recipes.segment.listing import check_micro_batches, list_images, open_source
+from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.loss import segment_loss
 from samebits.recipes.segment.model import OnlyLogits, build_model
 from samebits.storage.pretrained import load_pretrained
@@ -60,10 +60,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> LabeledImages:
-    source = open_source(config.data, dataset_info, train=train)
-    if train:
-        check_micro_batches(config, len(source))
-    return LabeledImages(source, config.data, train=train)
+    return LabeledImages(open_source(config.data, dataset_info, train=train), config.data, train=train)
 
 
 def _load(model: nn.Module, path: Path) -> Mapping[str, str]:
