@@ -24,7 +24,13 @@ def smallest_micro_batch(num_samples: int, global_batch: int, micro_batch: int) 
 
 
 def two_or_more(num_samples: int, global_batch: int, micro_batch: int) -> str:
-    """Return the nearest settings without a micro-batch of one sample, as a fix. Arguments: `smallest_micro_batch`."""
+    """Return the nearest settings without a micro-batch of one sample, as a fix.
+
+    Args:
+        num_samples: Number of training samples.
+        global_batch: Samples of a step.
+        micro_batch: Most samples of a micro-batch.
+    """
     if num_samples < 2:
         return "Add training samples."
     # With micro_batch=3 or more, only a step of one sample has such a micro-batch.
