@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,19 @@ def edit_steps(run: Path, step: int, edit: Callable[[step_log.StepRecord], step_
     assert record is not None
     body = log.body[: step * size] + edit(record).to_bytes() + log.body[(step + 1) * size :]
     step_log.write_steps(path, replace(log, body=body))
+    after = step_log.read_steps(path).get(step)
+    assert after is not None
+    edit_lines(run, "train", step + 1, loss=after.loss, lr=after.lr, grad_norm=after.norm)
+
+
+def edit_lines(run: Path, kind: str, step: int, **values: float) -> None:
+    """Change the records of a kind after a step in `metrics.jsonl`."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for each in records:
+        if (each["kind"], each["step"]) == (kind, step):
+            each.update({name: value if math.isfinite(value) else None for name, value in values.items()})
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
 
 
 def edit_tensors(path: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:

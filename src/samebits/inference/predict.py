@@ -16,6 +16,7 @@ from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.config.given import as_overrides
 from samebits.config.process_range import ProcessRange, parse_range
 from samebits.errors import ConfigError, DataError, LaunchError
+from samebits.inference.data_places import describe_places
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch import forkserver
 from samebits.launch.kernels import has_effect, pin_kernels
@@ -118,7 +119,8 @@ def _evaluate(
         console.close()
         if world.is_main:
             sizes = [f"{len(samples):,} samples{f' of {name}' if name else ''}" for name, samples in sets.items()]
-            console.say(f"{', '.join(sizes)}, each once")
+            place = describe_places(config)
+            console.say(f"{', '.join(sizes)}, each once{f', from {place}' if place else ''}")
         if metrics_file is not None and world.is_main:
             metrics_file.write_text(json.dumps(metrics), encoding="utf-8")
         return metrics if world.is_main else {}

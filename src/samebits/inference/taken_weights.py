@@ -26,7 +26,7 @@ def describe_weights(run: Path, which: str) -> str:
         which: "last", "best", or a checkpoint's name.
 
     Returns:
-        The line; empty for a file, and if the folder does not have the values.
+        The line; empty for a file, and if the folder does not have the values. A second one if there is no statement.
     """
     if not run.is_dir():
         return ""
@@ -45,7 +45,9 @@ def describe_weights(run: Path, which: str) -> str:
     is_best = best.get("step") == result.get("steps")
     line = _join(f"final weights{_at(result.get('steps'))}{', the best of the run' * is_best}", last)
     better = _value(best, best.get("value")).rpartition(" ")[2]
-    return line if is_best or not better else _join(f"{line}; --checkpoint best{_at(best.get('step'))}", better)
+    line = line if is_best or not better else _join(f"{line}; --checkpoint best{_at(best.get('step'))}", better)
+    is_stated = os.path.lexists(run / "provenance.json")
+    return line if is_stated else f"{line}\nprovenance.json is missing, so nothing states which weights the run had"
 
 
 def _read(run: Path, name: str) -> Mapping[str, Any]:

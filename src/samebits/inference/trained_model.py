@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.config.marks import Mark
 from samebits.config.schema import RunConfig, marks_of
 from samebits.errors import ConfigError
+from samebits.inference.data_places import check_data_is_elsewhere
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
 from samebits.storage.run_path import check_version, no_run, runs_in
@@ -57,7 +58,10 @@ class TrainedModel:
         """
         self.check_path()
         found = self._find_run() if self.preset is None else find(self.preset)
-        return found, found.load(self.overrides).config
+        config = found.load(self.overrides).config
+        if self.preset is None:
+            check_data_is_elsewhere(self.path, config, self.overrides)
+        return found, config
 
     def check_unused(self) -> None:
         """Check that no setting was given that only training reads.
@@ -125,6 +129,7 @@ class TrainedModel:
         from samebits.engine.build import build_parts, prepare_model
         from samebits.engine.dataset_info import build_from, dataset_info_for
         from samebits.module.determinism import use_deterministic_algorithms
+        from samebits.provenance.stated import check_stated
         from samebits.storage.pretrained import load_strict
         from samebits.storage.run_weights import weights_of
         from samebits.storage.weights import load_into
@@ -138,6 +143,7 @@ class TrainedModel:
             dataset_info = self.dataset_info(found, config, world)
             parts = build_parts(config, lambda: build_from(found, config, dataset_info, self.path))
             path, state = weights_of(self.path, self.checkpoint, parts.model)
+            check_stated(self.path, path, self.checkpoint)
             load_into(parts.model, state, path)
         return parts, prepare_model(parts.model, config, world.device).eval()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +12,12 @@ from samebits.config.schema import RunConfig
 from samebits.engine.output.publish import evaluations_of, kept_checkpoints
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.provenance import statement, step_log
-from samebits.provenance.same_run import result_settings
+from samebits.provenance.stated import BEST_FILE
 from samebits.provenance.statement import RunRecord
-from samebits.report.records import FILE_NAME as METRICS
-from samebits.storage.checkpoint import BEST, name_of, steps
-from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
+from samebits.storage.checkpoint import name_of, steps
+from samebits.storage.manifest import WEIGHTS, check_size, manifest_of
 from samebits.storage.run_folder import RunFolder
-
-BEST_FILE = f"checkpoints/{BEST}"
+from samebits.verify.record_files import compare_record, hashes
 
 
 @dataclass
@@ -80,7 +76,9 @@ def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
     _compare_log(files)
     _compare_checkpoints(files)
     if files.record is not None:
-        _compare_record(files, files.record, config)
+        mismatches, notes = compare_record(path, files.record, files.subjects, files.log, config)
+        files.mismatches += mismatches
+        files.notes += notes
     return files
 
 
@@ -133,7 +131,7 @@ def _compare_checkpoints(files: RunFiles) -> None:
             files.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
         elif present[name] != parts:
             for file in (file for file in parts if present[name].get(file) != parts[file]):
-                files.mismatches.append(_hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file]))
+                files.mismatches.append(hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file]))
         else:
             files.checkpoints.append(int(name.removeprefix("step-")))
             _check_sizes(files, name)
@@ -156,121 +154,11 @@ def finding(error: SamebitsError, run: Path) -> str:
     return " ".join(text.replace(f"checkpoint {run}/", "").replace(f"{run}/", "").split())
 
 
-def _hashes(name: str, found: str, recorded: str) -> str:
-    return f"{name} has sha256 {found[:16]}, recorded {recorded[:16]}"
-
-
-def _compare_record(files: RunFiles, record: RunRecord, config: RunConfig | None) -> None:
-    """Compare the other files of a complete run with its record."""
-    folder = RunFolder(files.path)
-    now = {} if config is None else result_settings(config)
-    for name in sorted(record.settings.keys() | now.keys() if now else ()):
-        before, value = record.settings.get(name), _plain(now.get(name))
-        if before != value:
-            files.mismatches.append(f"config.yaml: {name} is {value}, recorded {before}")
-    at = [each.step for each in record.evaluations]
-    if at != sorted(set(at)) or not at or at[-1] != record.num_steps:
-        files.mismatches.append(f"provenance.json: its evaluations do not end after step {record.num_steps:,}")
-    try:
-        _compare_result(files, record, folder.read_json("result.json"))
-    except CheckpointError as error:
-        files.notes.append(error.what)
-    _compare_best(files, record)
-    if not os.path.lexists(files.path / METRICS):
-        files.notes.append(f"{METRICS} is not published")
-    else:
-        _compare_evaluations(files, record)
-    for name, sha256 in files.subjects.items():
-        checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
-        if name in (WEIGHTS, step_log.FILE_NAME):
-            if not os.path.lexists(files.path / name):
-                files.mismatches.append(f"{name} is missing, and provenance.json states its sha256 {sha256[:16]}")
-                continue
-            found = _sha256(files.path / name)
-        else:
-            found = record.checkpoints.get(checkpoint, {}).get(file, "none")
-        if found != sha256:
-            files.mismatches.append(_hashes(name, found, sha256))
-
-
-def _compare_best(files: RunFiles, record: RunRecord) -> None:
-    """Compare `best.json`, which names the checkpoint that `--checkpoint best` takes, with the recorded evaluations."""
-    if not os.path.lexists(files.path / BEST_FILE):
-        return
-    try:
-        best = RunFolder(files.path).read_json(BEST_FILE)
-    except CheckpointError as error:
-        files.mismatches.append(finding(error, files.path))
-        return
-    name, value = str(best.get("metric")), best.get("value")
-    values = {each.step: each.metrics.get(name) for each in record.evaluations}
-    known = [each for each in values.values() if each is not None]
-    is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
-    if not is_best or value not in [each for step, each in values.items() if step == best.get("step")]:
-        files.mismatches.append(
-            f"{BEST_FILE}: {name} {value} after step {best.get('step')} is not the best of the recorded evaluations"
-        )
-
-
 def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
-    """Compare the metric and direction of `best.json`, which are only taken as they are above, with the recipe's."""
+    """Compare metric and direction of `best.json`, which `best_finding` takes as they are, with the recipe's."""
     try:
         best = RunFolder(run).read_json(BEST_FILE)
     except CheckpointError:
-        return []  # missing, or damaged, which `open_run` reports
+        return []  # missing, or damaged, which `best_finding` reports
     stated = f"{best.get('metric')} {best.get('better')}"
     return [f"{BEST_FILE}: best is {stated}, in the recipe {' '.join(monitor)}"] * (stated != " ".join(monitor))
-
-
-def _compare_evaluations(files: RunFiles, record: RunRecord) -> None:
-    """Compare `metrics.jsonl` with the recorded evaluations, up to the first one that differs."""
-    recorded = {each.step: each.metrics for each in record.evaluations}
-    for each in evaluations_of(RunFolder(files.path)):
-        before = recorded.get(each.step)
-        if each in record.evaluations:
-            continue
-        if before is None:
-            files.mismatches.append(f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded")
-            return
-        names = [name for name in sorted({**each.metrics, **before}) if each.metrics.get(name) != before.get(name)]
-        for name in names[:1]:
-            values = f"{each.metrics.get(name)}, recorded {before.get(name)}"
-            files.mismatches.append(f"{METRICS}: {name} after step {each.step:,} is {values}")
-        return
-
-
-def _compare_result(files: RunFiles, record: RunRecord, result: Mapping[str, Any]) -> None:
-    found = {name: result.get(name) for name in ("weights_sha256", "chain", "root", "steps")}
-    stated: dict[str, Any] = {"weights_sha256": record.weights_sha256, "chain": record.chain, "root": record.root}
-    stated["steps"] = record.num_steps
-    metrics, best = result.get("metrics"), result.get("best")
-    last = record.evaluations[-1].metrics if record.evaluations else {}
-    found |= {
-        f"metrics.{name}": _finite(value) for name, value in (metrics if isinstance(metrics, dict) else {}).items()
-    }
-    stated |= {f"metrics.{name}": value for name, value in last.items()}
-    if isinstance(best, dict):
-        there = [each.metrics for each in record.evaluations if each.step == best.get("step")]
-        found["best"] = best.get("value")
-        stated["best"] = there[0].get(str(best.get("metric"))) if there else None
-    if len(files.log) == record.num_steps:
-        found["skipped_steps"], stated["skipped_steps"] = result.get("skipped_steps"), files.log.skipped()
-    for name in sorted(stated.keys() | found.keys()):
-        if found.get(name) != stated.get(name):
-            files.mismatches.append(f"result.json: {name} is {found.get(name)}, recorded {stated.get(name)}")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return sha256_of_file(path) if path.is_file() else "none"
-    except OSError:
-        return "none"
-
-
-def _plain(value: Any) -> Any:
-    # JSON turns tuples into lists, as in the recorded settings.
-    return json.loads(json.dumps(value))
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

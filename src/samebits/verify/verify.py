@@ -11,16 +11,19 @@ from samebits.cluster.env import ALONE
 from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
+from samebits.inference.data_places import describe_places
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch import forkserver
 from samebits.launch.kernels import has_effect, pin_kernels
 from samebits.launch.start import launch_here
 from samebits.launch.stopped import raise_if_stopped
 from samebits.provenance.same_run import check_replay
+from samebits.provenance.statement import sha256_of_json
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.console import Console
 from samebits.verify.files import RunFiles, open_run
 from samebits.verify.plan import Plan, Replay
+from samebits.verify.record_files import not_compared
 from samebits.verify.replay import replay
 from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
 from samebits.verify.verdict import Verdict
@@ -88,6 +91,10 @@ def verify(
         root = files.record.root[:8] + "…" if files.record is not None else "none"
         count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
         console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
+        if place := describe_places(config):
+            record = files.record
+            digest = "" if record is None else f"; recorded digest of samples {sha256_of_json(record.data)[:8]}…"
+            console.say(f"data       {place}{digest}")
     if altered := _altered_settings(model, recipe):
         if not any(text.startswith("config.yaml:") for text in files.mismatches):
             files.mismatches += [f"config.yaml: {text}" for text in altered]
@@ -178,6 +185,8 @@ def _judge(
     notes = [*files.notes, *done.notes]
     if files.log.first_step:
         notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
+    others = ", ".join([*not_compared(request.run), "times in metrics.jsonl and result.json"])
+    notes.append(f"not compared: {others}")
     return Verdict(
         root="" if files.record is None else files.record.root,
         num_steps=files.num_steps,

@@ -18,6 +18,7 @@ def folder(path: Path, best: object = BEST, result: object = None, *, is_complet
     (path / "result.json").write_text(json.dumps(result or {"steps": 230, "metrics": {"top1": 0.99167}}))
     if is_complete:
         (path / "weights.safetensors").touch()
+        (path / "provenance.json").touch()
     return path
 
 
@@ -32,6 +33,15 @@ def folder(path: Path, best: object = BEST, result: object = None, *, is_complet
 def test_the_final_weights_are_named_with_the_best_ones(tmp_path: Path, which: str, line: str) -> None:
     assert describe_weights(folder(tmp_path), which) == line
     assert len(line) <= 80
+
+
+def test_weights_that_no_statement_lists_are_named(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    (run / "provenance.json").unlink()
+    first, second = describe_weights(run, "last").split("\n")
+    assert first.startswith("final weights (step 230)")
+    assert second.startswith("provenance.json is missing")
+    assert len(second) <= 80
 
 
 def test_final_weights_may_be_the_best(tmp_path: Path) -> None:

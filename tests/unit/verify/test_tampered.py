@@ -34,6 +34,7 @@ def test_an_honest_run_is_verified_and_not_changed(honest: Path) -> None:
     verdict = verified(honest)
     assert lines(verdict) == [
         "  ok       20 of 20 steps: equal samples, loss, gradient norm and weights",
+        "  note     not compared: logs, recipe.json, recipe.py, times in metrics.jsonl and result.json",
         "verified   every step of the run",
     ]
     assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
@@ -215,7 +216,7 @@ def test_altered_settings_are_a_finding_and_no_error(honest: Path, tmp_path: Pat
     run = altered(honest, tmp_path / "run", "config.yaml", "seed: 0", "seed: 1")
     verdict = verified(run)
     assert verdict.mismatches == ["config.yaml: seed is 1, recorded 0"]
-    assert verdict.notes == ["no step was replayed, since config.yaml does not have the run's settings"]
+    assert verdict.notes[0] == "no step was replayed, since config.yaml does not have the run's settings"
     assert not verdict.is_verified
     (run / "provenance.json").unlink()  # the settings in the checkpoints remain
     (run / "result.json").unlink()
@@ -280,7 +281,7 @@ def test_hostile_results_are_mismatches_and_no_traceback(honest: Path, tmp_path:
     assert {text.partition(":")[0] for text in verdict.mismatches} == {"result.json", "metrics.jsonl"}
 
 
-def test_a_run_that_recorded_no_steps_is_verified_by_its_weights(tmp_path: Path) -> None:
+def test_a_run_that_recorded_no_steps_is_verified_by_its_weights(honest: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, ("record.steps=false",))
     assert not (run / "steps.bin").exists()

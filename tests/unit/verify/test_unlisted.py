@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.verify_trials.forgery import edit_json, edit_lines
 from benchmarks.verify_trials.runs import KEPT, verified
+from samebits.cli.main import run as run_command
 from samebits.verify.verdict import lines
 
 
@@ -41,6 +43,18 @@ def raise_the_best(run: Path) -> None:
     path.write_text(json.dumps(best | {"value": best["value"] + 0.5}))
 
 
+def smooth_the_curve(run: Path) -> None:
+    edit_lines(run, "train", 3, loss=0.01)
+
+
+def state_another_processor(run: Path) -> None:
+    edit_json(run / "environment.json", lambda plain: plain["worlds"][0]["environment"].update({"CPU capability": "X"}))
+
+
+def state_other_typed_settings(run: Path) -> None:
+    (run / "config.diff.yaml").write_text("epochs: 400\n")
+
+
 def turn_the_direction(run: Path) -> None:
     path = run / "checkpoints" / "best.json"
     best = json.loads(path.read_text())
@@ -57,6 +71,9 @@ def turn_the_direction(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
+        (smooth_the_curve, "metrics.jsonl: loss of step 2 is 0.01"),
+        (state_another_processor, "environment.json"),
+        (state_other_typed_settings, "config.diff.yaml: epochs is 400"),
         (turn_the_direction, "best.json"),
         (add_a_checkpoint, "checkpoints/step-000001"),
         (name_another_best, "best.json"),
@@ -70,3 +87,19 @@ def test_what_the_statement_does_not_list_is_a_finding(
     shutil.copytree(honest, run)
     change(run)
     assert any(name in text for text in verified(run, steps=(0, 4)).mismatches)
+
+
+@pytest.mark.parametrize("command", ["compare", "diff"])
+def test_settings_that_contradict_the_statement_are_named(
+    honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(honest, run)
+    shutil.copytree(honest, other)
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
+    run_command([command, str(other), str(run)])
+    shown = capsys.readouterr()
+    lines = [line for line in (shown.out + shown.err).splitlines() if line.startswith("altered")]
+    assert len(lines) == 1
+    assert "config.yaml: seed is 7, recorded 0" in lines[0]

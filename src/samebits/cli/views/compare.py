@@ -22,6 +22,8 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
     Settings, versions, code and data are listed where they differ; --html draws curves. Run folders are only read.
     To find the first step and value that differ, use samebits diff.
     """
+    from samebits.provenance.stated import altered_in
+    from samebits.report.console import Console
     from samebits.run_views.compare import compare as compare_runs
     from samebits.run_views.history import read_history
     from samebits.run_views.index import check_run
@@ -38,6 +40,9 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
         from samebits.run_views.page.write import check_page
 
         check_page(html)
+    for run in runs:
+        for text in altered_in(run):
+            Console(sys.stderr).say(f"altered  {run}: {text}")
     comparison = compare_runs([read_history(run) for run in runs])
     if html is not None:
         from samebits.run_views.page.build import comparison_page
@@ -47,7 +52,6 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
     if as_json:
         print(json_text(comparison.to_plain()))
         return
-    from samebits.report.console import Console
     from samebits.run_views.compare_table import comparison_tables
 
     columns, is_ascii = table_columns(), is_ascii_output()

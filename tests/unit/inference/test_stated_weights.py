@@ -1,0 +1,131 @@
+"""Commands take the weights that a run's statement lists, and data that did not come with the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.verify_trials.forgery import edit_json, edit_tensors
+from benchmarks.verify_trials.runs import prepare_process, train
+from samebits.errors import CheckpointError, ConfigError
+from samebits.inference.predict import evaluate
+from samebits.inference.trained_model import TrainedModel
+from samebits.storage.weights import read, weights_sha256
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stated") / "run"
+    prepare_process()
+    train(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(num_threads)
+
+
+def replace_the_weights(run: Path) -> None:
+    edit_tensors(run / "weights.safetensors", lambda tensors: [each.zero_() for each in tensors.values()])
+    found = weights_sha256(read(run / "weights.safetensors"))
+    edit_json(run / "result.json", lambda result: result.update(weights_sha256=found))
+
+
+def replace_a_checkpoint(run: Path) -> None:
+    path = run / "checkpoints" / "step-000008" / "weights.safetensors"
+    edit_tensors(path, lambda tensors: [each.zero_() for each in tensors.values()])
+
+
+def plant_a_checkpoint(run: Path) -> None:
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "step-000008", folder / "step-000002")
+    edit_json(folder / "best.json", lambda best: best.update(step=2))
+
+
+def name_another_best(run: Path) -> None:
+    edit_json(run / "checkpoints" / "best.json", lambda best: best.update(value=0.99))
+
+
+@pytest.mark.parametrize(
+    ("change", "which", "text"),
+    [
+        (replace_the_weights, "last", "weights.safetensors is not the file"),
+        (replace_a_checkpoint, "step-000008", "step-000008/weights.safetensors is not the file"),
+        (plant_a_checkpoint, "best", "step-000002/weights.safetensors is not the file"),
+        (plant_a_checkpoint, "step-000002", "step-000002/weights.safetensors is not the file"),
+        (name_another_best, "best", "is not that of its record"),
+    ],
+)
+def test_weights_that_the_statement_does_not_list_are_refused(
+    honest: Path, tmp_path: Path, change: Callable[[Path], None], which: str, text: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    assert evaluate(run, checkpoint="best" if which == "best" else "last")
+    change(run)
+    with pytest.raises(CheckpointError, match=text):
+        evaluate(run, checkpoint=which)
+
+
+def test_a_statement_itself_is_checked(honest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    replace_the_weights(run)
+    sha256 = json.loads((run / "result.json").read_text())["weights_sha256"]
+    edit_json(
+        run / "provenance.json",
+        lambda plain: plain["predicate"]["buildDefinition"]["internalParameters"].update(weights_sha256=sha256),
+    )
+    with pytest.raises(CheckpointError, match=r"provenance\.json"):
+        evaluate(run)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    run = tmp_path / "run"
+    for name in ("a", "b"):
+        for index in range(3):
+            folder = run / "data" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
+    return run
+
+
+def write_settings(run: Path, *overrides: str) -> None:
+    from samebits.config import document
+    from samebits.provenance.same_run import plain_settings
+    from samebits.recipes.catalog import find
+
+    config = find("classify").load(["data.val_fraction=0.5", *overrides]).config
+    (run / "config.yaml").write_text(document.to_yaml(plain_settings(config)))
+
+
+@pytest.mark.parametrize("name", ["root", "train", "link"])
+def test_data_in_the_run_folder_is_refused_unless_the_user_names_it(images: Path, tmp_path: Path, name: str) -> None:
+    place, setting = images / "data", f"data.{name}"
+    if name == "link":
+        shutil.move(images / "data", tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+        setting = "data.root"
+    write_settings(images, f"{setting}={place}", *([f"data.eval={place}"] if name == "train" else []))
+    with pytest.raises(ConfigError, match=f"{setting} lies in the run folder"):
+        TrainedModel(images).settings()
+    typed = [f"{setting}={place}", *([f"data.eval={place}"] if name == "train" else [])]
+    assert TrainedModel(images, typed).settings()[1].recipe == "classify"
+
+
+def test_data_elsewhere_needs_no_word(images: Path, tmp_path: Path) -> None:
+    shutil.move(images / "data", tmp_path / "run-data")
+    write_settings(images, f"data.root={tmp_path / 'run-data'}")
+    assert TrainedModel(images).settings()[1].recipe == "classify"
