@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from samebits.bits import as_bytes, plain_in, tensors_in
 from samebits.parallel.checksum import checksums
-from samebits.provenance.bits import as_bytes, plain_in, tensors_in
 
 Event = tuple[str, str, str]
 INPUT, OUTPUT = "input", "output"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from samebits import errors
+from samebits.bits import as_bytes
 
 # Key of a JSON object that names the type of the value.
 _TYPE = "$"
@@ -79,10 +80,8 @@ def _packed(value: Any, blobs: bytearray) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return _packed_array(np.asarray(value), isinstance(value, np.generic), blobs)
     if isinstance(value, Tensor):
-        # As bytes, since numpy has no bfloat16.
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         content = [str(value.dtype).removeprefix("torch."), list(value.shape), not value.is_cpu]
-        return _tagged("tensor", [*content, _add(flat.numpy().tobytes(), blobs)])
+        return _tagged("tensor", [*content, _add(as_bytes(value).numpy().tobytes(), blobs)])
     if isinstance(value, torch.dtype):
         return _tagged("dtype", str(value).removeprefix("torch."))
     if isinstance(value, torch.Size):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from samebits.bits import as_bytes
 from samebits.data.samples import Batch
 
 
@@ -47,8 +47,7 @@ def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count:
             value = value[row]
         # dtype and shape come first: equal bytes of another dtype are another sample.
         update(f"{value.dtype} {tuple(value.shape)}".encode())
-        # As bytes, since NumPy has no bfloat16.
-        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        update(as_bytes(value).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         if row is not None and value.ndim and len(value) == count:
             value = value[row]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from samebits.bits import Element
 from samebits.diff.folders import unequal_fields
 from samebits.diff.side import Side
 from samebits.diff.tensors import first_tensor, largest_difference, module_of
-from samebits.provenance.bits import Element
 from samebits.provenance.step_log import StepRecord
 from samebits.storage.checkpoint import AVERAGE
 

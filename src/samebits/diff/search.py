@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from samebits.bits import Element, first_element
 from samebits.diff.locate import FirstDifference, locate
 from samebits.diff.location import (
     Location,
@@ -27,7 +28,6 @@ from samebits.diff.location import (
 from samebits.diff.side import Side
 from samebits.diff.trace import Key, StepTrace
 from samebits.diff.tracer import trace_step
-from samebits.provenance.bits import Element, first_element
 from samebits.provenance.step_log import StepRecord
 
 Progress = Callable[[int, int], None]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.provenance.bits import Element, as_bytes, first_element, number_text
+from samebits.bits import Element, as_bytes, first_element, number_text
 
 MODEL = "(the model)"
 _STANDS_OUT = 4.0  # times as much as any other module

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from samebits.bits import tensors_in
 from samebits.data.digests import sample_digests
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch
@@ -46,7 +47,6 @@ from samebits.diff.trace import (
     Operation,
     StepTrace,
 )
-from samebits.provenance.bits import tensors_in
 
 _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory

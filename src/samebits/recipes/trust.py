@@ -6,7 +6,6 @@ another folder would import other modules from there. docs/adr/0026 has the reas
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import stat
@@ -18,6 +17,7 @@ from samebits.config.load import short_path
 from samebits.config.plain_file import read_plain
 from samebits.config.sections import TRACKERS
 from samebits.errors import ConfigError
+from samebits.storage.manifest import sha256_of
 
 MAX_RECIPE_BYTES = 16 * 1024 * 1024
 
@@ -48,11 +48,6 @@ def read_recipe(path: Path) -> bytes:
         raise ConfigError(
             f"recipe file {short_path(path)} can't be read: {error.strerror}", fix="Make it readable, or use another."
         ) from None
-
-
-def sha256_of(content: bytes) -> str:
-    """Compute the SHA-256 of the content of a file, as 64 hex digits."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def trust(path: Path) -> str:

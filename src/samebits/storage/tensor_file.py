@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from samebits.bits import as_bytes
 from samebits.errors import CheckpointError
 
 # Names in the format, https://github.com/huggingface/safetensors.
@@ -106,10 +107,7 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(beginning)
         for name in order:
-            tensor = tensors[name] if fetch is None else fetch(name)
-            # As bytes, since numpy has no bfloat16. `contiguous` puts
-            # the values into the format's order, also of channels last.
-            content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            content = as_bytes(tensors[name] if fetch is None else fetch(name)).numpy().data
             for start in range(0, len(content), _PIECE_BYTES):
                 piece = content[start : start + _PIECE_BYTES]
                 digest.update(piece)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from samebits.bits import as_bytes
 from samebits.errors import CheckpointError
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS, check_limit
 from samebits.storage.run_folder import atomic_file
@@ -31,11 +32,9 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(state):
-        # Contiguous, since the hash must not depend on the memory format (channels last or not).
-        tensor = state[name].detach().cpu().contiguous()
+        tensor = state[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        # As bytes, since numpy has no bfloat16.
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(as_bytes(tensor).numpy().data)
     return digest.hexdigest()
 
 

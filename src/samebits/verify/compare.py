@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samebits.provenance.bits import first_element
+from samebits.bits import first_element
 from samebits.provenance.step_log import StepRecord
 
 # What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.

@@ -6,7 +6,6 @@ is used without the network. Its SHA-256 is stored in `dataset_info.json`, whose
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch import nn
 from samebits.errors import CheckpointError, ConfigError, DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.model import backbone_of, check_timm, torchvision_name
+from samebits.storage.manifest import sha256_of_file
 from samebits.storage.pretrained import load_pretrained, read_state
 
 _FILE = "model.safetensors"  # on the Hugging Face Hub
@@ -46,7 +46,7 @@ def find_published(name: str) -> dict[str, Any]:
         DataError: They are not in the cache and cannot be downloaded.
     """
     found = _find(name)
-    return {"source": found.source, "sha256": _sha256(found.path), "mean": found.mean, "std": found.std}
+    return {"source": found.source, "sha256": sha256_of_file(found.path), "mean": found.mean, "std": found.std}
 
 
 def load_published(model: nn.Module, name: str, info: Mapping[str, Any], data: DataConfig) -> dict[str, str]:
@@ -65,7 +65,7 @@ def load_published(model: nn.Module, name: str, info: Mapping[str, Any], data: D
         CheckpointError: The cached file differs from the one the run started with, or belongs to another network.
     """
     found = _find(name)
-    sha256 = _sha256(found.path)
+    sha256 = sha256_of_file(found.path)
     if sha256 != info["sha256"]:
         raise CheckpointError(
             f"{found.path} is not the file that the run started with",
@@ -112,7 +112,7 @@ def _find_torchvision(name: str) -> _Published:
             )
         except (OSError, RuntimeError) as error:
             raise _not_downloaded(name, error, f"Download {url}\nto {path}") from error
-    if expected and not _sha256(path).startswith(expected[1]):
+    if expected and not sha256_of_file(path).startswith(expected[1]):
         raise DataError(
             f"{path} is damaged: its SHA-256 does not begin with {expected[1]}", fix=f"Download {url} again."
         )
@@ -154,8 +154,3 @@ def _not_downloaded(name: str, error: Exception, otherwise: str) -> DataError:
         cause=str(error).partition("\n")[0][:200] or type(error).__name__,
         fix=f"{otherwise}\nor set model.weights to a file.",
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -52,7 +52,11 @@ def _kind(tensor: Tensor) -> str:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor of any shape, (num_bytes,): NaN would differ from itself, and 0.0 equals -0.0."""
+    """Return the bytes of a tensor of any shape, (num_bytes,), in the order of its elements.
+
+    numpy has no bfloat16; as values, NaN would differ from itself, and 0.0 would equal -0.0.
+    """
+    # Contiguous: bytes must not depend on the memory format (channels last or not).
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if flat.dim() and flat.stride(0) != 1:  # one value that was expanded counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
