@@ -13,19 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Element:
-    """The first element in which two tensors differ.
+    """The first element in which two tensors differ."""
 
-    Attributes:
-        index: Its index, such as "[5, 17, 4, 4]".
-        a: Value in the first tensor.
-        b: Value in the second tensor.
-        is_value: Whether they are values; otherwise types and shapes.
-    """
-
-    index: str
-    a: str
-    b: str
-    is_value: bool = True
+    index: str  #: Its index, such as "[5, 17, 4, 4]".
+    a: str  #: Value in the first tensor.
+    b: str  #: Value in the second tensor.
+    is_value: bool = True  #: Whether they are values; otherwise types and shapes.
 
 
 def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:

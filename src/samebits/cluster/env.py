@@ -31,36 +31,23 @@ _FIX_INIT = "Set {} to one of these forms."
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Rank of one process in its world, as assigned by whatever started it.
+    """Rank of one process in its world, as assigned by whatever started it."""
 
-    Attributes:
-        rank: 0 <= rank < world_size.
-        world_size: Number of processes.
-        local_rank: Rank among the processes of this machine; None if unknown until the rendezvous.
-        local_world_size: Number of processes on this machine; None if unknown.
-        init: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
-        started_by: What started the processes.
-        restart: How often the launcher has restarted them.
-        agent_store: Another process (torchrun's agent) serves the store at `init`, so rank 0 must not.
-        run_id: Separates the keys of runs that share a store.
-        key: Secret that signs messages in the store; empty: messages are not signed.
-        views: File of the launcher that names the members of the present world; empty: the members do not change.
-        member: Number of this process among all that the launcher has started.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int | None
-    local_world_size: int | None
-    init: str
-    started_by: StartedBy
-    restart: int = 0
-    agent_store: bool = False
-    run_id: str = ""
+    rank: int  #: 0 <= rank < world_size.
+    world_size: int  #: Number of processes.
+    local_rank: int | None  #: Rank among the processes of this machine; None if unknown until the rendezvous.
+    local_world_size: int | None  #: Number of processes on this machine; None if unknown.
+    init: str  #: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
+    started_by: StartedBy  #: What started the processes.
+    restart: int = 0  #: How often the launcher has restarted them.
+    agent_store: bool = False  #: Another process (torchrun's agent) serves the store at `init`, so rank 0 must not.
+    run_id: str = ""  #: Separates the keys of runs that share a store.
     # Not in the repr, which logs and tracebacks show.
+    #: Secret that signs messages in the store; empty: messages are not signed.
     key: str = field(default="", repr=False)
+    #: File of the launcher that names the members of the present world; empty: the members do not change.
     views: str = ""
-    member: int = 0
+    member: int = 0  #: Number of this process among all that the launcher has started.
 
 
 ALONE = RankAssignment(0, 1, 0, 1, "", "alone")

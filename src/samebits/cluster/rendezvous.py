@@ -45,13 +45,7 @@ RANK_INFO_S = 1.0
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Identity of one rank, as it writes it into the store.
-
-    Attributes:
-        nonce: Random: a list that contains it was written for this process, and is not an older one.
-        namespace: Scope in which its process id is valid, see `stacks.namespace`.
-        network: Equal for processes that reach each other over 127.0.0.1.
-    """
+    """Identity of one rank, as it writes it into the store."""
 
     rank: int
     world_size: int
@@ -61,9 +55,10 @@ class RankInfo:
     backend: str
     num_gpus: int
     restart: int = 0
+    #: Random: a list that contains it was written for this process, and is not an older one.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
-    namespace: str = ""
-    network: str = field(default_factory=network)
+    namespace: str = ""  #: Scope in which its process id is valid, see `stacks.namespace`.
+    network: str = field(default_factory=network)  #: Equal for processes that reach each other over 127.0.0.1.
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"

@@ -52,16 +52,11 @@ class ForgedError(ValueError):
 
 @dataclass(frozen=True)
 class Seal:
-    """A run's secret key and the purpose of its signatures.
-
-    Attributes:
-        key: The secret; empty: messages are not signed.
-        purpose: The run and the part of it that messages are valid for.
-    """
+    """A run's secret key and the purpose of its signatures."""
 
     # Not in the repr, which logs and tracebacks show.
-    key: str = field(default="", repr=False)
-    purpose: str = ""
+    key: str = field(default="", repr=False)  #: The secret; empty: messages are not signed.
+    purpose: str = ""  #: The run and the part of it that messages are valid for.
 
     def within(self, part: str) -> Seal:
         """Return the seal for a part of the run; its messages are valid only there."""

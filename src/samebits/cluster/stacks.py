@@ -22,15 +22,12 @@ _WATCHING = ("watchdog/detector.py", "cluster/signals.py")
 
 
 class StackDumper:
-    """Context in which this process and the DataLoader workers that it forks dump their stacks on a signal.
-
-    Attributes:
-        descriptor: Descriptor of the anonymous file that they write to; others open it as /proc/PID/fd/DESCRIPTOR.
-    """
+    """Context in which this process and the DataLoader workers that it forks dump their stacks on a signal."""
 
     def __init__(self) -> None:
         # An anonymous file: the kernel frees it with the last process that has it open.
         self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
+        #: Descriptor of the anonymous file that they write to; others open it as /proc/PID/fd/DESCRIPTOR.
         self.descriptor = self._file.fileno()
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self._file, all_threads=True)

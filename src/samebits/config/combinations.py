@@ -8,19 +8,12 @@ from samebits.config.sections import Settings
 
 
 class Exclusion(NamedTuple):
-    """Settings that cannot be combined.
+    """Settings that cannot be combined."""
 
-    Attributes:
-        when: A condition: `name=value`, `name!=value`, or `name` for any value but null, false or an empty list.
-        not_with: Another condition, or several with "and" between them.
-        do: How to resolve it.
-        why: The reason, as the end of the message.
-    """
-
-    when: str
-    not_with: str
-    do: str
-    why: str = ""
+    when: str  #: A condition: `name=value`, `name!=value`, or `name` for any value but null, false or an empty list.
+    not_with: str  #: Another condition, or several with "and" between them.
+    do: str  #: How to resolve it.
+    why: str = ""  #: The reason, as the end of the message.
 
 
 _WHOLE_TENSORS = ", because it needs whole tensors"

@@ -17,19 +17,12 @@ from samebits.config.document import KeyPath
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting or section.
+    """One setting or section."""
 
-    Attributes:
-        path: Its keys, from the root.
-        type: Its type as text: "float > 0", "sgd | adam", "text"; "section" for a section.
-        meaning: Its description.
-        is_section: Whether it contains settings.
-    """
-
-    path: KeyPath
-    type: str
-    meaning: str
-    is_section: bool
+    path: KeyPath  #: Its keys, from the root.
+    type: str  #: Its type as text: "float > 0", "sgd | adam", "text"; "section" for a section.
+    meaning: str  #: Its description.
+    is_section: bool  #: Whether it contains settings.
 
     @property
     def key(self) -> str:

@@ -98,15 +98,10 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML mapping.
+    """A YAML mapping."""
 
-    Attributes:
-        values: Plain dicts, lists, strings, numbers, booleans and None.
-        lines: Path of each key -> its line, counted from 1.
-    """
-
-    values: dict[str, Any]
-    lines: dict[KeyPath, int]
+    values: dict[str, Any]  #: Plain dicts, lists, strings, numbers, booleans and None.
+    lines: dict[KeyPath, int]  #: Path of each key -> its line, counted from 1.
 
 
 def read(path: Path, name: str) -> Document:

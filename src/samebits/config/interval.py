@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval between saves or evaluations. Exactly one of the attributes is set.
+    """An interval between saves or evaluations. Exactly one of the attributes is set."""
 
-    Attributes:
-        steps: Optimizer steps.
-        epochs: Whole epochs.
-        seconds: Wall-clock time, seconds.
-    """
-
-    steps: int | None = None
-    epochs: int | None = None
-    seconds: float | None = None
+    steps: int | None = None  #: Optimizer steps.
+    epochs: int | None = None  #: Whole epochs.
+    seconds: float | None = None  #: Wall-clock time, seconds.
 
     def is_due(self, step: int, steps_per_epoch: int, elapsed_s: float) -> bool:
         """Return whether the interval ends at a step.

@@ -23,32 +23,22 @@ C = TypeVar("C", bound=Settings)
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one source.
+    """Settings from one source."""
 
-    Attributes:
-        values: Nested plain values.
-        origins: Path of a key -> where it was given, such as "my.yaml:12".
-        is_preset: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
-        source: The recipe, preset or file as the user typed it, for `samebits config SOURCE`.
-    """
-
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  #: Nested plain values.
+    #: Path of a key -> where it was given, such as "my.yaml:12".
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
+    #: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
     is_preset: bool = False
-    source: str | None = None
+    source: str | None = None  #: The recipe, preset or file as the user typed it, for `samebits config SOURCE`.
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[C]):
-    """A validated config.
+    """A validated config."""
 
-    Attributes:
-        config: All settings.
-        diff: The settings that differ from the preset, as nested plain values.
-    """
-
-    config: C
-    diff: dict[str, Any]
+    config: C  #: All settings.
+    diff: dict[str, Any]  #: The settings that differ from the preset, as nested plain values.
 
     @property
     def resolved(self) -> dict[str, Any]:

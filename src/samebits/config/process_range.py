@@ -15,15 +15,10 @@ MAX_NODES = 65536
 
 @dataclass(frozen=True)
 class ProcessRange:
-    """A number of processes or machines, from `least` to `most` inclusive.
+    """A number of processes or machines, from `least` to `most` inclusive."""
 
-    Attributes:
-        least: The minimum.
-        most: The maximum.
-    """
-
-    least: int
-    most: int
+    least: int  #: The minimum.
+    most: int  #: The maximum.
 
     @property
     def is_elastic(self) -> bool:
@@ -36,30 +31,20 @@ class ProcessRange:
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """Parameters of the rendezvous of several nodes.
+    """Parameters of the rendezvous of several nodes."""
 
-    Attributes:
-        size: Number of nodes.
-        endpoint: HOST:PORT. The launcher on HOST serves the store there.
-        run_id: Distinguishes runs that use the same endpoint.
-        join_timeout_s: Timeout until the minimum number of nodes has joined, seconds.
-        last_call_s: How long a world with enough nodes waits for more, seconds.
-        node_timeout_s: A node without a heartbeat for this long counts as lost, seconds.
-        rank: This node's rank, if the user gave each node one; node rank 0 is on HOST. None: assigned automatically.
-        folder: The run folder, from which the launchers read their key. None: the key is in SAMEBITS_KEY.
-        has_own_id: Whether the user set the run id. If not, it is derived from the folder's name.
-        shared: Values that must be equal for all launchers of the run, by name.
-    """
-
-    size: ProcessRange
-    endpoint: str
-    run_id: str
-    join_timeout_s: float
-    last_call_s: float
-    node_timeout_s: float
+    size: ProcessRange  #: Number of nodes.
+    endpoint: str  #: HOST:PORT. The launcher on HOST serves the store there.
+    run_id: str  #: Distinguishes runs that use the same endpoint.
+    join_timeout_s: float  #: Timeout until the minimum number of nodes has joined, seconds.
+    last_call_s: float  #: How long a world with enough nodes waits for more, seconds.
+    node_timeout_s: float  #: A node without a heartbeat for this long counts as lost, seconds.
+    #: This node's rank, if the user gave each node one; node rank 0 is on HOST. None: assigned automatically.
     rank: int | None = None
+    #: The run folder, from which the launchers read their key. None: the key is in SAMEBITS_KEY.
     folder: Path | None = None
-    has_own_id: bool = False
+    has_own_id: bool = False  #: Whether the user set the run id. If not, it is derived from the folder's name.
+    #: Values that must be equal for all launchers of the run, by name.
     shared: Mapping[str, str] = field(default_factory=dict)
 
 

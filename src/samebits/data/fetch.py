@@ -23,17 +23,11 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Download:
-    """A file to download.
+    """A file to download."""
 
-    Attributes:
-        urls: URLs, tried in order until one returns a file with the checksum.
-        path: Path of the downloaded file.
-        md5: MD5 checksum, 32 hex digits. It detects damage, not forgery.
-    """
-
-    urls: tuple[str, ...]
-    path: Path
-    md5: str
+    urls: tuple[str, ...]  #: URLs, tried in order until one returns a file with the checksum.
+    path: Path  #: Path of the downloaded file.
+    md5: str  #: MD5 checksum, 32 hex digits. It detects damage, not forgery.
 
 
 def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> None:

@@ -19,14 +19,11 @@ class Groups:
         groups: (N,) group of each sample, from 0.
         global_batch: Largest number of samples of a step.
         micro_batch: Largest number of samples of a micro-batch.
-
-    Attributes:
-        num_leaves: Micro-batches of an epoch.
-        leaves_per_step: Micro-batches of a step; the last step of an epoch has the rest.
     """
 
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
         # As in a step without groups: as few micro-batches as possible, all of nearly equal size.
+        #: Micro-batches of a step; the last step of an epoch has the rest.
         self.leaves_per_step = -(-global_batch // micro_batch)
         most = global_batch // self.leaves_per_step
         # Stable: NumPy's other methods may order equal values differently on another processor.
@@ -37,7 +34,7 @@ class Groups:
         self._starts = self._ends - counts
         self._leaf_counts = -(-counts // most)
         self._leaf_ends = np.cumsum(self._leaf_counts)
-        self.num_leaves = int(self._leaf_ends[-1])
+        self.num_leaves = int(self._leaf_ends[-1])  #: Micro-batches of an epoch.
 
     @property
     def num_steps(self) -> int:

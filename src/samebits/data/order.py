@@ -117,17 +117,11 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Recheck:
-    """A micro-batch that a second rank computes too (`watch.recheck`).
+    """A micro-batch that a second rank computes too (`watch.recheck`)."""
 
-    Attributes:
-        index: Index of the micro-batch in the step.
-        owner: The rank that computes it for the step.
-        rank: The rank that repeats it.
-    """
-
-    index: int
-    owner: int
-    rank: int
+    index: int  #: Index of the micro-batch in the step.
+    owner: int  #: The rank that computes it for the step.
+    rank: int  #: The rank that repeats it.
 
 
 @dataclass(frozen=True, eq=False)

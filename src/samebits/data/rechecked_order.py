@@ -29,13 +29,9 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class RecheckedOrder(Order):
-    """An `Order` with rechecks. Micro-batches are those of `Order`.
+    """An `Order` with rechecks. Micro-batches are those of `Order`."""
 
-    Attributes:
-        recheck: Fraction of the micro-batches that a second rank repeats.
-    """
-
-    recheck: float = 0.0
+    recheck: float = 0.0  #: Fraction of the micro-batches that a second rank repeats.
 
     def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
         """Iterate over steps; see `Order.steps`. Some have rechecks."""

@@ -19,15 +19,10 @@ class _Leaf:
 
 @dataclass(frozen=True, eq=False)
 class ResumedStep(Step):
-    """A step whose micro-batches do not follow from the world.
+    """A step whose micro-batches do not follow from the world."""
 
-    Attributes:
-        held: For each rank, the nodes of the tree that it has summed.
-        leaves: For each rank, the micro-batches that it still computes.
-    """
-
-    held: tuple[Nodes, ...] = ()
-    leaves: tuple[tuple[int, ...], ...] = ()
+    held: tuple[Nodes, ...] = ()  #: For each rank, the nodes of the tree that it has summed.
+    leaves: tuple[tuple[int, ...], ...] = ()  #: For each rank, the micro-batches that it still computes.
 
 
 def resume_step(

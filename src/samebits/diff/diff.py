@@ -38,21 +38,14 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class RunDifference:
-    """The result of a comparison of two runs.
+    """The result of a comparison of two runs."""
 
-    Attributes:
-        a: The first run folder.
-        b: The second run folder.
-        folders: The differences between their files.
-        location: The first difference within a step; None if there is none, or if it was not searched.
-        problem: Why it could not be searched; empty otherwise.
-    """
-
-    a: Path
-    b: Path
-    folders: FolderDifference
+    a: Path  #: The first run folder.
+    b: Path  #: The second run folder.
+    folders: FolderDifference  #: The differences between their files.
+    #: The first difference within a step; None if there is none, or if it was not searched.
     location: Location | None = None
-    problem: str = ""
+    problem: str = ""  #: Why it could not be searched; empty otherwise.
 
     @property
     def is_equal(self) -> bool:

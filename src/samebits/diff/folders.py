@@ -41,63 +41,39 @@ _SHOWN_CHARS = 60  # of a line of a recipe
 
 @dataclass(frozen=True)
 class Change:
-    """A value that differs between two runs.
+    """A value that differs between two runs."""
 
-    Attributes:
-        name: What differs.
-        a: Its value in the first run; "none" if the run has none.
-        b: Its value in the second run.
-    """
-
-    name: str
-    a: str
-    b: str
+    name: str  #: What differs.
+    a: str  #: Its value in the first run; "none" if the run has none.
+    b: str  #: Its value in the second run.
 
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The first step whose record differs.
+    """The first step whose record differs."""
 
-    Attributes:
-        step: The step, from 0.
-        fields: The fields that differ, in the order in which a step computes them.
-    """
-
-    step: int
-    fields: list[Change]
+    step: int  #: The step, from 0.
+    fields: list[Change]  #: The fields that differ, in the order in which a step computes them.
 
 
 @dataclass
 class Recorded:
-    """What a run folder states about a run.
+    """What a run folder states about a run."""
 
-    Attributes:
-        path: The run folder.
-        settings: All settings, by dotted name.
-        code: Digests of the code, by name.
-        data: Digests of the data, by name.
-        versions: Versions and hardware, by name.
-        log: The record of its steps; empty if there is none.
-        evaluations: Step -> metrics.
-        checkpoints: Step -> SHA-256 of weights and optimizer state, by file.
-        num_steps: Number of steps done.
-        weights_sha256: Hash of the final weights; empty if the run is not complete.
-        contradictions: Files of the run that contradict each other, one line each.
-        notes: What is missing, one line each.
-    """
-
-    path: Path
-    settings: dict[str, Any]
-    code: dict[str, str] = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    log: StepLog = field(default_factory=StepLog)
-    evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    path: Path  #: The run folder.
+    settings: dict[str, Any]  #: All settings, by dotted name.
+    code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
+    data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
+    versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
+    log: StepLog = field(default_factory=StepLog)  #: The record of its steps; empty if there is none.
+    evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
+    #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
-    num_steps: int = 0
-    weights_sha256: str = ""
+    num_steps: int = 0  #: Number of steps done.
+    weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
+    #: Files of the run that contradict each other, one line each.
     contradictions: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
 
 
 def read_run(path: Path) -> Recorded:
@@ -163,37 +139,22 @@ def _merged(worlds: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 @dataclass
 class FolderDifference:
-    """The differences between two run folders.
+    """The differences between two run folders."""
 
-    Attributes:
-        settings: Settings that determine the result.
-        free_settings: Settings that do not.
-        code: Digests of code; for recipe files, the first line that differs.
-        data: Digests of data.
-        versions: Versions and hardware.
-        step: The first step whose record differs; None if there is none.
-        num_compared: Number of steps whose records were compared.
-        num_steps: Number of steps of each run.
-        evaluations: Metrics that differ.
-        checkpoint: The first step at which both runs have a checkpoint, and these differ; None if there is none.
-        weights: Whether the final weights differ; None if a run is not complete.
-        altered: Files that contradict the record of their own run, one line each.
-        notes: What could not be compared, one line each.
-    """
-
-    settings: list[Change]
-    free_settings: list[Change]
-    code: list[Change]
-    data: list[Change]
-    versions: list[Change]
-    step: StepDifference | None
-    num_compared: int
-    num_steps: tuple[int, int]
-    evaluations: list[Change]
+    settings: list[Change]  #: Settings that determine the result.
+    free_settings: list[Change]  #: Settings that do not.
+    code: list[Change]  #: Digests of code; for recipe files, the first line that differs.
+    data: list[Change]  #: Digests of data.
+    versions: list[Change]  #: Versions and hardware.
+    step: StepDifference | None  #: The first step whose record differs; None if there is none.
+    num_compared: int  #: Number of steps whose records were compared.
+    num_steps: tuple[int, int]  #: Number of steps of each run.
+    evaluations: list[Change]  #: Metrics that differ.
+    #: The first step at which both runs have a checkpoint, and these differ; None if there is none.
     checkpoint: int | None
-    weights: bool | None
-    altered: list[str]
-    notes: list[str]
+    weights: bool | None  #: Whether the final weights differ; None if a run is not complete.
+    altered: list[str]  #: Files that contradict the record of their own run, one line each.
+    notes: list[str]  #: What could not be compared, one line each.
 
     @property
     def is_equal(self) -> bool:

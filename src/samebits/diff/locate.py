@@ -32,29 +32,18 @@ from samebits.diff.trace import (
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where two steps differ first.
+    """Where two steps differ first."""
 
-    Attributes:
-        phase: Part of the step, such as "forward".
-        micro_batch: The micro-batch; None for what follows after all of them.
-        module: The module, with its class; of both runs where these differ.
-        operation: torch's operation, or the autograd function in the backward pass.
-        what: The value that differs, such as "output".
-        keys: Pairs of keys of tensors to compare element by element, best first.
-        a: Value in the first run, if it is known without tensors.
-        b: Value in the second run.
-        samples: Samples of the micro-batch, of the first run.
-    """
-
-    phase: str
-    micro_batch: int | None = None
-    module: str = ""
-    operation: str = ""
-    what: str = ""
+    phase: str  #: Part of the step, such as "forward".
+    micro_batch: int | None = None  #: The micro-batch; None for what follows after all of them.
+    module: str = ""  #: The module, with its class; of both runs where these differ.
+    operation: str = ""  #: torch's operation, or the autograd function in the backward pass.
+    what: str = ""  #: The value that differs, such as "output".
+    #: Pairs of keys of tensors to compare element by element, best first.
     keys: list[tuple[Key, Key]] = field(default_factory=list)
-    a: str = ""
-    b: str = ""
-    samples: list[int] = field(default_factory=list)
+    a: str = ""  #: Value in the first run, if it is known without tensors.
+    b: str = ""  #: Value in the second run.
+    samples: list[int] = field(default_factory=list)  #: Samples of the micro-batch, of the first run.
 
 
 def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:

@@ -23,33 +23,19 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Location:
-    """The first difference between two runs.
+    """The first difference between two runs."""
 
-    Attributes:
-        step: The step that differs, from 0; for a state, the number of steps done.
-        phase: Part of the step, or "initial weights", "stored state", "not reproduced".
-        micro_batch: The micro-batch.
-        module: The module.
-        operation: The operation.
-        element: The value that differs, with the index of its first element.
-        a: Value in the first run.
-        b: Value in the second run.
-        samples: Samples of the micro-batch.
-        notes: What else was found, one line each.
-        num_replays: How often a part of a run was replayed.
-    """
-
-    step: int
-    phase: str
-    micro_batch: int | None = None
-    module: str = ""
-    operation: str = ""
-    element: str = ""
-    a: str = ""
-    b: str = ""
-    samples: list[int] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    num_replays: int = 0
+    step: int  #: The step that differs, from 0; for a state, the number of steps done.
+    phase: str  #: Part of the step, or "initial weights", "stored state", "not reproduced".
+    micro_batch: int | None = None  #: The micro-batch.
+    module: str = ""  #: The module.
+    operation: str = ""  #: The operation.
+    element: str = ""  #: The value that differs, with the index of its first element.
+    a: str = ""  #: Value in the first run.
+    b: str = ""  #: Value in the second run.
+    samples: list[int] = field(default_factory=list)  #: Samples of the micro-batch.
+    notes: list[str] = field(default_factory=list)  #: What else was found, one line each.
+    num_replays: int = 0  #: How often a part of a run was replayed.
 
 
 def describe_initial(sides: Sides) -> Location:

@@ -33,17 +33,11 @@ from samebits.storage.weights import file_limits, read
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run between two steps.
+    """The state of a run between two steps."""
 
-    Attributes:
-        tensors: Weights, average and optimizer state, of any shape, by name.
-        plain: The other state.
-        progress: The position.
-    """
-
-    tensors: dict[str, Tensor]
-    plain: dict[str, object]
-    progress: Progress
+    tensors: dict[str, Tensor]  #: Weights, average and optimizer state, of any shape, by name.
+    plain: dict[str, object]  #: The other state.
+    progress: Progress  #: The position.
 
 
 class Side:

@@ -18,19 +18,13 @@ _STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "bol
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        check: Name of the check, such as "shared memory".
-        value: Result, such as "64 MB".
-        verdict: ok; note: for information; warning: may be slow or fail later; problem: training cannot work.
-        fix: An imperative sentence; empty if there is nothing to do.
-    """
-
-    check: str
-    value: str
+    check: str  #: Name of the check, such as "shared memory".
+    value: str  #: Result, such as "64 MB".
+    #: ok; note: for information; warning: may be slow or fail later; problem: training cannot work.
     verdict: Verdict = "ok"
-    fix: str = ""
+    fix: str = ""  #: An imperative sentence; empty if there is nothing to do.
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON."""

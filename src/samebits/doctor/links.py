@@ -27,17 +27,11 @@ PINGS = 5
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Measurement of the all-reduce at one size.
+    """Measurement of the all-reduce at one size."""
 
-    Attributes:
-        num_bytes: Size of the buffer, bytes.
-        seconds: Median time of the slowest rank.
-        is_right: Whether the sum was correct on every rank.
-    """
-
-    num_bytes: int
-    seconds: float
-    is_right: bool
+    num_bytes: int  #: Size of the buffer, bytes.
+    seconds: float  #: Median time of the slowest rank.
+    is_right: bool  #: Whether the sum was correct on every rank.
 
     def bits_per_s(self, world_size: int) -> float:
         """Return the bus bandwidth: an all-reduce moves 2 (W-1)/W of its bytes over the link of each process."""

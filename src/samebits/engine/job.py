@@ -36,55 +36,33 @@ MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
 
 @dataclass
 class Job:
-    """All objects that the loop needs, created once per process.
+    """All objects that the loop needs, created once per process."""
 
-    Attributes:
-        config: The settings.
-        world: The world.
-        parts: The recipe's parts.
-        model: `parts.model`, on the device.
-        optimizer: The optimizer of the trainable parameters.
-        replica: A whole copy of the model, or this rank's shards.
-        reducer: Sums a step over the world.
-        order: The sample order.
-        train_data: The training samples.
-        eval_data: The validation samples.
-        eval_sets: The samples of further validation sets, by name.
-        progress: The position of the run.
-        average: The moving average of the weights, if configured.
-        loader: Reads this process's training batches, once it is open.
-        compiled: `model` as training calls it, if it is compiled.
-        identity: The run's identity, for checkpoints; see `run_identity`.
-        fingerprint: This process's fingerprint.
-        resumed_from: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
-        warnings: Warnings to report when training starts or resumes.
-        stop_after: Number of steps after which training stops and is saved; None: at its end.
-        last_result: Number and result of the last step that this process has applied.
-        resumed: The next step, if another world has begun it (`cluster.recovery=in_step`).
-    """
-
-    config: RunConfig
-    world: World
-    parts: Parts
-    model: nn.Module
-    optimizer: Optimizer
-    replica: Replica
-    reducer: Reducer | ShardedReducer | ExactShardedReducer
-    order: Order
-    train_data: Samples
-    eval_data: Samples
-    progress: Progress
-    eval_sets: Mapping[str, Samples] = field(default_factory=dict)
-    average: ModelEma | None = None
-    loader: Loader | None = None
-    compiled: Compiled | None = None
+    config: RunConfig  #: The settings.
+    world: World  #: The world.
+    parts: Parts  #: The recipe's parts.
+    model: nn.Module  #: `parts.model`, on the device.
+    optimizer: Optimizer  #: The optimizer of the trainable parameters.
+    replica: Replica  #: A whole copy of the model, or this rank's shards.
+    reducer: Reducer | ShardedReducer | ExactShardedReducer  #: Sums a step over the world.
+    order: Order  #: The sample order.
+    train_data: Samples  #: The training samples.
+    eval_data: Samples  #: The validation samples.
+    progress: Progress  #: The position of the run.
+    eval_sets: Mapping[str, Samples] = field(default_factory=dict)  #: The samples of further validation sets, by name.
+    average: ModelEma | None = None  #: The moving average of the weights, if configured.
+    loader: Loader | None = None  #: Reads this process's training batches, once it is open.
+    compiled: Compiled | None = None  #: `model` as training calls it, if it is compiled.
+    #: The run's identity, for checkpoints; see `run_identity`.
     identity: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)  #: This process's fingerprint.
+    #: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
     resumed_from: Fingerprint | None = None
-    warnings: list[str] = field(default_factory=list)
-    stop_after: int | None = None
+    warnings: list[str] = field(default_factory=list)  #: Warnings to report when training starts or resumes.
+    stop_after: int | None = None  #: Number of steps after which training stops and is saved; None: at its end.
+    #: Number and result of the last step that this process has applied.
     last_result: tuple[int, StepResult] | None = None
-    resumed: ResumedStep | None = None
+    resumed: ResumedStep | None = None  #: The next step, if another world has begun it (`cluster.recovery=in_step`).
     _before_evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property

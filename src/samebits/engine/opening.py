@@ -20,25 +20,15 @@ from samebits.storage.run_folder import RunFolder
 
 @dataclass
 class OpenRun:
-    """A run in one process.
+    """A run in one process."""
 
-    Attributes:
-        spec: The run, under its own name.
-        folder: The run folder, locked by rank 0.
-        job: The objects that training works on.
-        manager: Writes checkpoints, on rank 0.
-        reports: Reports to the user, on rank 0.
-        header: Title and rows of the header; None in a replacement.
-        notes: For the user, below the header.
-    """
-
-    spec: RunSpec
-    folder: RunFolder
-    job: Job
-    manager: CheckpointManager
-    reports: Reports
-    header: tuple[str, dict[str, str]] | None = None
-    notes: Sequence[object] = ()
+    spec: RunSpec  #: The run, under its own name.
+    folder: RunFolder  #: The run folder, locked by rank 0.
+    job: Job  #: The objects that training works on.
+    manager: CheckpointManager  #: Writes checkpoints, on rank 0.
+    reports: Reports  #: Reports to the user, on rank 0.
+    header: tuple[str, dict[str, str]] | None = None  #: Title and rows of the header; None in a replacement.
+    notes: Sequence[object] = ()  #: For the user, below the header.
 
     def __post_init__(self) -> None:
         self.job.stop_after = self.spec.stop_after

@@ -26,47 +26,32 @@ INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
 
 @dataclass
 class Progress:
-    """The position of a run. With weights and optimizer state, it is all that a checkpoint contains.
+    """The position of a run. With weights and optimizer state, it is all that a checkpoint contains."""
 
-    Attributes:
-        step: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
-        num_samples: Number of samples trained on, counted in each epoch, without those of skipped steps.
-        evaluated_step: `step` at the last validation.
-        metrics: The metrics of that validation.
-        best: Step, metric and value of the best validation so far.
-        stop_best: Best value so far by the rule of `stop_early`.
-        num_stale: Number of validations since then.
-        has_stopped_early: Whether `stop_early` has ended the run.
-        skipped: Steps that were not applied because their loss or gradient was not finite.
-        num_overflows: Number of steps that were not applied because the scaled gradient overflowed fp16.
-        loss_scale: Factor of the loss before the backward pass.
-        scale_age: Number of steps since the dynamic loss scale changed.
-        worlds: World sizes and environments of the run so far, each with its first step.
-        seconds: Training time so far, without validation and checkpoints.
-        data_s: Part of it that rank 0 waited for samples, in seconds.
-        train_size: Number of training samples; None in checkpoints that predate it.
-        fingerprint: See `Fingerprint`; empty in checkpoints that predate it.
-        chain: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if
-            steps are not recorded.
-    """
-
+    #: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
     step: Count = 0
-    num_samples: Count = 0
-    evaluated_step: Count = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    stop_best: float | None = None
-    num_stale: Count = 0
-    has_stopped_early: bool = False
+    num_samples: Count = 0  #: Number of samples trained on, counted in each epoch, without those of skipped steps.
+    evaluated_step: Count = 0  #: `step` at the last validation.
+    metrics: dict[str, float] = field(default_factory=dict)  #: The metrics of that validation.
+    best: dict[str, Any] | None = None  #: Step, metric and value of the best validation so far.
+    stop_best: float | None = None  #: Best value so far by the rule of `stop_early`.
+    num_stale: Count = 0  #: Number of validations since then.
+    has_stopped_early: bool = False  #: Whether `stop_early` has ended the run.
+    #: Steps that were not applied because their loss or gradient was not finite.
     skipped: list[int] = field(default_factory=list)
-    num_overflows: Count = 0
+    num_overflows: Count = 0  #: Number of steps that were not applied because the scaled gradient overflowed fp16.
+    #: Factor of the loss before the backward pass.
     loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    scale_age: Count = 0
+    scale_age: Count = 0  #: Number of steps since the dynamic loss scale changed.
+    #: World sizes and environments of the run so far, each with its first step.
     worlds: list[dict[str, Any]] = field(default_factory=list)
-    seconds: Seconds = 0.0
-    data_s: Seconds = 0.0
-    train_size: Count | None = None
+    seconds: Seconds = 0.0  #: Training time so far, without validation and checkpoints.
+    data_s: Seconds = 0.0  #: Part of it that rank 0 waited for samples, in seconds.
+    train_size: Count | None = None  #: Number of training samples; None in checkpoints that predate it.
+    #: See `Fingerprint`; empty in checkpoints that predate it.
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if steps are
+    #: not recorded.
     chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -166,25 +151,15 @@ class StepFlags(IntFlag):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step, equal on all ranks.
+    """The result of one step, equal on all ranks."""
 
-    Attributes:
-        loss: Mean over the step's samples, before the update.
-        terms: The loss's named terms; names are known on ranks that ran a micro-batch.
-        norm: 2-norm of the gradient, before clipping.
-        lr: Learning rate.
-        is_finite: Whether loss and gradient were finite. If not, the step changed nothing.
-        is_overflow: Whether they were not because of fp16's loss scale, which was reduced.
-        flags: What rank 0 has decided.
-    """
-
-    loss: float
-    terms: dict[str, float]
-    norm: float
-    lr: float
-    is_finite: bool
-    is_overflow: bool
-    flags: StepFlags
+    loss: float  #: Mean over the step's samples, before the update.
+    terms: dict[str, float]  #: The loss's named terms; names are known on ranks that ran a micro-batch.
+    norm: float  #: 2-norm of the gradient, before clipping.
+    lr: float  #: Learning rate.
+    is_finite: bool  #: Whether loss and gradient were finite. If not, the step changed nothing.
+    is_overflow: bool  #: Whether they were not because of fp16's loss scale, which was reduced.
+    flags: StepFlags  #: What rank 0 has decided.
 
 
 def init_scale(config: RunConfig) -> float:

@@ -16,26 +16,16 @@ class RunSpec:
 
     The launcher reads the user's files once. Workers and restarted workers receive the result as JSON, so editing a
     YAML file while a run waits, trains or restarts changes nothing.
-
-    Attributes:
-        name: Name of the recipe, preset or file, for the header of the run.
-        config: The resolved settings; `config.recipe` names the recipe.
-        diff: Nested plain values: the settings that differ from the preset.
-        folder: The run folder; None: rank 0 chooses a new one after the ranks have joined.
-        resume: "never", "auto", or the folder of a checkpoint.
-        is_restart: Whether this world replaces one that lost a process.
-        started_at: Unix time at which the command started, in seconds.
-        stop_after: Number of steps after which training stops and is saved; None: at its end.
     """
 
-    name: str
-    config: RunConfig
-    diff: dict[str, Any]
-    folder: Path | None
-    resume: str
-    is_restart: bool
-    started_at: float
-    stop_after: int | None = None
+    name: str  #: Name of the recipe, preset or file, for the header of the run.
+    config: RunConfig  #: The resolved settings; `config.recipe` names the recipe.
+    diff: dict[str, Any]  #: Nested plain values: the settings that differ from the preset.
+    folder: Path | None  #: The run folder; None: rank 0 chooses a new one after the ranks have joined.
+    resume: str  #: "never", "auto", or the folder of a checkpoint.
+    is_restart: bool  #: Whether this world replaces one that lost a process.
+    started_at: float  #: Unix time at which the command started, in seconds.
+    stop_after: int | None = None  #: Number of steps after which training stops and is saved; None: at its end.
 
     @property
     def run_folder(self) -> Path:

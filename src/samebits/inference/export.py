@@ -39,23 +39,14 @@ Run = Callable[["Tensor"], "list[Tensor]"]
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file whose outputs were checked.
+    """An exported file whose outputs were checked."""
 
-    Attributes:
-        path: The file.
-        num_bytes: Its size in bytes.
-        difference: Largest difference between its outputs and the model's, as a share of the largest output.
-        allowed: Largest difference allowed.
-        input_shape: Shape of one sample, without the batch dimension.
-        metadata: Metadata in the file: the recipe, and the meaning of inputs and outputs.
-    """
-
-    path: Path
-    num_bytes: int
-    difference: float
-    allowed: float
-    input_shape: tuple[int, ...]
-    metadata: Mapping[str, Any]
+    path: Path  #: The file.
+    num_bytes: int  #: Its size in bytes.
+    difference: float  #: Largest difference between its outputs and the model's, as a share of the largest output.
+    allowed: float  #: Largest difference allowed.
+    input_shape: tuple[int, ...]  #: Shape of one sample, without the batch dimension.
+    metadata: Mapping[str, Any]  #: Metadata in the file: the recipe, and the meaning of inputs and outputs.
 
 
 def export(

@@ -128,17 +128,12 @@ def _evaluate(
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's prediction for one file.
+    """A model's prediction for one file."""
 
-    Attributes:
-        file: The file.
-        prediction: The result of the recipe's `postprocess`; `{"error": text}` if the file cannot be read.
-        error: Why the file cannot be read.
-    """
-
-    file: Path
+    file: Path  #: The file.
+    #: The result of the recipe's `postprocess`; `{"error": text}` if the file cannot be read.
     prediction: dict[str, Any]
-    error: DataError | None = None
+    error: DataError | None = None  #: Why the file cannot be read.
 
 
 def predict(

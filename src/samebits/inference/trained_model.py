@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model, as the user names it.
+    """A trained model, as the user names it."""
 
-    Attributes:
-        path: A run folder, or a file of weights from elsewhere.
-        overrides: Settings that differ from those of the run or the preset.
-        checkpoint: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
-        preset: For a file: the recipe, preset or YAML file of its model.
-    """
-
-    path: Path
-    overrides: Sequence[str] = ()
-    checkpoint: str = "last"
-    preset: str | None = None
+    path: Path  #: A run folder, or a file of weights from elsewhere.
+    overrides: Sequence[str] = ()  #: Settings that differ from those of the run or the preset.
+    checkpoint: str = "last"  #: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
+    preset: str | None = None  #: For a file: the recipe, preset or YAML file of its model.
 
     @property
     def log_dir(self) -> Path:

@@ -19,20 +19,15 @@ from samebits.own_loop.samples import LoaderSource, LoopOrder
 
 
 class _PreparedLoader:
-    """What Accelerate and scripts read from a prepared DataLoader.
-
-    Attributes:
-        end_of_dataloader: Whether the current batch is the last one of this rank.
-        remainder: Accelerate's count of repeated samples; unknown, since `gather_for_metrics` leaves them out itself.
-        num_counted: Samples of the current batch that metrics count; None if all rows count.
-    """
+    """What Accelerate and scripts read from a prepared DataLoader."""
 
     def __init__(self, source: LoaderSource) -> None:
         self.dataset, self.batch_size = source.samples.dataset, source.batch_size
         self.gradient_state = GradientState()
-        self.end_of_dataloader = False
+        self.end_of_dataloader = False  #: Whether the current batch is the last one of this rank.
+        #: Accelerate's count of repeated samples; unknown, since `gather_for_metrics` leaves them out itself.
         self.remainder = -1
-        self.num_counted: int | None = None
+        self.num_counted: int | None = None  #: Samples of the current batch that metrics count; None if all rows count.
 
     @property
     def total_dataset_length(self) -> int:

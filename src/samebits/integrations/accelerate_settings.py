@@ -26,21 +26,13 @@ _SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MUL
 
 @dataclass(frozen=True)
 class ExactSettings:
-    """What a script chooses.
+    """What a script chooses."""
 
-    Attributes:
-        global_batch: Samples of a step, over all ranks.
-        micro_batch: Samples of one forward pass. None: the DataLoader's batch_size.
-        seed: Seed of the order and of all random numbers in the loop.
-        num_threads: CPU threads of each process.
-        hang_timeout_s: How long no rank may make progress in training, seconds; None: forever.
-    """
-
-    global_batch: int
-    micro_batch: int | None = None
-    seed: int = 0
-    num_threads: int = 1
-    hang_timeout_s: float | None = 300.0
+    global_batch: int  #: Samples of a step, over all ranks.
+    micro_batch: int | None = None  #: Samples of one forward pass. None: the DataLoader's batch_size.
+    seed: int = 0  #: Seed of the order and of all random numbers in the loop.
+    num_threads: int = 1  #: CPU threads of each process.
+    hang_timeout_s: float | None = 300.0  #: How long no rank may make progress in training, seconds; None: forever.
 
     def order_of(self, source: LoaderSource) -> LoopOrder:
         """Return the order of the samples of a training DataLoader.
@@ -56,31 +48,18 @@ class ExactSettings:
 
 @dataclass
 class ExactPart:
-    """The exact part of an accelerator.
+    """The exact part of an accelerator."""
 
-    Attributes:
-        settings: What decides the result.
-        world: The ranks.
-        reads_ahead: Whether a framework fetches several micro-batches before it runs them (Trainer).
-        is_preparing_training: Whether the next DataLoader is the one to train on.
-        data: The script's DataLoader to train on.
-        loader: What was made of it.
-        loop: The exact loop, once it exists.
-        batches_per_step: How many batches of the DataLoader's batch_size a step has.
-        loss_factor: What `backward` multiplies the loss by, (); None for 1.
-        position: The position that a checkpoint has.
-    """
-
-    settings: ExactSettings
-    world: World
-    reads_ahead: bool = False
-    is_preparing_training: bool = False
-    data: DataLoader[Any] | None = None
-    loader: TrainingLoader | None = None
-    loop: ExactLoop | None = None
-    batches_per_step: int = 1
-    loss_factor: Tensor | None = None
-    position: dict[str, Any] | None = None
+    settings: ExactSettings  #: What decides the result.
+    world: World  #: The ranks.
+    reads_ahead: bool = False  #: Whether a framework fetches several micro-batches before it runs them (Trainer).
+    is_preparing_training: bool = False  #: Whether the next DataLoader is the one to train on.
+    data: DataLoader[Any] | None = None  #: The script's DataLoader to train on.
+    loader: TrainingLoader | None = None  #: What was made of it.
+    loop: ExactLoop | None = None  #: The exact loop, once it exists.
+    batches_per_step: int = 1  #: How many batches of the DataLoader's batch_size a step has.
+    loss_factor: Tensor | None = None  #: What `backward` multiplies the loss by, (); None for 1.
+    position: dict[str, Any] | None = None  #: The position that a checkpoint has.
 
     def choose_training(self, loaders: list[DataLoader[Any]]) -> DataLoader[Any] | None:
         """Return the DataLoader to train on among those that are prepared together; None if there is none.

@@ -42,13 +42,9 @@ class ExactOptimizer(AcceleratedOptimizer):
 
 
 class ExactScheduler(AcceleratedScheduler):
-    """An `AcceleratedScheduler` that acts once a step.
+    """An `AcceleratedScheduler` that acts once a step."""
 
-    Attributes:
-        exact: The exact part of the accelerator.
-    """
-
-    exact: ExactPart
+    exact: ExactPart  #: The exact part of the accelerator.
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the scheduler where the optimizers act, or at once between epochs."""

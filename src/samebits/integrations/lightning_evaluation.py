@@ -87,14 +87,11 @@ class EvalSteps:
     Args:
         trainer: Lightning's Trainer.
         device: Device of this rank.
-
-    Attributes:
-        current: The batch of the current item on this rank.
     """
 
     def __init__(self, trainer: Any, device: torch.device) -> None:
         self._trainer, self._device = trainer, device
-        self.current: MicroBatch | None = None
+        self.current: MicroBatch | None = None  #: The batch of the current item on this rank.
 
     def num_used(self, num_batches: int) -> int:
         """Return how many of a loader's batches Lightning takes."""

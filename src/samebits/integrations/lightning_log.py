@@ -30,14 +30,10 @@ OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "m
 
 @dataclass
 class _Entry:
-    """What was logged under one name.
+    """What was logged under one name."""
 
-    Attributes:
-        options: Arguments of `self.log`: plain values.
-        items: Batch, value () and number of samples of each call on this rank. Empty for a torchmetrics metric.
-    """
-
-    options: dict[str, Any]
+    options: dict[str, Any]  #: Arguments of `self.log`: plain values.
+    #: Batch, value () and number of samples of each call on this rank. Empty for a torchmetrics metric.
     items: list[tuple[int, Tensor, int]] = field(default_factory=list)
 
     def message(self) -> tuple[dict[str, Any], list[tuple[int, float, int]]]:

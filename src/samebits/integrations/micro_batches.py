@@ -16,15 +16,10 @@ from samebits.own_loop.samples import LoaderSource, LoopOrder
 
 @dataclass(frozen=True)
 class Position:
-    """Which micro-batch a batch is.
+    """Which micro-batch a batch is."""
 
-    Attributes:
-        step: Number of the step, from 0.
-        index: Index among the micro-batches that this rank runs in the step.
-    """
-
-    step: int
-    index: int
+    step: int  #: Number of the step, from 0.
+    index: int  #: Index among the micro-batches that this rank runs in the step.
 
 
 _Request = tuple[Position, IntArray, KeyArray]

@@ -26,61 +26,36 @@ from samebits.errors import LaunchError
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """A worker's report of its own failure, written as JSON for the launcher.
+    """A worker's report of its own failure, written as JSON for the launcher."""
 
-    Attributes:
-        time: Seconds since 1970.
-        text: The error's text, or a traceback.
-        exit_code: Exit code for the command.
-        is_user_error: The text is written for users: a SamebitsError.
-        is_consequence: It looks like the loss of another process.
-        may_pass: A restart may succeed.
-        culprits: Ranks that the error blames, if any.
-    """
-
-    time: float
-    text: str
-    exit_code: int
-    is_user_error: bool
-    is_consequence: bool
-    may_pass: bool
-    culprits: Sequence[int] = ()
+    time: float  #: Seconds since 1970.
+    text: str  #: The error's text, or a traceback.
+    exit_code: int  #: Exit code for the command.
+    is_user_error: bool  #: The text is written for users: a SamebitsError.
+    is_consequence: bool  #: It looks like the loss of another process.
+    may_pass: bool  #: A restart may succeed.
+    culprits: Sequence[int] = ()  #: Ranks that the error blames, if any.
 
 
 @dataclass(frozen=True)
 class ProcessFailure:
-    """One process that ended before its work was done.
+    """One process that ended before its work was done."""
 
-    Attributes:
-        rank: Its rank.
-        pid: Its process id.
-        exit_code: Its exit code, or minus the signal's number.
-        report: Its own report; None if it wrote none.
-        killed_by_launcher: The launcher killed it after another process had failed.
-    """
-
-    rank: int
-    pid: int
-    exit_code: int
-    report: ErrorReport | None
-    killed_by_launcher: bool = False
+    rank: int  #: Its rank.
+    pid: int  #: Its process id.
+    exit_code: int  #: Its exit code, or minus the signal's number.
+    report: ErrorReport | None  #: Its own report; None if it wrote none.
+    killed_by_launcher: bool = False  #: The launcher killed it after another process had failed.
 
 
 @dataclass(frozen=True)
 class RootCause:
-    """The first failure of a world, as reported to the user.
+    """The first failure of a world, as reported to the user."""
 
-    Attributes:
-        text: The error text.
-        exit_code: Exit code for the command.
-        may_pass: A restart may succeed.
-        is_elsewhere: All processes of this node only lost one on another node.
-    """
-
-    text: str
-    exit_code: int
-    may_pass: bool
-    is_elsewhere: bool = False
+    text: str  #: The error text.
+    exit_code: int  #: Exit code for the command.
+    may_pass: bool  #: A restart may succeed.
+    is_elsewhere: bool = False  #: All processes of this node only lost one on another node.
 
 
 def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:

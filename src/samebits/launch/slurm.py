@@ -18,32 +18,20 @@ WARNED = 138
 
 @dataclass(frozen=True)
 class BatchJob:
-    """Resources and commands of a Slurm job.
+    """Resources and commands of a Slurm job."""
 
-    Attributes:
-        command: Command of each task; `--run-dir` is added.
-        run_dir: The run folder, on a disk that all nodes share.
-        nodes: Number of machines.
-        procs: Tasks per machine, one per GPU.
-        gpus: GPUs per machine; 0: request none.
-        cpus: Cores per task.
-        time: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
-        warning_s: Seconds between the warning and the time limit.
-        options: Additional sbatch options, such as "--partition=gpu".
-        variants: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
-        folders: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
-    """
-
-    command: Sequence[str]
-    run_dir: Path
-    nodes: int = 1
-    procs: int = 1
-    gpus: int = 0
-    cpus: int = 1
-    time: str = ""
-    warning_s: int = 120
-    options: Sequence[str] = ()
+    command: Sequence[str]  #: Command of each task; `--run-dir` is added.
+    run_dir: Path  #: The run folder, on a disk that all nodes share.
+    nodes: int = 1  #: Number of machines.
+    procs: int = 1  #: Tasks per machine, one per GPU.
+    gpus: int = 0  #: GPUs per machine; 0: request none.
+    cpus: int = 1  #: Cores per task.
+    time: str = ""  #: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
+    warning_s: int = 120  #: Seconds between the warning and the time limit.
+    options: Sequence[str] = ()  #: Additional sbatch options, such as "--partition=gpu".
+    #: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
     variants: Sequence[Sequence[str]] = ()
+    #: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
     folders: Sequence[str] = ()
 
 

@@ -34,15 +34,10 @@ SSH_FAILED = 255
 
 @dataclass(frozen=True)
 class RemoteHost:
-    """One of the machines.
+    """One of the machines."""
 
-    Attributes:
-        name: Name for ssh: HOST or USER@HOST.
-        procs: Number of processes on it; None: chosen there.
-    """
-
-    name: str
-    procs: int | None
+    name: str  #: Name for ssh: HOST or USER@HOST.
+    procs: int | None  #: Number of processes on it; None: chosen there.
 
     @property
     def host(self) -> str:

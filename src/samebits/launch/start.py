@@ -31,31 +31,18 @@ DEFAULT_PORT = 29400  # torchrun's
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of the command line about processes and machines.
+    """Options of the command line about processes and machines."""
 
-    Attributes:
-        procs: Processes on this machine: 4, or 2:4.
-        nodes: Machines: 2, or 2:3.
-        endpoint: HOST:PORT of the rendezvous of several machines' launchers.
-        run_id: Separates runs that share a rendezvous; None: the run folder's name.
-        init: Address of the rendezvous of processes that the user starts.
-        rank: Rank of this process.
-        world_size: Number of processes.
-        max_restarts: How often to restart after a failure.
-        node_rank: Rank of this machine, if the user numbers them; requires `master`.
-        master: HOST:PORT on the machine with node rank 0.
-    """
-
-    procs: str | int | None = None
-    nodes: str | None = None
-    endpoint: str | None = None
-    run_id: str | None = None
-    init: str | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    max_restarts: int = 0
-    node_rank: int | None = None
-    master: str | None = None
+    procs: str | int | None = None  #: Processes on this machine: 4, or 2:4.
+    nodes: str | None = None  #: Machines: 2, or 2:3.
+    endpoint: str | None = None  #: HOST:PORT of the rendezvous of several machines' launchers.
+    run_id: str | None = None  #: Separates runs that share a rendezvous; None: the run folder's name.
+    init: str | None = None  #: Address of the rendezvous of processes that the user starts.
+    rank: int | None = None  #: Rank of this process.
+    world_size: int | None = None  #: Number of processes.
+    max_restarts: int = 0  #: How often to restart after a failure.
+    node_rank: int | None = None  #: Rank of this machine, if the user numbers them; requires `master`.
+    master: str | None = None  #: HOST:PORT on the machine with node rank 0.
 
 
 def default_procs(config: RunConfig) -> int:

@@ -27,9 +27,6 @@ class Subcommand:
         output: Receives standard output and standard error; None: standard output is this process's.
         stderr: Receives standard error instead; needed without `output`.
         variables: Environment variables in addition to this process's.
-
-    Attributes:
-        process: The process.
     """
 
     def __init__(
@@ -43,6 +40,7 @@ class Subcommand:
     ) -> None:
         self._error_file = error_file
         # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
+        #: The process.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL if output is not None else None,

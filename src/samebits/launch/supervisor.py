@@ -56,10 +56,6 @@ class Supervisor:
         stop_timeout_s: How long workers may take to stop, seconds.
         log_dir: Folder of launcher.log, a copy of what is printed; None: no log.
         on_stop: Returns what the workers do after a stop signal, for the user.
-
-    Attributes:
-        stop: The first stop signal; None while there was none.
-        cause: The root cause of the last failure; None while there was none.
     """
 
     def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
@@ -67,8 +63,8 @@ class Supervisor:
         self.stop_timeout_s = stop_timeout_s
         self.on_stop = on_stop
         self.log = log_dir / "launcher.log" if log_dir is not None else None
-        self.stop: signal.Signals | None = None
-        self.cause: RootCause | None = None
+        self.stop: signal.Signals | None = None  #: The first stop signal; None while there was none.
+        self.cause: RootCause | None = None  #: The root cause of the last failure; None while there was none.
         self._stop_since = 0.0
         self._signalled: set[int] = set()
         self._overdue = False

@@ -41,15 +41,10 @@ STOP_FILE = "stop"
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """How a worker ended that did not fail.
+    """How a worker ended that did not fail."""
 
-    Attributes:
-        code: Exit code for the command, if the entry returned a number.
-        was_stop_requested: This process received the stop signal; otherwise it stopped because another one did.
-    """
-
-    code: int
-    was_stop_requested: bool
+    code: int  #: Exit code for the command, if the entry returned a number.
+    was_stop_requested: bool  #: This process received the stop signal; otherwise it stopped because another one did.
 
 
 def run_worker(

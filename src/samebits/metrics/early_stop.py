@@ -15,15 +15,10 @@ from samebits.config.sections import StopEarlyConfig
 
 @dataclass(frozen=True)
 class Patience:
-    """What early stopping remembers of the validations so far.
+    """What early stopping remembers of the validations so far."""
 
-    Attributes:
-        best: Best value so far; None before the first.
-        num_stale: Number of validations since then.
-    """
-
-    best: float | None = None
-    num_stale: int = 0
+    best: float | None = None  #: Best value so far; None before the first.
+    num_stale: int = 0  #: Number of validations since then.
 
     def after(self, value: float, sign: float, config: StopEarlyConfig) -> Patience:
         """Return what is remembered after one more validation.

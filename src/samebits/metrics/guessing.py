@@ -14,15 +14,10 @@ _STDS = 2.0
 
 @dataclass(frozen=True)
 class Guess:
-    """Accuracy of answers that ignore the input, but have the same frequencies.
+    """Accuracy of answers that ignore the input, but have the same frequencies."""
 
-    Attributes:
-        accuracy: Its expected value, from 0 to 1.
-        std: Standard deviation of the accuracy over so many samples.
-    """
-
-    accuracy: float
-    std: float
+    accuracy: float  #: Its expected value, from 0 to 1.
+    std: float  #: Standard deviation of the accuracy over so many samples.
 
 
 def guess(labels: Tensor, answers: Tensor) -> Guess:

@@ -38,9 +38,6 @@ class Compiled:
         model: The model, on its device and in its precision.
         device: The model's device.
 
-    Attributes:
-        seconds: Time that torch has spent compiling so far, within `watched`.
-
     Raises:
         ConfigError: This machine has no compiler.
     """
@@ -54,7 +51,7 @@ class Compiled:
         config: Any = torch._dynamo.config
         config.recompile_limit, config.fail_on_recompile_limit_hit = MAX_SHAPES, True
         self._run = torch.compile(model, dynamic=False)
-        self.seconds = 0.0
+        self.seconds = 0.0  #: Time that torch has spent compiling so far, within `watched`.
 
     def __call__(self, inputs: Any) -> Any:
         """Call the compiled model.

@@ -23,36 +23,22 @@ from samebits.parallel.tree import Node, push
 
 @dataclass(frozen=True)
 class RankReport:
-    """Where a rank stands when it enters a new world.
+    """Where a rank stands when it enters a new world."""
 
-    Attributes:
-        num_steps: Steps applied to its weights; -1: it is new, and has no weights.
-        evaluated_step: `num_steps` at its last complete validation.
-        nodes: The partial sums that it holds of the step after those.
-    """
-
-    num_steps: int
-    evaluated_step: int = 0
-    nodes: tuple[Node, ...] = ()
+    num_steps: int  #: Steps applied to its weights; -1: it is new, and has no weights.
+    evaluated_step: int = 0  #: `num_steps` at its last complete validation.
+    nodes: tuple[Node, ...] = ()  #: The partial sums that it holds of the step after those.
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Where a world continues; equal on all ranks, since all compute it from the same reports.
+    """Where a world continues; equal on all ranks, since all compute it from the same reports."""
 
-    Attributes:
-        num_steps: Steps applied, on every rank once the receivers have the weights.
-        evaluated_step: The last validation that counts. Ranks that have completed a later one repeat it.
-        source: The rank that sends its weights.
-        receivers: The ranks that receive them.
-        held: For each rank, the partial sums that it keeps of the next step.
-    """
-
-    num_steps: int
-    evaluated_step: int
-    source: int
-    receivers: tuple[int, ...]
-    held: tuple[tuple[Node, ...], ...]
+    num_steps: int  #: Steps applied, on every rank once the receivers have the weights.
+    evaluated_step: int  #: The last validation that counts. Ranks that have completed a later one repeat it.
+    source: int  #: The rank that sends its weights.
+    receivers: tuple[int, ...]  #: The ranks that receive them.
+    held: tuple[tuple[Node, ...], ...]  #: For each rank, the partial sums that it keeps of the next step.
 
     def deal(self, num_leaves: int) -> tuple[tuple[int, ...], ...]:
         """Return, for each rank, the micro-batches of the next step that it has to compute.

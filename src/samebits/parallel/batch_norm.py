@@ -35,22 +35,14 @@ from samebits.parallel.layer_sums import LayerSums
 
 
 class _Statistics(NamedTuple):
-    """What a forward pass through a layer takes from the sums over the step.
+    """What a forward pass through a layer takes from the sums over the step."""
 
-    Attributes:
-        mean: (C,) float32.
-        var: (C,) float32, biased.
-        num_values: () float64, values a channel.
-        scale: (C,) float32, 1 / sqrt(var + eps).
-        ones: (C,) float32.
-        running: (C,) float64 each, the new running mean and variance; empty without running statistics.
-    """
-
-    mean: Tensor
-    var: Tensor
-    num_values: Tensor
-    scale: Tensor
-    ones: Tensor
+    mean: Tensor  #: (C,) float32.
+    var: Tensor  #: (C,) float32, biased.
+    num_values: Tensor  #: () float64, values a channel.
+    scale: Tensor  #: (C,) float32, 1 / sqrt(var + eps).
+    ones: Tensor  #: (C,) float32.
+    #: (C,) float64 each, the new running mean and variance; empty without running statistics.
     running: Sequence[Tensor]
 
 

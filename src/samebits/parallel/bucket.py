@@ -66,24 +66,20 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
 
 
 class Flat:
-    """One copy of a bucket.
-
-    Attributes:
-        values: (length,) flat tensor.
-        views: Views of it in the parameters' shapes and strides.
-        tail: (tail_length,) view of the values behind the gradients.
-        written: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
-    """
+    """One copy of a bucket."""
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
-        self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)
+        self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)  #: (length,) flat tensor.
         # In the parameters' own strides, so that a channels-last weight has a channels-last gradient. This is why
         # parameters must be dense: the view of one with gaps would reach into the next one.
+        #: Views of it in the parameters' shapes and strides.
         self.views = [
             self.values.as_strided(parameter.shape, parameter.stride(), offset)
             for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
         ]
+        #: (tail_length,) view of the values behind the gradients.
         self.tail = self.values[bucket.tail_start : bucket.tail_start + bucket.tail_length]
+        #: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
         self.written: set[int] = set()
 
 
@@ -95,20 +91,15 @@ class Leaf:
         flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
         is_joining: Whether `flat` is the sibling's.
         num_parameters: Number of parameters in the bucket.
-
-    Attributes:
-        missing: Indices of the parameters without a gradient so far.
-        given: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
-        is_done: Whether the leaf has ended.
-        checksum: Of its values, if they are compared with another rank's.
     """
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
         self.index, self.flat, self.is_joining = index, flat, is_joining
-        self.missing = set(range(num_parameters))
+        self.missing = set(range(num_parameters))  #: Indices of the parameters without a gradient so far.
+        #: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
         self.given: dict[int, Tensor] = {}
-        self.is_done = False
-        self.checksum: Tensor | None = None
+        self.is_done = False  #: Whether the leaf has ended.
+        self.checksum: Tensor | None = None  #: Of its values, if they are compared with another rank's.
 
     def put_tail(self, tail: Tensor) -> None:
         """Add or copy the values behind the gradients, (tail_length,)."""
@@ -130,12 +121,6 @@ class Bucket:
         device: Device of the sums.
         dtype: Gradients and all their sums are rounded to it. With a 16-bit dtype, messages have half the size and
             sending rounds nothing further. Only float32 for a bucket with a tail.
-
-    Attributes:
-        nodes: This process's nodes of the tree, each with its sum.
-        result: Sum over all ranks in float32, after `settle`.
-        next_leaf: Index of the next micro-batch to enter the tree.
-        later_leaves: Those after it, where they do not follow in order.
     """
 
     def __init__(
@@ -156,16 +141,16 @@ class Bucket:
             end = round_up(end + parameter.numel(), ALIGNMENT)
         self.tail_start, self.tail_length = end, tail_length
         self.length = round_up(end + tail_length, ALIGNMENT * num_chunks)
-        self.nodes: list[tuple[Node, Flat]] = []
-        self.result: Flat | None = None
-        self.next_leaf = 0
+        self.nodes: list[tuple[Node, Flat]] = []  #: This process's nodes of the tree, each with its sum.
+        self.result: Flat | None = None  #: Sum over all ranks in float32, after `settle`.
+        self.next_leaf = 0  #: Index of the next micro-batch to enter the tree.
         self._free: list[Flat] = []
         self._float32 = Flat(self, torch.float32) if dtype != torch.float32 else None
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
         self._open: list[Leaf] = []
-        self.later_leaves: list[int] = []
+        self.later_leaves: list[int] = []  #: Those after it, where they do not follow in order.
         self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:

@@ -62,9 +62,6 @@ class LayerSums:
         locations: Names of all points of the model at which `sum` is called, one for each layer and direction.
         max_values: Largest number of values that a micro-batch contributes to one sum.
         coroutines: Runs the process's micro-batches.
-
-    Attributes:
-        is_open: Whether the micro-batches of a step are running now.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class LayerSums:
         self._num_sums = 0
         self._thread = threading.local()
         self._schedule()
-        self.is_open = False
+        self.is_open = False  #: Whether the micro-batches of a step are running now.
 
     def move_to(self, world: World) -> None:
         """Continue in another world."""

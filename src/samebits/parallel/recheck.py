@@ -68,9 +68,6 @@ class RecheckedReducer(Reducer):
         order: Plans the rechecks; the steps have to be its own.
         num_extras: See `Reducer`.
         compress: See `Reducer`.
-
-    Attributes:
-        notify: Called on every rank with the `TrainError` that names a wrong rank, when training continues.
     """
 
     def __init__(
@@ -82,6 +79,7 @@ class RecheckedReducer(Reducer):
         self._sums: dict[tuple[int, bool], torch.Tensor] = {}
         self._body: Callable[[MicroBatch], Any] | None = None
         self._wrong_at: dict[int, int] = {}
+        #: Called on every rank with the `TrainError` that names a wrong rank, when training continues.
         self.notify: Callable[[object], None] = lambda error: LOGGER.warning("%s", error)
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:

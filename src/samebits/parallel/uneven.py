@@ -54,13 +54,9 @@ def duration(shares: Sequence[tuple[int, int]], times: Times) -> float:
 
 @dataclass(frozen=True, eq=False)
 class UnevenStep(Step):
-    """A step whose micro-batches are not divided evenly.
+    """A step whose micro-batches are not divided evenly."""
 
-    Attributes:
-        shares: The micro-batches [first, last) of each rank.
-    """
-
-    shares: tuple[tuple[int, int], ...] = ()
+    shares: tuple[tuple[int, int], ...] = ()  #: The micro-batches [first, last) of each rank.
 
     def shares_of_ranks(self) -> tuple[tuple[int, int], ...]:
         """See `Step.shares_of_ranks`."""

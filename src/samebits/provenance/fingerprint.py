@@ -49,18 +49,14 @@ Named = dict[str, str]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests and versions, by name.
+    """Digests and versions, by name."""
 
-    Attributes:
-        environment: Versions, processor and GPU.
-        code: Source files of the package, and of a recipe file with the modules that it imported from its folder.
-        data: A few samples, chosen and read by keys from the seed; sizes of the files, if the dataset lists them.
-        trial: Initial weights, loss and gradients of one micro-batch on the fresh model. Exact mode only.
-    """
-
-    environment: Named = field(default_factory=dict)
+    environment: Named = field(default_factory=dict)  #: Versions, processor and GPU.
+    #: Source files of the package, and of a recipe file with the modules that it imported from its folder.
     code: Named = field(default_factory=dict)
+    #: A few samples, chosen and read by keys from the seed; sizes of the files, if the dataset lists them.
     data: Named = field(default_factory=dict)
+    #: Initial weights, loss and gradients of one micro-batch on the fresh model. Exact mode only.
     trial: Named = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Named]:

@@ -55,31 +55,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run: what its root stands for.
+    """The record of a run: what its root stands for."""
 
-    Attributes:
-        settings: The settings that determine the result, by dotted name.
-        chain: The last link of the step record, 64 hex digits; empty if steps were not recorded.
-        num_steps: Number of steps.
-        code: The distinct code of the run's worlds: digests by name.
-        environment: The distinct environments of the run's worlds: versions and hardware by name.
-        data: Digests of a few samples and of the files' sizes, by name.
-        dataset_info_sha256: Digest of what the recipe read from its data.
-        evaluations: The evaluations, by step.
-        checkpoints: Name -> file -> SHA-256, of the checkpoints that were kept.
-        weights_sha256: Hash of the final weights.
-    """
-
-    settings: dict[str, Any]
+    settings: dict[str, Any]  #: The settings that determine the result, by dotted name.
+    #: The last link of the step record, 64 hex digits; empty if steps were not recorded.
     chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
-    num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]
-    code: list[dict[str, str]]
-    environment: list[dict[str, str]]
-    data: dict[str, str]
-    dataset_info_sha256: str
-    evaluations: list[Evaluation]
+    num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]  #: Number of steps.
+    code: list[dict[str, str]]  #: The distinct code of the run's worlds: digests by name.
+    environment: list[dict[str, str]]  #: The distinct environments of the run's worlds: versions and hardware by name.
+    data: dict[str, str]  #: Digests of a few samples and of the files' sizes, by name.
+    dataset_info_sha256: str  #: Digest of what the recipe read from its data.
+    evaluations: list[Evaluation]  #: The evaluations, by step.
+    #: Name -> file -> SHA-256, of the checkpoints that were kept.
     checkpoints: dict[Annotated[str, Field(pattern="^step-[0-9]{6,15}$")], dict[str, str]]
-    weights_sha256: str
+    weights_sha256: str  #: Hash of the final weights.
 
     @property
     def root(self) -> str:

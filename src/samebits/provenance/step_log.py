@@ -43,25 +43,15 @@ FIRST_LINK = hashlib.sha256(_FORMAT).digest()
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The record of one step.
+    """The record of one step."""
 
-    Attributes:
-        step: Number of the step, from 0.
-        loss: Mean over the step's samples.
-        norm: 2-norm of the gradient, before clipping.
-        lr: Learning rate.
-        samples: 16 bytes: digest of the step's sample ids, in order.
-        content: 16 bytes: digest of the samples' values; zeros unless `record.content` is set.
-        outcome: APPLIED; SKIPPED because loss or gradient was not finite; or OVERFLOW of fp16.
-    """
-
-    step: int
-    loss: float
-    norm: float
-    lr: float
-    samples: bytes
-    content: bytes = NO_DIGEST
-    outcome: int = APPLIED
+    step: int  #: Number of the step, from 0.
+    loss: float  #: Mean over the step's samples.
+    norm: float  #: 2-norm of the gradient, before clipping.
+    lr: float  #: Learning rate.
+    samples: bytes  #: 16 bytes: digest of the step's sample ids, in order.
+    content: bytes = NO_DIGEST  #: 16 bytes: digest of the samples' values; zeros unless `record.content` is set.
+    outcome: int = APPLIED  #: APPLIED; SKIPPED because loss or gradient was not finite; or OVERFLOW of fp16.
 
     def to_bytes(self) -> bytes:
         """Encode the record in 72 bytes."""
@@ -83,17 +73,11 @@ def digest_of_samples(indices: IntArray) -> bytes:
 
 @dataclass(frozen=True)
 class StepLog:
-    """The content of a `steps.bin`. Records are decoded when they are used.
+    """The content of a `steps.bin`. Records are decoded when they are used."""
 
-    Attributes:
-        body: The encoded records, with consecutive numbers.
-        start_link: The link before the first record, 32 bytes.
-        first_step: Number of the first record; above 0 if earlier records are lost.
-    """
-
-    body: bytes = b""
-    start_link: bytes = FIRST_LINK
-    first_step: int = 0
+    body: bytes = b""  #: The encoded records, with consecutive numbers.
+    start_link: bytes = FIRST_LINK  #: The link before the first record, 32 bytes.
+    first_step: int = 0  #: Number of the first record; above 0 if earlier records are lost.
 
     def __len__(self) -> int:
         return len(self.body) // _RECORD.size

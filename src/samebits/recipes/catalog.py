@@ -34,22 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecipeSpec:
-    """A recipe, and the layers of settings of a run.
+    """A recipe, and the layers of settings of a run."""
 
-    Attributes:
-        name: A short name for the console and for run folders: "digits", or "my" for my.yaml.
-        recipe: The name of a recipe or the absolute path of a recipe file. Stored in the config, so that the config of
-            a run folder is enough to find the recipe again.
-        preset_name: The preset below the user's settings. None: the defaults of the recipe.
-        layers: The settings, for `config.load`.
-        config_class: The `Config` of the recipe.
-    """
-
-    name: str
+    name: str  #: A short name for the console and for run folders: "digits", or "my" for my.yaml.
+    #: The name of a recipe or the absolute path of a recipe file. Stored in the config, so that the config of a run
+    #: folder is enough to find the recipe again.
     recipe: str
-    preset_name: str | None
-    layers: tuple[Layer, ...]
-    config_class: type[RunConfig]
+    preset_name: str | None  #: The preset below the user's settings. None: the defaults of the recipe.
+    layers: tuple[Layer, ...]  #: The settings, for `config.load`.
+    config_class: type[RunConfig]  #: The `Config` of the recipe.
 
     def load(self, overrides: Sequence[str] = ()) -> Loaded[RunConfig]:
         """Resolve the settings: the layers, then the overrides.
@@ -100,17 +93,11 @@ class RecipeSpec:
 
 @dataclass(frozen=True)
 class Preset:
-    """A YAML file in the folder of a recipe.
+    """A YAML file in the folder of a recipe."""
 
-    Attributes:
-        recipe: The name of the recipe.
-        name: The name of the file without .yaml.
-        path: The file.
-    """
-
-    recipe: str
-    name: str
-    path: Path
+    recipe: str  #: The name of the recipe.
+    name: str  #: The name of the file without .yaml.
+    path: Path  #: The file.
 
     @property
     def meaning(self) -> str:

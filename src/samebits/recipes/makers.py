@@ -16,15 +16,10 @@ from samebits.recipes.catalog import list_recipes
 
 @dataclass(frozen=True)
 class Maker:
-    """The part of a recipe that makes synthetic data.
+    """The part of a recipe that makes synthetic data."""
 
-    Attributes:
-        recipe: The name of the recipe.
-        config_class: Its settings.
-    """
-
-    recipe: str
-    config_class: type[Settings]
+    recipe: str  #: The name of the recipe.
+    config_class: type[Settings]  #: Its settings.
 
     def make(self, config: Any, out: Path) -> str:
         """Write a dataset into an empty folder.

@@ -19,15 +19,13 @@ class History:
 
     Args:
         folder: The run folder.
-
-    Attributes:
-        train: Columns of the training records, by name: `step`, `epoch`, `loss`, `lr` and others. Lists of one length;
-            None where a record lacks the value.
-        eval: Columns of the evaluations: `step`, `epoch`, `loss` and the metrics.
     """
 
     def __init__(self, folder: Path) -> None:
+        #: Columns of the training records, by name: `step`, `epoch`, `loss`, `lr` and others. Lists of one length; None
+        #: where a record lacks the value.
         self.train = _columns(read_records(folder, "train"))
+        #: Columns of the evaluations: `step`, `epoch`, `loss` and the metrics.
         self.eval = _columns(read_records(folder, "eval"))
 
     def frame(self, kind: Literal["eval", "train"] = "eval") -> DataFrame:

@@ -18,17 +18,11 @@ SECTIONS = ("settings", "other settings", "metrics", "time", "environment", "cod
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value of several runs.
+    """A value of several runs."""
 
-    Attributes:
-        section: One of `SECTIONS`.
-        name: What it is.
-        values: Its text in each run; MISSING if a run has none.
-    """
-
-    section: str
-    name: str
-    values: tuple[str, ...]
+    section: str  #: One of `SECTIONS`.
+    name: str  #: What it is.
+    values: tuple[str, ...]  #: Its text in each run; MISSING if a run has none.
 
     @property
     def is_equal(self) -> bool:
@@ -38,17 +32,11 @@ class ComparedValue:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Runs side by side."""
 
-    Attributes:
-        runs: The runs.
-        rows: The values.
-        num_equal: Number of settings that are equal in all runs.
-    """
-
-    runs: Sequence[RunHistory]
-    rows: Sequence[ComparedValue]
-    num_equal: int
+    runs: Sequence[RunHistory]  #: The runs.
+    rows: Sequence[ComparedValue]  #: The values.
+    num_equal: int  #: Number of settings that are equal in all runs.
 
     def section(self, name: str) -> list[ComparedValue]:
         """Return the values of a section."""

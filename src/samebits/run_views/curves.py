@@ -21,16 +21,11 @@ class Curve:
     """Values of one name over the epochs of a run.
 
     Neighbors are averaged once there are too many, so that a run of any length takes little memory.
-
-    Attributes:
-        epochs: Epochs done, with a fraction inside an epoch.
-        steps: Steps done.
-        values: The values.
     """
 
-    epochs: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    epochs: list[float] = field(default_factory=list)  #: Epochs done, with a fraction inside an epoch.
+    steps: list[int] = field(default_factory=list)  #: Steps done.
+    values: list[float] = field(default_factory=list)  #: The values.
     _every: int = 1
     _pending: list[float] = field(default_factory=list)
     last: float | None = None
@@ -63,12 +58,9 @@ class Curve:
 
 @dataclass
 class Curves:
-    """All curves of a run.
+    """All curves of a run."""
 
-    Attributes:
-        by_name: (kind of the record, name of the value) -> curve.
-    """
-
+    #: (kind of the record, name of the value) -> curve.
     by_name: dict[tuple[str, str], Curve] = field(default_factory=dict)
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:

@@ -29,19 +29,12 @@ _STARTED, _COMPLETE = re.compile(r"training from step (\d+) of (\d+)"), re.compi
 
 @dataclass(frozen=True)
 class Event:
-    """An entry of a log.
+    """An entry of a log."""
 
-    Attributes:
-        at: Unix time, seconds; logs have the local time of their machine.
-        kind: What it is.
-        text: Its text, which may have several lines.
-        rank: The rank that logged it; None: the launcher.
-    """
-
-    at: float
-    kind: Kind
-    text: str
-    rank: int | None = None
+    at: float  #: Unix time, seconds; logs have the local time of their machine.
+    kind: Kind  #: What it is.
+    text: str  #: Its text, which may have several lines.
+    rank: int | None = None  #: The rank that logged it; None: the launcher.
 
     @property
     def title(self) -> str:

@@ -27,54 +27,33 @@ _MAX_INFO_BYTES = 64 * 1024 * 1024  # it may list each file of the dataset
 
 @dataclass
 class Confusion:
-    """A confusion matrix.
+    """A confusion matrix."""
 
-    Attributes:
-        labels: Names of the classes.
-        counts: Number of samples as `counts[ground truth][prediction]`.
-    """
-
-    labels: list[str]
-    counts: list[list[int]]
+    labels: list[str]  #: Names of the classes.
+    counts: list[list[int]]  #: Number of samples as `counts[ground truth][prediction]`.
 
 
 @dataclass
 class RunHistory:
-    """A run with its curves, events, environment and provenance. All texts come from files of unknown origin.
+    """A run with its curves, events, environment and provenance. All texts come from files of unknown origin."""
 
-    Attributes:
-        summary: The run in one row.
-        curves: Its curves.
-        events: What happened, in the order of time.
-        seconds: Where the time went, seconds by part; empty for a run that is not complete.
-        environment: Versions and hardware by name; several values are joined.
-        code: Digests of the code, by name.
-        data: Digests of the data, by name.
-        worlds: World size and first step of each part of the run.
-        command: The command of the last start.
-        changed: Names of the settings that differ from the preset.
-        classes: Names of the classes, if the recipe has any.
-        hashes: chain and root, if the run is complete.
-        num_samples: Samples trained on.
-        skipped: Number of steps that were skipped because they were not finite.
-        notes: What could not be read.
-    """
-
-    summary: RunSummary
-    curves: Curves
-    events: list[Event] = field(default_factory=list)
+    summary: RunSummary  #: The run in one row.
+    curves: Curves  #: Its curves.
+    events: list[Event] = field(default_factory=list)  #: What happened, in the order of time.
+    #: Where the time went, seconds by part; empty for a run that is not complete.
     seconds: dict[str, float] = field(default_factory=dict)
+    #: Versions and hardware by name; several values are joined.
     environment: dict[str, str] = field(default_factory=dict)
-    code: dict[str, str] = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
-    worlds: list[tuple[int, int]] = field(default_factory=list)
-    command: str = ""
-    changed: list[str] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    hashes: dict[str, str] = field(default_factory=dict)
-    num_samples: int = 0
-    skipped: int = 0
-    notes: list[str] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
+    data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
+    worlds: list[tuple[int, int]] = field(default_factory=list)  #: World size and first step of each part of the run.
+    command: str = ""  #: The command of the last start.
+    changed: list[str] = field(default_factory=list)  #: Names of the settings that differ from the preset.
+    classes: list[str] = field(default_factory=list)  #: Names of the classes, if the recipe has any.
+    hashes: dict[str, str] = field(default_factory=dict)  #: chain and root, if the run is complete.
+    num_samples: int = 0  #: Samples trained on.
+    skipped: int = 0  #: Number of steps that were skipped because they were not finite.
+    notes: list[str] = field(default_factory=list)  #: What could not be read.
 
     @property
     def name(self) -> str:

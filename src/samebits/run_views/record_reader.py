@@ -25,18 +25,14 @@ class RecordReader:
 
     Args:
         run: The run folder.
-
-    Attributes:
-        num_skipped: Number of lines that are no records.
-        is_cut: Whether the file is larger than what is read.
     """
 
     def __init__(self, run: Path) -> None:
         self._path = run / FILE_NAME
         self._position = 0
         self._inode = -1
-        self.num_skipped = 0
-        self.is_cut = False
+        self.num_skipped = 0  #: Number of lines that are no records.
+        self.is_cut = False  #: Whether the file is larger than what is read.
 
     def poll(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the new records, and whether they replace all earlier ones."""

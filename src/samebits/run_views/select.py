@@ -35,17 +35,11 @@ _LOWER_IS_BETTER = re.compile(r"loss|error|distance|\b[cw]er\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on a run, such as optim.lr>0.1.
+    """A condition on a run, such as optim.lr>0.1."""
 
-    Attributes:
-        key: A column, a metric or a setting by dotted name.
-        operator: =, !=, >, >=, < or <=.
-        value: The value to compare with.
-    """
-
-    key: str
-    operator: str
-    value: Any
+    key: str  #: A column, a metric or a setting by dotted name.
+    operator: str  #: =, !=, >, >=, < or <=.
+    value: Any  #: The value to compare with.
 
     def is_met(self, run: RunSummary) -> bool:
         """Return whether a run meets it. A run without the value, or with one of another type, does not."""

@@ -36,44 +36,26 @@ FILES = (
 
 @dataclass
 class RunSummary:
-    """A run in one row. Texts and numbers come from files of unknown origin.
+    """A run in one row. Texts and numbers come from files of unknown origin."""
 
-    Attributes:
-        path: The run folder.
-        recipe: Name of the recipe or preset.
-        state: running, stopped, failed or done.
-        reason: Why it failed, one line.
-        step: Steps done.
-        num_steps: Steps of the whole run; 0 if unknown.
-        epoch: Epochs done.
-        metrics: Metrics of the last evaluation, by name.
-        monitor: Name of the metric by which the best evaluation is chosen; empty if unknown.
-        best: Its best value.
-        train_loss: Loss of the last recorded step.
-        started: Unix time of the start, seconds.
-        took_s: Wall-clock time of the command that completed the run, or its whole training time if that is
-            longer; training time of a run that is not complete.
-        procs: World size, as of the last start.
-        weights_sha256: Hash of the final weights; empty if the run is not complete.
-        settings: Settings by dotted name.
-    """
-
-    path: Path
-    recipe: str = ""
-    state: State = "stopped"
-    reason: str = ""
-    step: int = 0
-    num_steps: int = 0
-    epoch: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    monitor: str = ""
-    best: float | None = None
-    train_loss: float | None = None
-    started: float | None = None
+    path: Path  #: The run folder.
+    recipe: str = ""  #: Name of the recipe or preset.
+    state: State = "stopped"  #: running, stopped, failed or done.
+    reason: str = ""  #: Why it failed, one line.
+    step: int = 0  #: Steps done.
+    num_steps: int = 0  #: Steps of the whole run; 0 if unknown.
+    epoch: float = 0.0  #: Epochs done.
+    metrics: dict[str, float] = field(default_factory=dict)  #: Metrics of the last evaluation, by name.
+    monitor: str = ""  #: Name of the metric by which the best evaluation is chosen; empty if unknown.
+    best: float | None = None  #: Its best value.
+    train_loss: float | None = None  #: Loss of the last recorded step.
+    started: float | None = None  #: Unix time of the start, seconds.
+    #: Wall-clock time of the command that completed the run, or its whole training time if that is longer; training
+    #: time of a run that is not complete.
     took_s: float | None = None
-    procs: int = 0
-    weights_sha256: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
+    procs: int = 0  #: World size, as of the last start.
+    weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
+    settings: dict[str, Any] = field(default_factory=dict)  #: Settings by dotted name.
 
     @property
     def name(self) -> str:

@@ -34,19 +34,13 @@ StepFunction = Callable[[Job, Step, "TimedLoader"], None]
 
 @dataclass(frozen=True)
 class Timing:
-    """Timing of one step.
+    """Timing of one step."""
 
-    Attributes:
-        num_samples: Samples of all ranks.
-        step_s: Duration of the step.
-        reading_s: Waiting for data.
-        waiting_s: All-reduces that the backward pass does not hide, and waiting for the slowest rank. Unknown for
-            torch's DDP, which communicates inside the backward pass.
-    """
-
-    num_samples: int
-    step_s: float
-    reading_s: float
+    num_samples: int  #: Samples of all ranks.
+    step_s: float  #: Duration of the step.
+    reading_s: float  #: Waiting for data.
+    #: All-reduces that the backward pass does not hide, and waiting for the slowest rank. Unknown for torch's DDP,
+    #: which communicates inside the backward pass.
     waiting_s: float
 
 

@@ -37,34 +37,22 @@ MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2}
 
 @dataclass(frozen=True)
 class Pass:
-    """Cost of one micro-batch.
+    """Cost of one micro-batch."""
 
-    Attributes:
-        activations: Bytes saved for the backward pass, including the gradient of the output.
-        flops: Floating-point operations of the forward and backward pass (a multiplication and an addition are two).
-    """
-
-    activations: int
+    activations: int  #: Bytes saved for the backward pass, including the gradient of the output.
+    #: Floating-point operations of the forward and backward pass (a multiplication and an addition are two).
     flops: int
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Size of a model.
+    """Size of a model."""
 
-    Attributes:
-        total: Number of parameters.
-        trained: Number of parameters that are trained.
-        buffers: Size of the buffers in bytes.
-        groups: Trained parameters per gradient bucket, in the order of the all-reduces.
-        block: Largest number of parameters that fsdp has gathered at one time.
-    """
-
-    total: int
-    trained: int
-    buffers: int
-    groups: tuple[int, ...]
-    block: int
+    total: int  #: Number of parameters.
+    trained: int  #: Number of parameters that are trained.
+    buffers: int  #: Size of the buffers in bytes.
+    groups: tuple[int, ...]  #: Trained parameters per gradient bucket, in the order of the all-reduces.
+    block: int  #: Largest number of parameters that fsdp has gathered at one time.
 
 
 def sizes_of(model: nn.Module) -> Sizes:

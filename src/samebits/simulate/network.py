@@ -28,15 +28,10 @@ class _Transfer:
 
 @dataclass
 class Traffic:
-    """What one rank has sent.
+    """What one rank has sent."""
 
-    Attributes:
-        messages: Number of messages.
-        num_bytes: Their bytes.
-    """
-
-    messages: int = 0
-    num_bytes: int = 0
+    messages: int = 0  #: Number of messages.
+    num_bytes: int = 0  #: Their bytes.
 
 
 class Network:
@@ -45,16 +40,12 @@ class Network:
     Args:
         size: Number of ranks.
         wait: Called by a rank that waits; returns after `deliver` has been called.
-
-    Attributes:
-        traffic: What each rank has sent.
-        rounds: How often all ranks waited: the messages that follow each other, in time.
     """
 
     def __init__(self, size: int, wait: Callable[[], object]) -> None:
         self.wait = wait
-        self.traffic = [Traffic() for _ in range(size)]
-        self.rounds = 0
+        self.traffic = [Traffic() for _ in range(size)]  #: What each rank has sent.
+        self.rounds = 0  #: How often all ranks waited: the messages that follow each other, in time.
         self._sent: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._expected: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._ready: list[tuple[tuple[Tensor, _Transfer], tuple[Tensor, _Transfer]]] = []

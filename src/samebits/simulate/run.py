@@ -45,33 +45,19 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulated run shows.
+    """What a simulated run shows."""
 
-    Attributes:
-        procs: Numbers of ranks; several take turns, a step each.
-        steps: Number of steps.
-        sha256: The hash of the weights after them.
-        gradient_bytes: Size of the gradient in messages.
-        messages: Most messages that a rank sent in a step.
-        num_bytes: Most bytes that a rank sent in a step.
-        rounds: Most messages that followed each other in a step.
-        seconds: Duration of the steps.
-        rank_bytes: Memory of a rank beside the weights; 0 where the system does not report it.
-        plan_s: Seconds in which a rank plans a step.
-        join_calls: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
-    """
-
-    procs: tuple[int, ...]
-    steps: int
-    sha256: str
-    gradient_bytes: int
-    messages: int
-    num_bytes: int
-    rounds: int
-    seconds: float
-    rank_bytes: int
-    plan_s: float
-    join_calls: tuple[int, int]
+    procs: tuple[int, ...]  #: Numbers of ranks; several take turns, a step each.
+    steps: int  #: Number of steps.
+    sha256: str  #: The hash of the weights after them.
+    gradient_bytes: int  #: Size of the gradient in messages.
+    messages: int  #: Most messages that a rank sent in a step.
+    num_bytes: int  #: Most bytes that a rank sent in a step.
+    rounds: int  #: Most messages that followed each other in a step.
+    seconds: float  #: Duration of the steps.
+    rank_bytes: int  #: Memory of a rank beside the weights; 0 where the system does not report it.
+    plan_s: float  #: Seconds in which a rank plans a step.
+    join_calls: tuple[int, int]  #: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
 
 
 def simulate(
@@ -127,9 +113,6 @@ class _Ranks:
         job: The run.
         size: Number of ranks.
         num_steps: Number of steps.
-
-    Attributes:
-        reducers: One of each rank.
     """
 
     def __init__(self, job: Job, size: int, num_steps: int) -> None:
@@ -152,6 +135,7 @@ class _Ranks:
         self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
         world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
+        #: One of each rank.
         self.reducers = [
             RecoverableReducer(
                 model, world, num_extras=MAX_TERMS, synchronized=is_synchronized, compress=job.config.compress

@@ -64,15 +64,12 @@ class HostCopies:
 
 
 class Background:
-    """A thread that runs one task after the other. The error of a task is raised at the caller's next call.
-
-    Attributes:
-        num_bytes: Progress of the tasks so far, in bytes. `join` reads it to see that a task still progresses.
-    """
+    """A thread that runs one task after the other. The error of a task is raised at the caller's next call."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        #: Progress of the tasks so far, in bytes. `join` reads it to see that a task still progresses.
         self.num_bytes = 0
 
     @property

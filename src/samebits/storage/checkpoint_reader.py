@@ -33,17 +33,11 @@ Shape = tuple[torch.Size, torch.dtype]
 
 @dataclass(frozen=True)
 class Opened:
-    """A verified checkpoint with only names and shapes in memory.
+    """A verified checkpoint with only names and shapes in memory."""
 
-    Attributes:
-        path: The checkpoint's folder.
-        plain: All state but tensors, as `pack` returns it.
-        shapes: Shape and dtype of each tensor, by name.
-    """
-
-    path: Path
-    plain: dict[str, Any]
-    shapes: dict[str, Shape]
+    path: Path  #: The checkpoint's folder.
+    plain: dict[str, Any]  #: All state but tensors, as `pack` returns it.
+    shapes: dict[str, Shape]  #: Shape and dtype of each tensor, by name.
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor, of any shape, on the CPU."""

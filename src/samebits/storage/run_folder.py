@@ -107,14 +107,10 @@ def sync_folder(path: Path) -> None:
 
 
 class RunFolder:
-    """The files of one run.
-
-    Attributes:
-        path: The folder.
-    """
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path  #: The folder.
         self._lock: RunLock | None = None
 
     @property

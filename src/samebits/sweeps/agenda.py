@@ -10,13 +10,9 @@ from samebits.sweeps.state_file import Sweep, trial_name
 
 
 class Agenda(Protocol):
-    """The trials of a sweep that are to be trained, by number.
+    """The trials of a sweep that are to be trained, by number."""
 
-    Attributes:
-        reasons: Why trials failed, by name of the run folder.
-    """
-
-    reasons: dict[str, str]
+    reasons: dict[str, str]  #: Why trials failed, by name of the run folder.
 
     @property
     def num_done(self) -> int:
@@ -47,13 +43,10 @@ class Grid:
     Args:
         sweep: The sweep.
         folder: Its folder.
-
-    Attributes:
-        reasons: Why trials failed, by name of the run folder.
     """
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  #: Why trials failed, by name of the run folder.
         self._numbers = range(len(sweep.trials))
         self._done = {number for number in self._numbers if (folder / trial_name(number) / "result.json").exists()}
         self._taken = set(self._done)  # done, failed, or being trained

@@ -19,34 +19,21 @@ _CLOSING = {"[": "]", "{": "}", "'": "'", '"': '"'}
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and the values that a sweep gives it.
+    """A setting and the values that a sweep gives it."""
 
-    Attributes:
-        key: Its dotted name.
-        values: The values, as the command line has them.
-    """
-
-    key: str
-    values: tuple[str, ...]
+    key: str  #: Its dotted name.
+    values: tuple[str, ...]  #: The values, as the command line has them.
 
 
 @dataclass(frozen=True)
 class SearchInterval:
-    """A setting and the interval that a search chooses its values from.
+    """A setting and the interval that a search chooses its values from."""
 
-    Attributes:
-        key: Its dotted name.
-        low: Lowest value.
-        high: Highest value, included.
-        is_log: Whether the logarithm of the value is distributed evenly.
-        is_whole: Whether the values are whole numbers.
-    """
-
-    key: str
-    low: float
-    high: float
-    is_log: bool
-    is_whole: bool
+    key: str  #: Its dotted name.
+    low: float  #: Lowest value.
+    high: float  #: Highest value, included.
+    is_log: bool  #: Whether the logarithm of the value is distributed evenly.
+    is_whole: bool  #: Whether the values are whole numbers.
 
 
 def parse_grid(texts: Sequence[str]) -> list[Axis]:

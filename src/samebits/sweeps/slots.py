@@ -15,15 +15,10 @@ MAX_JOBS = 1024
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one trial at a time.
+    """A place for one trial at a time."""
 
-    Attributes:
-        cores: The CPU cores that its processes may use; empty: all of this process's.
-        gpus: Value of CUDA_VISIBLE_DEVICES; None: as for this process.
-    """
-
-    cores: frozenset[int] = frozenset()
-    gpus: str | None = None
+    cores: frozenset[int] = frozenset()  #: The CPU cores that its processes may use; empty: all of this process's.
+    gpus: str | None = None  #: Value of CUDA_VISIBLE_DEVICES; None: as for this process.
 
 
 def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:

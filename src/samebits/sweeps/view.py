@@ -17,19 +17,13 @@ from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 
 @dataclass
 class TrialRow:
-    """A trial in one row.
+    """A trial in one row."""
 
-    Attributes:
-        number: Its number, from 0.
-        summary: Its run.
-        values: The settings in which it differs from others, as they were typed.
-        chain: The last link of its record of steps; empty if it is not complete.
-    """
-
-    number: int
-    summary: RunSummary
+    number: int  #: Its number, from 0.
+    summary: RunSummary  #: Its run.
+    #: The settings in which it differs from others, as they were typed.
     values: dict[str, Any] = field(default_factory=dict)
-    chain: str = ""
+    chain: str = ""  #: The last link of its record of steps; empty if it is not complete.
 
     def to_plain(self) -> dict[str, Any]:
         """Return the trial as plain JSON."""

@@ -15,33 +15,19 @@ SILENT_S = 10.0  # a heartbeat arrives about once a second
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Last heartbeat of one rank.
+    """Last heartbeat of one rank."""
 
-    Attributes:
-        rank: Its rank.
-        host: Its machine.
-        pid: Its process id.
-        doing: Its activity; empty if it has never reported.
-        waits: Whether the activity waits for other ranks.
-        step: The optimizer step; None outside of steps.
-        stalled_s: Time without progress at the heartbeat, seconds.
-        silent_s: Age of the heartbeat by the reader's clock, seconds.
-        is_here: It runs on the reader's machine.
-        is_stopped: Its process is stopped, for example by SIGSTOP.
-        serves: It serves the store through which ranks exchange heartbeats.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    doing: str
-    waits: bool
-    step: int | None
-    stalled_s: float
-    silent_s: float = 0.0
-    is_here: bool = False
-    is_stopped: bool = False
-    serves: bool = False
+    rank: int  #: Its rank.
+    host: str  #: Its machine.
+    pid: int  #: Its process id.
+    doing: str  #: Its activity; empty if it has never reported.
+    waits: bool  #: Whether the activity waits for other ranks.
+    step: int | None  #: The optimizer step; None outside of steps.
+    stalled_s: float  #: Time without progress at the heartbeat, seconds.
+    silent_s: float = 0.0  #: Age of the heartbeat by the reader's clock, seconds.
+    is_here: bool = False  #: It runs on the reader's machine.
+    is_stopped: bool = False  #: Its process is stopped, for example by SIGSTOP.
+    serves: bool = False  #: It serves the store through which ranks exchange heartbeats.
 
     @property
     def still_s(self) -> float:

@@ -28,25 +28,15 @@ LATE_S = 0.1
 
 @dataclass(frozen=True)
 class View:
-    """One world of a run.
+    """One world of a run."""
 
-    Attributes:
-        number: Grows with each view.
-        port: Port of the launcher's store for this view.
-        members: Their numbers, by rank.
-        urgent: The newest view that followed a loss: groups of earlier ones cannot be used any more.
-        is_last: A member has completed the run, so no further group is formed.
-        host: Address of the launcher that serves the store.
-        node: Number of that launcher's node.
-    """
-
-    number: int
-    port: int
-    members: tuple[int, ...]
-    urgent: int = 0
-    is_last: bool = False
-    host: str = "127.0.0.1"
-    node: int = 0
+    number: int  #: Grows with each view.
+    port: int  #: Port of the launcher's store for this view.
+    members: tuple[int, ...]  #: Their numbers, by rank.
+    urgent: int = 0  #: The newest view that followed a loss: groups of earlier ones cannot be used any more.
+    is_last: bool = False  #: A member has completed the run, so no further group is formed.
+    host: str = "127.0.0.1"  #: Address of the launcher that serves the store.
+    node: int = 0  #: Number of that launcher's node.
 
 
 def write_view(path: Path, view: View) -> None:

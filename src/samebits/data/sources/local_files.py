@@ -29,15 +29,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True)
 class Stamp:
-    """What identifies the content of a file without reading it.
+    """What identifies the content of a file without reading it."""
 
-    Attributes:
-        size: Size in bytes.
-        mtime_ns: Time of the last change, in nanoseconds.
-    """
-
-    size: int
-    mtime_ns: int
+    size: int  #: Size in bytes.
+    mtime_ns: int  #: Time of the last change, in nanoseconds.
 
     @classmethod
     def of(cls, descriptor: int) -> Stamp:

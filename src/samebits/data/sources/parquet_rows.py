@@ -30,19 +30,12 @@ _AGAIN = "Copy or download the file again, or write it again."
 
 
 class RowGroup(NamedTuple):
-    """A part of a file that can be decoded alone.
+    """A part of a file that can be decoded alone."""
 
-    Attributes:
-        file: Position of the file in the list of files.
-        number: Number of the row group in the file.
-        num_rows: Number of its rows.
-        num_bytes: Size of its columns without compression, as the file claims, in bytes.
-    """
-
-    file: int
-    number: int
-    num_rows: int
-    num_bytes: int
+    file: int  #: Position of the file in the list of files.
+    number: int  #: Number of the row group in the file.
+    num_rows: int  #: Number of its rows.
+    num_bytes: int  #: Size of its columns without compression, as the file claims, in bytes.
 
 
 class ParquetRows:

@@ -20,17 +20,11 @@ _AGAIN = "Copy or download the shard again."
 
 
 class Member(NamedTuple):
-    """A file in an archive.
+    """A file in an archive."""
 
-    Attributes:
-        name: Its name in the archive.
-        offset: Position of its first byte.
-        size: Size in bytes.
-    """
-
-    name: str
-    offset: int
-    size: int
+    name: str  #: Its name in the archive.
+    offset: int  #: Position of its first byte.
+    size: int  #: Size in bytes.
 
 
 class _Headers(io.FileIO):

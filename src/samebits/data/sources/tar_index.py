@@ -28,27 +28,16 @@ META = re.compile(r"__[^/]*__")
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The samples of a shard.
+    """The samples of a shard."""
 
-    Attributes:
-        stamp: Size and modification time of the shard.
-        starts: (S + 1,) first file of each sample, in the arrays below; the last value is their length.
-        offsets: (M,) position of each file's content in the shard.
-        sizes: (M,) size of each file in bytes.
-        codes: (M,) extension of each file, as a position in `extensions`.
-        extensions: The extensions, in lower case.
-        key_ends: (S,) end of each sample's key in `key_bytes`.
-        key_bytes: (K,) bytes of all keys.
-    """
-
-    stamp: Stamp
-    starts: IntArray
-    offsets: IntArray
-    sizes: IntArray
-    codes: IntArray
-    extensions: tuple[str, ...]
-    key_ends: IntArray
-    key_bytes: npt.NDArray[np.uint8]
+    stamp: Stamp  #: Size and modification time of the shard.
+    starts: IntArray  #: (S + 1,) first file of each sample, in the arrays below; the last value is their length.
+    offsets: IntArray  #: (M,) position of each file's content in the shard.
+    sizes: IntArray  #: (M,) size of each file in bytes.
+    codes: IntArray  #: (M,) extension of each file, as a position in `extensions`.
+    extensions: tuple[str, ...]  #: The extensions, in lower case.
+    key_ends: IntArray  #: (S,) end of each sample's key in `key_bytes`.
+    key_bytes: npt.NDArray[np.uint8]  #: (K,) bytes of all keys.
 
     @property
     def num_samples(self) -> int:

@@ -25,17 +25,11 @@ SENDING = "sending the run's state"
 
 @dataclass(frozen=True)
 class Received:
-    """A run's state, complete, before it replaces this rank's own.
+    """A run's state, complete, before it replaces this rank's own."""
 
-    Attributes:
-        tensors: Weights, optimizer state and moving average, of any shape, by name.
-        plain: All other state of a checkpoint.
-        last: Number and result of the last step that was applied.
-    """
-
-    tensors: dict[str, Tensor]
-    plain: dict[str, Any]
-    last: tuple[int, StepResult] | None
+    tensors: dict[str, Tensor]  #: Weights, optimizer state and moving average, of any shape, by name.
+    plain: dict[str, Any]  #: All other state of a checkpoint.
+    last: tuple[int, StepResult] | None  #: Number and result of the last step that was applied.
 
 
 def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | None:

@@ -17,13 +17,10 @@ class Quality:
 
     Args:
         num_steps: Steps of the whole run.
-
-    Attributes:
-        trend: Whether the training loss grows.
     """
 
     def __init__(self, num_steps: int) -> None:
-        self.trend = LossTrend(num_steps)
+        self.trend = LossTrend(num_steps)  #: Whether the training loss grows.
         self._num_evaluations = 0
         self._is_said = False
 

@@ -39,12 +39,6 @@ class Reports:
     Args:
         job: The run.
         folder: The run folder.
-
-    Attributes:
-        waits: What steps wait for.
-        first_step_at: Unix time at which this process completed its first step, seconds.
-        trackers: The experiment trackers; `close` reports their `outcome` to them.
-        settings: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
     """
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
@@ -57,9 +51,10 @@ class Reports:
         has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
         self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
         self._recorder = StepRecorder(job, folder.path)
+        #: The experiment trackers; `close` reports their `outcome` to them.
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
         self._device: DeviceRecords | None = None
-        self.waits = Waits(self.notify)
+        self.waits = Waits(self.notify)  #: What steps wait for.
         self._quality = Quality(job.num_steps)
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
@@ -67,8 +62,9 @@ class Reports:
         self._background = Background()
         steps = job.config.report.profile if job.world.is_main else None
         self._profile = StepProfile(steps, folder.path / "profile")
+        #: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
         self.settings: Mapping[str, Any] = {}
-        self.first_step_at: float | None = None
+        self.first_step_at: float | None = None  #: Unix time at which this process completed its first step, seconds.
         self._has_started, self._evaluated_step = False, 0
 
     def notify(self, text: object) -> None:

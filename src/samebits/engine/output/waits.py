@@ -17,14 +17,12 @@ class Waits:
 
     Args:
         notify: Reports a text to the user.
-
-    Attributes:
-        work_of_ranks: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
     """
 
     def __init__(self, notify: Callable[[object], None]) -> None:
         self._notify = notify
         self._data, self._stragglers = DataWait(), Stragglers()
+        #: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
         self.work_of_ranks: Callable[[], Work] = list
 
     def start(self, job: Job) -> None:

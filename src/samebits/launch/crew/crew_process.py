@@ -20,38 +20,23 @@ VIEWS_FILE = "views.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """What the processes run.
+    """What the processes run."""
 
-    Attributes:
-        function: An importable function.
-        args: Its arguments.
-        folder: The launcher's temporary folder.
-        stop_timeout_s: How long a process may continue after the launcher has died, seconds.
-        key: Secret with which the processes sign messages.
-    """
-
-    function: Callable[..., object]
-    args: tuple[Any, ...]
-    folder: Path
-    stop_timeout_s: float
-    key: str
+    function: Callable[..., object]  #: An importable function.
+    args: tuple[Any, ...]  #: Its arguments.
+    folder: Path  #: The launcher's temporary folder.
+    stop_timeout_s: float  #: How long a process may continue after the launcher has died, seconds.
+    key: str  #: Secret with which the processes sign messages.
 
 
 @dataclass(frozen=True)
 class MemberProcess:
-    """A process that the launcher has started.
+    """A process that the launcher has started."""
 
-    Attributes:
-        number: Never used again.
-        slot: Its place among the processes of this machine; a replacement has that of the lost process.
-        round: How often all processes were restarted before.
-        process: The process.
-    """
-
-    number: int
-    slot: int
-    round: int
-    process: BaseProcess
+    number: int  #: Never used again.
+    slot: int  #: Its place among the processes of this machine; a replacement has that of the lost process.
+    round: int  #: How often all processes were restarted before.
+    process: BaseProcess  #: The process.
     entry: Entry
 
     @property

@@ -21,27 +21,17 @@ MemberState = Literal["planned", "started", "ready", "member", "done"]
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """What a launcher reports of its node.
+    """What a launcher reports of its node."""
 
-    Attributes:
-        node: Its number.
-        beat: Grows with each write.
-        members: State of each process that is planned, runs or is done, by number. A lost one is missing.
-        is_stopping: Its launcher stops the run, after a signal.
-        is_leaving: Its launcher has received a signal that may be for this node alone.
-        has_ended: Its launcher writes no more.
-        failure: Why the run has failed, for all launchers; empty if it has not.
-        broken: The present view, if a process of this node has lost a connection in it; else -1.
-    """
-
-    node: int
-    beat: int = 0
+    node: int  #: Its number.
+    beat: int = 0  #: Grows with each write.
+    #: State of each process that is planned, runs or is done, by number. A lost one is missing.
     members: dict[int, MemberState] = field(default_factory=dict)
-    is_stopping: bool = False
-    is_leaving: bool = False
-    has_ended: bool = False
-    failure: str = ""
-    broken: int = -1
+    is_stopping: bool = False  #: Its launcher stops the run, after a signal.
+    is_leaving: bool = False  #: Its launcher has received a signal that may be for this node alone.
+    has_ended: bool = False  #: Its launcher writes no more.
+    failure: str = ""  #: Why the run has failed, for all launchers; empty if it has not.
+    broken: int = -1  #: The present view, if a process of this node has lost a connection in it; else -1.
 
 
 def read_status(path: Path) -> NodeStatus:

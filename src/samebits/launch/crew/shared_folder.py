@@ -43,12 +43,6 @@ class SharedFolder:
     Args:
         path: The folder `.crew/NONCE`.
         node_timeout_s: A node whose status does not change for this long is lost, seconds by this machine's clock.
-
-    Attributes:
-        node: This launcher's number.
-        beat_s: How often its status is written, at least.
-        is_broken: Whether a connection of the present view is broken, or one was `SETTLING_S` ago. Launchers then
-            write their status at each poll, and one that is silent for `SILENT_S` is lost.
     """
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
@@ -61,10 +55,12 @@ class SharedFolder:
         self._looked_at = self._written_at = time.monotonic()
         self._broken_at = -math.inf
         self._beat = 0
+        #: Whether a connection of the present view is broken, or one was `SETTLING_S` ago. Launchers then write their
+        #: status at each poll, and one that is silent for `SILENT_S` is lost.
         self.is_broken = False
         # Not only after a broken connection: a launcher may see that later than others.
-        self.beat_s = min(node_timeout_s / BEATS, SILENT_S / 3)
-        self.node = self._claim_number()
+        self.beat_s = min(node_timeout_s / BEATS, SILENT_S / 3)  #: How often its status is written, at least.
+        self.node = self._claim_number()  #: This launcher's number.
 
     def publish(self, status: NodeStatus) -> None:
         """Replace this node's status.

@@ -64,17 +64,11 @@ class Piece:
 
     Args:
         parameters: At least one. Their memory becomes that of one flat tensor.
-
-    Attributes:
-        values: (length,) the flat tensor.
-        trained: The parameters that require a gradient.
-        gradients: The layout of their gradients.
-        leaf: (gradients.length,) the current micro-batch's gradients; None before the first one.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         layout = Layout(parameters)
-        self.values = layout.allocate()
+        self.values = layout.allocate()  #: (length,) the flat tensor.
         for index, parameter in enumerate(parameters):
             view = layout.view(self.values, index)
             view.copy_(parameter.detach())
@@ -82,8 +76,10 @@ class Piece:
             # Through `data`: the Parameter object stays, with its hooks and what refers to it.
             parameter.data = view
         self._num_bytes = self.values.untyped_storage().nbytes()
+        #: The parameters that require a gradient.
         self.trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.gradients = Layout(self.trained)
+        self.gradients = Layout(self.trained)  #: The layout of their gradients.
+        #: (gradients.length,) the current micro-batch's gradients; None before the first one.
         self.leaf: Tensor | None = None
 
     def allocate(self) -> None:
@@ -126,15 +122,11 @@ class ShardUnit:
         parameters: Equal on all ranks.
         owners: The rank that owns each parameter.
         world: The ranks.
-
-    Attributes:
-        pieces: The parameters of each rank that owns some.
-        missing: The trained parameters whose gradient the current backward pass has not reached.
-        can_free_early: Whether no parameter is read after all gradients of the unit are there.
     """
 
     def __init__(self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World) -> None:
         self._world, self._tag = world, bucket_tag(number)
+        #: The parameters of each rank that owns some.
         self.pieces = {
             rank: Piece([each for each, owner in zip(parameters, owners, strict=True) if owner == rank])
             for rank in sorted(set(owners))
@@ -142,7 +134,9 @@ class ShardUnit:
         self._places = {
             parameter: (piece, index) for piece in self.pieces.values() for index, parameter in enumerate(piece.trained)
         }
+        #: The trained parameters whose gradient the current backward pass has not reached.
         self.missing: set[nn.Parameter] = set()
+        #: Whether no parameter is read after all gradients of the unit are there.
         self.can_free_early = all(parameter.requires_grad for parameter in parameters)
         self._is_gathered = True
         self._gathering: Sequence[Work] = []

@@ -23,17 +23,11 @@ from samebits.parallel.tree import Node, push
 
 
 class Round(NamedTuple):
-    """Messages that a rank sends and receives at the same time.
+    """Messages that a rank sends and receives at the same time."""
 
-    Attributes:
-        sends_to: Ranks that receive all nodes that this rank holds.
-        nodes_from: The nodes that other ranks send, by rank.
-        is_total: Whether the received nodes contain those that were sent.
-    """
-
-    sends_to: tuple[int, ...]
-    nodes_from: dict[int, list[Node]]
-    is_total: bool = False
+    sends_to: tuple[int, ...]  #: Ranks that receive all nodes that this rank holds.
+    nodes_from: dict[int, list[Node]]  #: The nodes that other ranks send, by rank.
+    is_total: bool = False  #: Whether the received nodes contain those that were sent.
 
 
 def plan_rounds(rank: int, nodes: Sequence[list[Node]], num_leaves: int, num_bytes: int) -> list[Round]:

@@ -34,19 +34,12 @@ SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round cost
 
 
 class Message(NamedTuple):
-    """A point-to-point message.
+    """A point-to-point message."""
 
-    Attributes:
-        values: (N,) what is sent, or the memory for it.
-        peer: The other rank.
-        tag: Distinguishes it from the other messages between the two (`tags.py`).
-        is_receive: Whether this rank receives it.
-    """
-
-    values: Tensor
-    peer: int
-    tag: int
-    is_receive: bool
+    values: Tensor  #: (N,) what is sent, or the memory for it.
+    peer: int  #: The other rank.
+    tag: int  #: Distinguishes it from the other messages between the two (`tags.py`).
+    is_receive: bool  #: Whether this rank receives it.
 
 
 class Work(Protocol):
@@ -84,9 +77,6 @@ class TreeAllReduce:
         world: The ranks.
         nodes: For each rank, its nodes.
         tag: Of the bucket, from `bucket_tag`.
-
-    Attributes:
-        has_added: Whether this rank's partial sums have been overwritten by sums over ranks.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:
@@ -101,7 +91,7 @@ class TreeAllReduce:
         self._total = self._result.values
         self._works: Sequence[Work] = []
         self._messages: list[Message] = []
-        self.has_added = False
+        self.has_added = False  #: Whether this rank's partial sums have been overwritten by sums over ranks.
 
     def start(self) -> None:
         """Send this rank's nodes or their chunks, and post the receives of the other ranks' nodes."""

@@ -39,15 +39,10 @@ _FIX = "Replace the image by a readable one,\nor start a new run with data.on_er
 
 @dataclass(frozen=True)
 class Head:
-    """The header of an image file.
+    """The header of an image file."""
 
-    Attributes:
-        size: (width, height), pixels.
-        is_scalable: Whether it can be decoded at 1/2, 1/4 or 1/8 of its size.
-    """
-
-    size: tuple[int, int]
-    is_scalable: bool
+    size: tuple[int, int]  #: (width, height), pixels.
+    is_scalable: bool  #: Whether it can be decoded at 1/2, 1/4 or 1/8 of its size.
 
 
 class ImageFiles(Samples):

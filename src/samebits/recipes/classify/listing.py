@@ -29,17 +29,11 @@ Choose = Callable[[Files, Path, int], Files]
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a dataset.
+    """The images of a dataset."""
 
-    Attributes:
-        classes: Names of the classes, in the order of the model's outputs.
-        train: Training images.
-        validation: Validation images.
-    """
-
-    classes: list[str]
-    train: Files
-    validation: Files
+    classes: list[str]  #: Names of the classes, in the order of the model's outputs.
+    train: Files  #: Training images.
+    validation: Files  #: Validation images.
 
 
 def take_all(files: Files, path: Path, least: int) -> Files:

@@ -22,21 +22,13 @@ from samebits.recipes.mnist.idx import ENDINGS, ByteArray, read_idx
 
 @dataclass(frozen=True)
 class Scale:
-    """The size and normalization of a dataset: (byte / white - mean) / std.
+    """The size and normalization of a dataset: (byte / white - mean) / std."""
 
-    Attributes:
-        size_px: Height and width of an image.
-        box_px: Height and width of the box that the ink of a digit fills.
-        white: The byte value of full ink.
-        mean: Mean of all training pixels; full ink is 1.
-        std: Standard deviation of all training pixels.
-    """
-
-    size_px: int
-    box_px: int
-    white: int
-    mean: float
-    std: float
+    size_px: int  #: Height and width of an image.
+    box_px: int  #: Height and width of the box that the ink of a digit fills.
+    white: int  #: The byte value of full ink.
+    mean: float  #: Mean of all training pixels; full ink is 1.
+    std: float  #: Standard deviation of all training pixels.
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize bytes of any shape to float32 of the same shape and memory format."""

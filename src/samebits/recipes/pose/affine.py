@@ -25,19 +25,12 @@ UNIT_PX = 200.0
 
 @dataclass(frozen=True)
 class Placement:
-    """A transform from an image to a square.
+    """A transform from an image to a square."""
 
-    Attributes:
-        center: (x, y) of the point of the image in the middle of the square.
-        scale: The square shows 200 * scale pixels of the image, in both directions.
-        rotation_deg: Counter-clockwise rotation of the image.
-        is_mirrored: Whether left and right are swapped, after the rotation.
-    """
-
-    center: tuple[float, float]
-    scale: float
-    rotation_deg: float = 0.0
-    is_mirrored: bool = False
+    center: tuple[float, float]  #: (x, y) of the point of the image in the middle of the square.
+    scale: float  #: The square shows 200 * scale pixels of the image, in both directions.
+    rotation_deg: float = 0.0  #: Counter-clockwise rotation of the image.
+    is_mirrored: bool = False  #: Whether left and right are swapped, after the rotation.
 
     def matrix(self, size_px: int) -> Floats:
         """Return the (2, 3) matrix from image points to points of a square of this size, before the flip."""

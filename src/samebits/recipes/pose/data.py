@@ -27,19 +27,12 @@ _MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values i
 
 @dataclass(frozen=True)
 class Example:
-    """An image and the people in it.
+    """An image and the people in it."""
 
-    Attributes:
-        rgb: (H, W, 3).
-        joints: (P, K, 3): x, y in pixels, visible.
-        sizes: (P,) the longer side of each person's box, pixels.
-        mask: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
-    """
-
-    rgb: Pixels
-    joints: Floats
-    sizes: Floats
-    mask: Pixels | None = None
+    rgb: Pixels  #: (H, W, 3).
+    joints: Floats  #: (P, K, 3): x, y in pixels, visible.
+    sizes: Floats  #: (P,) the longer side of each person's box, pixels.
+    mask: Pixels | None = None  #: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
 
 
 class Source(Protocol):
@@ -57,19 +50,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """The input and the targets of one training image; of maps and masks the one at 1/4 first.
+    """The input and the targets of one training image; of maps and masks the one at 1/4 first."""
 
-    Attributes:
-        image: (S, S, 3) float32, normalized.
-        heatmaps: (K, S/4, S/4) and (K, S/2, S/2).
-        masks: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
-        index: (max_people, K, 2); `index_joints` describes it.
-    """
-
-    image: Maps
-    heatmaps: Sequence[Maps]
-    masks: Sequence[Maps]
-    index: IntArray
+    image: Maps  #: (S, S, 3) float32, normalized.
+    heatmaps: Sequence[Maps]  #: (K, S/4, S/4) and (K, S/2, S/2).
+    masks: Sequence[Maps]  #: (S/4, S/4) and (S/2, S/2) float32, 1 where the loss counts.
+    index: IntArray  #: (max_people, K, 2); `index_joints` describes it.
 
 
 class TrainImages:

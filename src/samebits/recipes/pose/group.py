@@ -32,29 +32,17 @@ _HOT = 0.05
 
 @dataclass(frozen=True)
 class Grouping:
-    """Parameters of the grouping of peaks into people.
+    """Parameters of the grouping of peaks into people."""
 
-    Attributes:
-        order: The K joints in the order in which they are grouped, the most reliable first.
-        max_people: Number of highest peaks kept per joint; and number of people that a peak is compared with.
-        detection_threshold: Minimum height of a peak; not negative.
-        tag_threshold: Maximum distance of a tag from the mean tag of its person.
-        use_detection_value: Round tag distances, and break ties by the height of the peak.
-        ignore_too_much: Ignore further joints once there are `max_people` people.
-        nms_kernel: Window of non-maximum suppression, pixels; odd.
-        adjust: Whether to move joints a quarter pixel towards the higher neighbor.
-        refine: Whether to search for the missing joints of each person by its tags.
-    """
-
-    order: Sequence[int]
-    max_people: int = 30
-    detection_threshold: float = 0.1
-    tag_threshold: float = 1.0
-    use_detection_value: bool = True
-    ignore_too_much: bool = False
-    nms_kernel: int = 5
-    adjust: bool = True
-    refine: bool = True
+    order: Sequence[int]  #: The K joints in the order in which they are grouped, the most reliable first.
+    max_people: int = 30  #: Number of highest peaks kept per joint; and number of people that a peak is compared with.
+    detection_threshold: float = 0.1  #: Minimum height of a peak; not negative.
+    tag_threshold: float = 1.0  #: Maximum distance of a tag from the mean tag of its person.
+    use_detection_value: bool = True  #: Round tag distances, and break ties by the height of the peak.
+    ignore_too_much: bool = False  #: Ignore further joints once there are `max_people` people.
+    nms_kernel: int = 5  #: Window of non-maximum suppression, pixels; odd.
+    adjust: bool = True  #: Whether to move joints a quarter pixel towards the higher neighbor.
+    refine: bool = True  #: Whether to search for the missing joints of each person by its tags.
 
     def people(self, heat: Tensor, tags: Tensor) -> tuple[FloatArray, FloatArray]:
         """Find all people.

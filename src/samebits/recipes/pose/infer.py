@@ -36,19 +36,14 @@ _SKETCH_PX = 96
 
 @dataclass(frozen=True)
 class Detections:
-    """The people found in one image.
+    """The people found in one image."""
 
-    Attributes:
-        joints: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
-        scores: (P,) float64, the confidence of each person.
-        heat: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
-        image_id: Number or name of the image, if known.
-    """
-
+    #: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
     joints: npt.NDArray[np.float64]
-    scores: npt.NDArray[np.float64]
+    scores: npt.NDArray[np.float64]  #: (P,) float64, the confidence of each person.
+    #: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
     heat: npt.NDArray[np.uint8]
-    image_id: int | str = 0
+    image_id: int | str = 0  #: Number or name of the image, if known.
 
 
 def read_image(path: Path) -> dict[str, Any]:

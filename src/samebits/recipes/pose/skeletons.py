@@ -18,19 +18,12 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The joints of a dataset.
+    """The joints of a dataset."""
 
-    Attributes:
-        name: "coco" or "crowdpose".
-        joints: K names, in the order of the annotation files.
-        limbs: Pairs of joints that pictures connect.
-        order: Joints in the order in which they are grouped into people, the most reliable first.
-    """
-
-    name: str
-    joints: tuple[str, ...]
-    limbs: tuple[tuple[int, int], ...]
-    order: tuple[int, ...]
+    name: str  #: "coco" or "crowdpose".
+    joints: tuple[str, ...]  #: K names, in the order of the annotation files.
+    limbs: tuple[tuple[int, int], ...]  #: Pairs of joints that pictures connect.
+    order: tuple[int, ...]  #: Joints in the order in which they are grouped into people, the most reliable first.
 
     @property
     def num_joints(self) -> int:

@@ -26,19 +26,12 @@ MAX_RATIO = 32
 
 @dataclass(frozen=True)
 class ImageView:
-    """A size and position at which the network processes an image.
+    """A size and position at which the network processes an image."""
 
-    Attributes:
-        width: Width of the view, pixels.
-        height: Height of the view, pixels.
-        center: (x, y) in the image of the middle of the view.
-        factor: Pixels of the image per pixel of the view.
-    """
-
-    width: int
-    height: int
-    center: tuple[int, int]
-    factor: float
+    width: int  #: Width of the view, pixels.
+    height: int  #: Height of the view, pixels.
+    center: tuple[int, int]  #: (x, y) in the image of the middle of the view.
+    factor: float  #: Pixels of the image per pixel of the view.
 
     def sample(self, image: Tensor) -> Tensor:
         """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""

@@ -46,10 +46,6 @@ class CocoFile:
     Args:
         path: The file.
 
-    Attributes:
-        names: File names of the images, sorted.
-        categories: Names of the categories, by their number.
-
     Raises:
         DataError: It can't be read, or a field is invalid.
     """
@@ -59,13 +55,14 @@ class CocoFile:
         content = read_coco(self.path)
         categories = check_entries(content["categories"], _Category, "categories", self.path)
         check_unique(categories, "categories", self.path)
+        #: Names of the categories, by their number.
         self.categories = dict(sorted((entry["id"], entry["name"]) for entry in categories))
         regions = check_entries(content["annotations"], RegionEntry, "annotations", self.path)
         self._coco = index_coco({"images": content["images"], "annotations": regions, "categories": categories})
         check_known(enumerate(regions), "image_id", self._coco.imgs, self.path)
         check_known(enumerate(regions), "category_id", self._coco.cats, self.path)
         self._images: dict[str, dict[str, Any]] = {image["file_name"]: image for image in content["images"]}
-        self.names = sorted(image["file_name"] for image in content["images"])
+        self.names = sorted(image["file_name"] for image in content["images"])  #: File names of the images, sorted.
         twice = next((name for name, other in pairwise(self.names) if name == other), None)
         if twice is not None:
             raise DataError(f"{twice} is listed twice in {self.path}", fix="Remove one of the entries.")

@@ -42,14 +42,12 @@ class LineImages(Samples):
         chosen: The selected lines of a label file.
         config: Widths, normalization and jitter.
         train: Whether to apply jitter.
-
-    Attributes:
-        groups: (N,) width group of each line; None if there is one width. The lines of a batch share one group.
     """
 
     def __init__(self, chosen: SelectedLines, config: DataConfig, *, train: bool) -> None:
         self._chosen, self._config = chosen, config
         self._jitter = config.jitter if train else 0.0
+        #: (N,) width group of each line; None if there is one width. The lines of a batch share one group.
         self.groups: IntArray | None = chosen.groups
         labels = chosen.labels.path
         self.files = [labels / "data.mdb" if labels.is_dir() else labels]

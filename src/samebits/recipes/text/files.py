@@ -25,25 +25,15 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class SelectedLines:
-    """The lines of a label file that are used for training or validation.
+    """The lines of a label file that are used for training or validation."""
 
-    Attributes:
-        labels: All lines of the file.
-        classes: Classes of all their characters.
-        rows: (N,) indices of the selected lines in `labels`.
-        folder: Folder of the images; None for LMDB.
-        groups: (N,) width group of each line; None if there is one width.
-        num_unknown: Lines left out because of characters that are not in the alphabet.
-        num_too_long: Lines left out because they need too many time steps.
-    """
-
-    labels: Labels
-    classes: IntArray
-    rows: IntArray
-    folder: Path | None
-    groups: IntArray | None = None
-    num_unknown: int = 0
-    num_too_long: int = 0
+    labels: Labels  #: All lines of the file.
+    classes: IntArray  #: Classes of all their characters.
+    rows: IntArray  #: (N,) indices of the selected lines in `labels`.
+    folder: Path | None  #: Folder of the images; None for LMDB.
+    groups: IntArray | None = None  #: (N,) width group of each line; None if there is one width.
+    num_unknown: int = 0  #: Lines left out because of characters that are not in the alphabet.
+    num_too_long: int = 0  #: Lines left out because they need too many time steps.
 
     def label(self, index: int) -> IntArray:
         """Return the (length,) classes of a line."""

@@ -25,27 +25,16 @@ _MAX_DIGITS = 18  # such a number fits into 64 bits
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Names of N images, and their texts.
+    """Names of N images, and their texts."""
 
-    Attributes:
-        path: The label file or LMDB folder.
-        names: File names of the images, joined by line breaks; empty for LMDB.
-        name_ends: (N,) end of each name in `names`.
-        codes: Code points of all texts, joined.
-        text_ends: (N,) end of each text in `codes`.
-        lines: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
-        is_index: Whether the file has numbers of characters instead of texts.
-        num_gaps: Numbers in index labels without a character, which make a text shorter than its label.
-    """
-
-    path: Path
-    names: bytes
-    name_ends: IntArray
-    codes: CodeArray
-    text_ends: IntArray
-    lines: IntArray
-    is_index: bool = False
-    num_gaps: int = 0
+    path: Path  #: The label file or LMDB folder.
+    names: bytes  #: File names of the images, joined by line breaks; empty for LMDB.
+    name_ends: IntArray  #: (N,) end of each name in `names`.
+    codes: CodeArray  #: Code points of all texts, joined.
+    text_ends: IntArray  #: (N,) end of each text in `codes`.
+    lines: IntArray  #: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
+    is_index: bool = False  #: Whether the file has numbers of characters instead of texts.
+    num_gaps: int = 0  #: Numbers in index labels without a character, which make a text shorter than its label.
 
     def __len__(self) -> int:
         return len(self.lines)

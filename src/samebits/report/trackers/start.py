@@ -37,9 +37,6 @@ class Trackers:
         run: The run folder.
         notify: Reports a text to the user, from any thread.
 
-    Attributes:
-        outcome: How the run ends; set before `close`.
-
     Raises:
         ConfigError: A tracker cannot be imported.
     """
@@ -48,7 +45,7 @@ class Trackers:
         check_trackers(names)
         self._names, self._run, self._notify = external(names), run, notify
         self._processes: list[TrackerProcess] = []
-        self.outcome: Outcome = "failed"
+        self.outcome: Outcome = "failed"  #: How the run ends; set before `close`.
 
     def start(self, *, is_new: bool) -> None:
         """Start the processes, if they were not started before.

@@ -40,15 +40,10 @@ def report_page(runs: Sequence[RunHistory]) -> str:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A trial of a sweep, as a row of its table.
+    """A trial of a sweep, as a row of its table."""
 
-    Attributes:
-        summary: Its run.
-        values: The settings in which it differs from others, in the order of the columns.
-    """
-
-    summary: RunSummary
-    values: Sequence[str]
+    summary: RunSummary  #: Its run.
+    values: Sequence[str]  #: The settings in which it differs from others, in the order of the columns.
 
 
 def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]) -> str:

@@ -21,17 +21,11 @@ LOG_FROM = 50.0  # ratio of the largest to the smallest value from which a loss 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Maps values to 0 (bottom) to 1 (top).
+    """Maps values to 0 (bottom) to 1 (top)."""
 
-    Attributes:
-        low: Value at the bottom.
-        high: Value at the top.
-        is_log: Whether the axis is logarithmic.
-    """
-
-    low: float
-    high: float
-    is_log: bool = False
+    low: float  #: Value at the bottom.
+    high: float  #: Value at the top.
+    is_log: bool = False  #: Whether the axis is logarithmic.
 
     def position(self, value: float) -> float:
         """Return where a value is, 0 to 1."""
@@ -61,19 +55,12 @@ def scale_for(curves: Sequence[Curve], name: str) -> AxisScale:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A line of a chart.
+    """A line of a chart."""
 
-    Attributes:
-        curve: Its points.
-        name: Its name in the legend.
-        color: Number of its color, from 0.
-        is_dashed: Whether it is dashed, where colors alone do not suffice.
-    """
-
-    curve: Curve
-    name: str
-    color: int = 0
-    is_dashed: bool = False
+    curve: Curve  #: Its points.
+    name: str  #: Its name in the legend.
+    color: int = 0  #: Number of its color, from 0.
+    is_dashed: bool = False  #: Whether it is dashed, where colors alone do not suffice.
 
 
 def chart(
