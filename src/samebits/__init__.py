@@ -187,6 +187,7 @@ class _Samebits(_Module):
         super().__setattr__(name, value)
 
 
+# Python looks for `__setattr__` and `__call__` on a module's class, never in the module.
 sys.modules[__name__].__class__ = _Samebits
 
 

@@ -23,6 +23,7 @@ RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe that r
 Out = Annotated[Path | None, path_option("--out", "DIR", "A new or empty folder. Default: show the settings.")]
 
 
+# With a callback, typer keeps `make` as a command although it is the only one.
 @app.callback()
 def _root() -> None:
     """Make synthetic data to train on."""
@@ -111,8 +112,10 @@ def _new_folder(out: Path) -> Iterator[Path]:
             with scratch_folder(out) as folder:
                 yield folder
                 for path in folder.iterdir():
+                    # The owner file is locked, and is removed with its folder.
                     if path.name != OWNER:
                         path.rename(out / path.name)
+        # BaseException: Ctrl-C too must not leave the folders that were made here.
         except BaseException:
             for folder in made:
                 with contextlib.suppress(OSError):

@@ -57,6 +57,7 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
     try:
         _check_current_folder()
         result = _command()(list(arguments), prog_name="samebits", standalone_mode=False)
+        # Here: at Python's exit it would be too late to report a full disk or a closed pipe.
         sys.stdout.flush()
     except SamebitsError as error:
         if error_file is not None:

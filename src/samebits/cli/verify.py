@@ -148,4 +148,5 @@ def _run_with(code: Path) -> None:
     if Path(version.__file__).resolve().parent == package.resolve().parent:
         return
     environment = {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
+    # -P: otherwise -m puts the current folder first on sys.path, before the other checkout.
     os.execve(sys.executable, [sys.executable, "-P", "-m", "samebits", *sys.argv[1:]], environment)

@@ -99,6 +99,7 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     if taken is not None and getattr(taken, "__file__", None) == str(path):
         return taken
     if taken is not None or name in sys.stdlib_module_names:
+        # Another module has this name, such as a recipe file of another folder.
         name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name in sys.modules:
             return sys.modules[name]
@@ -111,8 +112,10 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     sys.modules[name] = module  # before it is executed: dataclasses and pickle look classes up by this name
     try:
         with without_collections():  # they take a fifth of the time of importing torch
+            # dont_inherit: this file's `from __future__` imports would otherwise apply to the recipe.
             exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
+        # A later import would otherwise take the unfinished module.
         sys.modules.pop(name, None)
         raise ConfigError(
             f"{short_path(path)} can't be imported: {type(error).__name__}",

@@ -68,6 +68,7 @@ def trust(path: Path) -> str:
         return sha256
     try:
         list_file.parent.mkdir(parents=True, exist_ok=True)
+        # O_APPEND: two commands may add a line at the same time.
         descriptor = os.open(list_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(descriptor, "ab") as file:
             file.write(line + b"\n")

@@ -101,6 +101,7 @@ def read_summaries(folder: Path) -> list[RunSummary]:
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     with suppress(OSError), os.scandir(folder) as entries:
+        # Sorted, since os.scandir has no order and MAX_RUNS cuts the list.
         for entry in sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name):
             if not entry.is_dir():
                 continue

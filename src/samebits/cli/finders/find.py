@@ -29,6 +29,7 @@ Last = Annotated[float, typer.Option("--to", max=1e6, metavar="LR", help="Last l
 Out = Annotated[Path, path_option("--out", "DIR", "Folder for lr.json and lr.png.")]
 
 
+# With a callback, typer keeps `lr` as a command although it is the only one.
 @app.callback()
 def _root() -> None:
     """Find a learning rate by short trainings."""
@@ -60,6 +61,7 @@ def find_lr(
     for name in ("lr.json", "lr.png"):
         check_target(out / name, lambda _: _is_own(out / "lr.json"))
     found, config = _prepare(source, overrides, "samebits.finders.learning_rate")
+    # So many epochs that the data suffice for any number of steps.
     given = [*(overrides or []), "epochs=1000000000", "optim.warmup_epochs=0"]
     with closing(Console(sys.stdout, strict=True)) as console:
         measured = _run(config, procs, measure, (source, given, rates(first, last, steps)), source)

@@ -154,6 +154,7 @@ def _define(
         from samebits.sweeps.search import check_optuna
 
         check_optuna()
+        # Twice: the lag follows from the number of slots, and that from the settings.
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
         spec = SearchSpec(space, trials, min(trials, _num_slots(jobs, base)), base.seed, prunes)
         found = define_search(source, overrides, spec)

@@ -56,6 +56,7 @@ def doctor(
     from samebits.recipes.catalog import find
 
     if source is not None:
+        # Wrong settings are refused here, before processes start.
         found = find(source)
         found.load(overrides or [])
     if hosts is not None:

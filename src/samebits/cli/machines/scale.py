@@ -68,6 +68,7 @@ def scale(
     found = find(source)
     given = list(overrides or [])
     config = found.load(given).config
+    # A combination that is not allowed is refused now, not after minutes of measurements.
     for name in names:
         found.load([*given, *VARIANTS[name]])
     other_load, is_busy = describe_other_load()  # before any process of this command starts

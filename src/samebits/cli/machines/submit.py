@@ -122,6 +122,7 @@ def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[s
         return
     folder = make_folder(job.run_dir.name, job.run_dir)
     sweep.write(folder)
+    # Slurm makes no folder for the output of a job.
     (folder / OUTPUT).mkdir(exist_ok=True)
     print(_submitted(text))
     print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")

@@ -50,10 +50,12 @@ class Augmentation:
         if not self._image:
             return
         for image, sample_key in zip(images.permute(0, 3, 1, 2), keys, strict=True):
+            # The only generator that torchvision draws from here. torch.manual_seed would also seed those of the GPUs.
             torch.default_generator.manual_seed(key(sample_key, _AUGMENT))
             changed = image
             for operation in self._image:
                 changed = operation(changed)
+            # Into the batch, of which `image` is a view: most operations return new memory.
             image.copy_(changed)
 
     def augment_batch(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,6 +69,7 @@ class Augmentation:
             The inputs, and the targets: (N, C) probabilities if MixUp or CutMix is on, otherwise as given.
         """
         if self._erase is not None:
+            # One by one: for a whole batch, RandomErasing would erase the same rectangle in all images.
             for image in inputs:
                 self._erase(image)
         if self._mix is None:
@@ -74,6 +77,7 @@ class Augmentation:
         if torch.rand(()) < self._mix_probability:
             mixed: tuple[Tensor, Tensor] = self._mix(inputs, targets)
             return mixed
+        # As probabilities, the form that a mixed micro-batch has.
         return inputs, torch.nn.functional.one_hot(targets, self._num_classes).float()
 
 

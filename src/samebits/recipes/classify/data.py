@@ -136,6 +136,7 @@ class ImageFiles(Samples):
             return head, None
         encoded = EncodedImage(self.files[index])
         head = Head(encoded.size, encoded.is_scalable)
+        # Without the cache each sample opens its file anyway.
         if self._decoded is not None:
             self._heads[index] = head
         return head, encoded

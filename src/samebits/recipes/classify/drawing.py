@@ -47,6 +47,7 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
         table = np.column_stack([state["samples"], state["correct"]])
         _write_counts(table, [], classes, folder / "confusion.csv")
     indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
+    # Keys of zero: validation images draw no random numbers.
     tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
     captions = [
         f"prediction {classes[choice]},\nground truth {classes[label]}"
@@ -94,6 +95,7 @@ def _most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[Sequence[S
     places = np.full(num_classes, len(shown))
     places[shown] = np.arange(len(shown))
     small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), np.int64)
+    # `small[...] += matrix` would add only one of several values at a place.
     np.add.at(small, (places[:, None], places[None]), matrix)
     return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
 

@@ -138,6 +138,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
     files: Files = {}
     folder = folder_of(path, images)
     try:
+        # utf-8-sig: spreadsheets begin a file with a byte order mark.
         text = read_plain(path, _MAX_CSV_BYTES).decode("utf-8-sig")
         for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
             where = f"{path}:{reader.line_num}"

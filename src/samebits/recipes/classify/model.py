@@ -71,6 +71,7 @@ def torchvision_name(name: str) -> str:
         ConfigError: torchvision has no such network, or it has several outputs.
     """
     name = name.removeprefix("torchvision/")
+    # These return several outputs in training.
     known = [each for each in zoo.list_models(module=zoo) if each not in ("googlenet", "inception_v3")]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

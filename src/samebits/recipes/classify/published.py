@@ -103,6 +103,7 @@ def _find_torchvision(name: str) -> _Published:
     weights = zoo.get_model_weights(torchvision_name(name)).DEFAULT
     url, transforms = weights.url, weights.transforms()
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    # torch.hub's rule: the name of a published file has the first digits of its SHA-256.
     expected = re.search(r"-([a-f0-9]{8,})\.", path.name)
     if not path.exists():
         try:
@@ -139,6 +140,7 @@ def _find_timm(name: str) -> _Published:
             fix="Choose another network, or set model.weights to a file.",
         )
     path = huggingface_hub.try_to_load_from_cache(repository, file)
+    # Not a path: None, or a mark for a file that the Hub does not have.
     if not isinstance(path, str):
         try:
             path = huggingface_hub.hf_hub_download(repository, file)

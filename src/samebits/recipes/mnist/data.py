@@ -116,6 +116,7 @@ def read_digits(*, train: bool) -> tuple[ByteArray, ByteArray]:
     images = read_idx(DIGITS / "digits-images-idx3-ubyte.gz", num_dims=3)
     labels = read_idx(DIGITS / "digits-labels-idx1-ubyte.gz", num_dims=1)
     is_validation = np.zeros(len(labels), dtype=bool)
+    # Stable, so that every machine chooses the same images.
     is_validation[np.argsort(labels, kind="stable")[::5]] = True
     selected = ~is_validation if train else is_validation
     return images[selected], labels[selected]

@@ -43,6 +43,7 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     """
     head_bytes = 4 + 4 * num_dims
     packed = _packed(path)
+    # The header first: it states how much may be unpacked.
     content = _unpacked(path, packed, head_bytes)
     expected = f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
     again = "Delete the file and download it again."
@@ -130,6 +131,7 @@ def _gunzipped(packed: bytes, num_bytes: int) -> bytes:
             break
         if not unpacker.eof:
             raise EOFError("its end is missing")
+        # Zeros after a member are padding, as gzip.GzipFile takes them.
         packed = unpacker.unused_data.lstrip(b"\0")
         if not packed:
             break

@@ -178,4 +178,5 @@ class EvalImages:
     def rgb(self, index: int) -> Pixels:
         """Return (H, W, 3) bytes of an image."""
         rgb = self.source.example(index, 0).rgb
+        # torch warns about arrays that are not writable.
         return rgb if rgb.flags.writeable else rgb.copy()

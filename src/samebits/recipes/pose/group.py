@@ -56,6 +56,7 @@ class Grouping:
             the center of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the
             mean over all K joints before refinement.
         """
+        # contiguous, since one index addresses a pixel of all maps.
         heat, tags = heat.float().contiguous(), tags.float().contiguous()
         people = match(
             top_k(heat, tags, find_peaks(heat, self.detection_threshold, self.nms_kernel), self.max_people),
@@ -112,6 +113,7 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
     num_joints, height, width = heat.shape
     area = height * width
     at = places if tags.shape[1] == num_joints else places % area
+    # One transfer for heights and tags: on a GPU each one waits for the device.
     values = torch.cat([heat.view(1, -1)[:, places], tags.flatten(1)[:, at]]).cpu().numpy()
     spots = places.cpu().numpy()
     joints = spots // area

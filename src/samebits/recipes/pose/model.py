@@ -34,6 +34,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H, W)."""
         out = self.relu(self.bn1(self.conv1(x)))
+        # In place: no backward pass needs batch norm's output.
         return self.relu(self.bn2(self.conv2(out)).add_(x))  # type: ignore[no-any-return]  # a module's call is Any
 
 
@@ -89,6 +90,7 @@ class Module(nn.Module):
             assert isinstance(layers, nn.ModuleList)
             total, *rest = [layer(x) for layer, x in zip(layers, xs, strict=True)]
             for term in rest:
+                # Not in place: the first term may be a branch itself, which other sums use too.
                 total = total + term
             fused.append(self.relu(total))
         return fused

@@ -88,6 +88,7 @@ def draw_evaluation(
         size = (predicted.shape[1], predicted.shape[0])
         pixels, labels = samples.source.read(index, 0)
         small = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX))
+        # The nearest pixel: a mean of two classes would be another class.
         truth = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         tiles.append(np.concatenate([small, paint(small, predicted), paint(small, truth)], axis=1))
         captions.append(f"{samples.source.name(index)}, IoU {score:.3f}")
@@ -105,6 +106,7 @@ def to_prediction(logits: Tensor, *, classes: Sequence[str]) -> Mapping[str, Any
     shares, masks = [], {}
     for label, count in sorted(zip(found.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
         shares.append({"class": classes[label], "share": round(count / labels.size, 6)})
+        # COCO's encoder takes columns first.
         region = coco_mask.encode(np.asfortranarray((labels == label).astype(np.uint8)))
         masks[classes[label]] = {"size": list(region["size"]), "counts": region["counts"].decode()}
     return {"classes": shares, "masks": masks}

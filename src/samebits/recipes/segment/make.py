@@ -35,6 +35,7 @@ def make(config: MakeConfig, out: Path) -> str:
             {"id": index, "file_name": f"images/{name}.jpg", "width": config.size_px, "height": config.size_px}
         )
         for label in np.unique(labels[labels > 0]).tolist():
+            # COCO's encoder takes columns first.
             region = coco_mask.encode(np.asfortranarray((labels == label).astype(np.uint8)))
             regions.append(
                 {

@@ -80,4 +80,5 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     if config.name == "unet":
         return UNet(config.width, num_classes)
     build = getattr(zoo, config.name)
+    # Without these arguments, torchvision downloads weights of the backbone.
     return OnlyLogits(build(weights=None, weights_backbone=None, num_classes=num_classes))

@@ -114,6 +114,7 @@ def read_alphabet(path: Path) -> Alphabet:
         DataError: The file can't be read, or has another form.
     """
     try:
+        # utf-8-sig: some editors begin a file with a byte order mark.
         text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(

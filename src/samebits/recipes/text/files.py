@@ -153,6 +153,7 @@ def _split(num_lines: int, val_fraction: float | None, *, train: bool) -> IntArr
     rows = np.arange(num_lines)
     if val_fraction is None:
         return rows
+    # 1e-9: a product may be rounded down, as 100 * 0.29 is to 28.999999999999996.
     is_validation = np.floor((rows + 1) * val_fraction + 1e-9) > np.floor(rows * val_fraction + 1e-9)
     part: IntArray = rows[~is_validation] if train else rows[is_validation]
     return part

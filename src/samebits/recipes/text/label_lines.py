@@ -75,6 +75,7 @@ def _content(path: Path) -> bytes:
 
 
 def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
+    # gb18030 contains GBK.
     names = {"auto": ("utf-8", "gb18030"), "utf-8": ("utf-8",), "gbk": ("gb18030",)}[encoding]
     for name in names:
         try:

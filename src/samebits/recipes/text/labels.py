@@ -78,9 +78,11 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
             allowed="a file with labels, or an LMDB folder",
             fix="Set data.train and data.eval to the files with labels.",
         ) from error
+    # With size and time, so that a changed file is read again.
     return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalize)
 
 
+# The files of training and validation.
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str) -> Labels:
     if path.is_dir():

@@ -117,6 +117,7 @@ def _opened(folder: Path) -> Any:
             allowed="an LMDB dataset, or a file with labels",
             fix="Set data.train and data.eval to LMDB folders or label files.",
         )
+    # No lock, which would be a file beside the data; no reading ahead, as images are read in random order.
     environment = lmdb.open(str(folder), readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
     # The library maps the file into memory: reading beyond the end of a truncated file would end the process.
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]

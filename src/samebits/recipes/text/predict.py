@@ -48,6 +48,7 @@ def read_line(path: Path, config: Config) -> Tensor:
             fix="Use an image with contrast between text and background.",
         )
     turns = _turns(gray, config.decode)
+    # A rotated array is a view with negative strides, which OpenCV refuses.
     views: list[GrayArray] = [np.ascontiguousarray(np.rot90(gray, turn)) for turn in turns]
     height, width = views[0].shape
     width_px = config.data.widths[

@@ -130,6 +130,7 @@ def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:
     if not math.isfinite(span) or span <= 0:
         return scale, [scale.low, scale.high]
     step = _round_step(span / 4)
+    # 1e-9: a border that is a multiple of the step already would otherwise move by rounding.
     low, high = math.floor(scale.low / step + 1e-9), math.ceil(scale.high / step - 1e-9)
     return AxisScale(low * step, high * step), [index * step for index in range(low, high + 1)]
 

@@ -95,6 +95,7 @@ def _smaller(content: bytes) -> tuple[bytes, int, int] | None:
         small.thumbnail((_MAX_SIZE_PX, 4 * _MAX_SIZE_PX))
         out = io.BytesIO()
         small.save(out, "WEBP", quality=85)
+    # Pillow raises SyntaxError for a damaged PNG file.
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError):
         return None
     return out.getvalue(), small.width, small.height

@@ -34,8 +34,10 @@ def _environment() -> Environment:
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelled name is an error, not an empty text.
         undefined=StrictUndefined,
     )
+    # NaN is no JSON: the browser would refuse all data of the page.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     used = (clock, cut, duration, metric_name, metric_value, plain_text, when)
     environment.filters |= {each.__name__: each for each in used}
