@@ -179,6 +179,7 @@ def _listen(host: str, port: int) -> socket.socket:
     address = store_address(host, port)
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
+        # Otherwise the port of an ended run is in use for another minute, while its connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)

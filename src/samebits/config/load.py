@@ -224,6 +224,7 @@ def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     """Return the values that are missing in `base` or differ from it."""
     different: dict[str, Any] = {}
     for key, value in values.items():
+        # Not None, which is a value of settings: null.
         old = base.get(key, PydanticUndefined)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             inner = _difference(old, value)

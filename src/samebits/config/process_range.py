@@ -59,6 +59,7 @@ def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
     Raises:
         ConfigError: The text has neither form, the range is empty, or it exceeds the limit.
     """
+    # At most nine digits: int() refuses numbers of thousands of digits with an error of its own.
     match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text.strip())
     least = int(match[1]) if match else 0
     most = int(match[2] or match[1]) if match else 0

@@ -115,6 +115,7 @@ def code_hash() -> str:
     """Return a hash over the source files of this package."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
+    # Sorted, since the order of files in a folder differs between machines.
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

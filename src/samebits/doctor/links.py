@@ -107,6 +107,7 @@ def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
     try:
         for _ in range(PINGS):
             started = time.perf_counter()
+            # One rank sends first and the other receives first: two that send could block each other.
             first, second = (out, back) if world.rank == pair[0] else (back, out)
             for tensor in (first, second):
                 work = dist.isend(tensor, peer) if tensor is out else dist.irecv(tensor, peer)

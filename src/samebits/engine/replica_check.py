@@ -60,6 +60,7 @@ class ReplicaCheck:
     def _explain(self, job: Job, by_rank: list[dict[str, int]]) -> TrainError:
         names = list(dict.fromkeys(name for sums in by_rank for name in sums))
         differing = [name for name in names if len({sums.get(name) for sums in by_rank}) > 1]
+        # As text, since a dict can't be a key.
         groups = _groups([repr(sums) for sums in by_rank])
         odd = odd_ranks(groups)
         # Collective, so all ranks call it, although they all raise the same error in the end.

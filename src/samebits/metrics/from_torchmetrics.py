@@ -59,6 +59,7 @@ class TorchMetrics:
             named = dict(source.items(copy_state=False))
         else:
             named = {type(source).__name__: source}
+        # Copies: the recipe's own objects are given again for each validation, and have to stay empty.
         self.metrics: dict[str, Any] = {name: copy.deepcopy(metric) for name, metric in named.items()}
         self._states = {name: _States(name, metric) for name, metric in self.metrics.items()}
         self.num_samples = 0

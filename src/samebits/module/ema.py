@@ -37,6 +37,7 @@ class ModelEma:
         # Cloned from the model, so that each tensor has the strides that the update uses.
         self.state = {name: tensor.detach().clone().copy_(state[name]) for name, tensor in self._live().items()}
 
+    # Otherwise autograd would record each update, since the weights require gradients.
     @torch.no_grad()
     def update(self, num_steps: int) -> None:
         """Update the average after step number `num_steps`."""

@@ -46,6 +46,7 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
     Raises:
         Exception: The model reads values of tensors, or cannot be copied.
     """
+    # A module can hold tensors that are neither parameters nor buffers, and stay real.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         device = next(model.parameters()).device
         copied = copied_shapes(model, mode)

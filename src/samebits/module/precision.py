@@ -52,6 +52,7 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
             outputs = kind.forward(self, *args, **kwargs)
         return in_float32(outputs)
 
+    # In its class, since a deep copy would share a `forward` of the instance, with the weights of the original.
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 

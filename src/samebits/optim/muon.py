@@ -47,6 +47,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._adamw = torch.optim.AdamW(
             self._parameters(use_muon=False), lr=lr, betas=betas, weight_decay=weight_decay, fused=True
         )
+        # Both read their settings from the groups, which replace their own in each step.
         for group in self.param_groups:
             inner = self._muon if group["use_muon"] else self._adamw
             for name, value in inner.defaults.items():

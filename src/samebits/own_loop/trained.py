@@ -85,6 +85,7 @@ class Trained:
             ConfigError: A parameter is not float32, or not dense in memory.
         """
         every = self.all_parameters()
+        # By identity, since == of two tensors compares their values.
         if len(every) == len(self.parameters) and all(map(operator.is_, every, self.parameters)):
             return []
         # A loop may freeze and unfreeze in each micro-batch, so what was trained once stays: GANs do.

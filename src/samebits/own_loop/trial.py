@@ -59,6 +59,7 @@ class ScriptTrial:
             SystemExit: The trial has all of its steps.
         """
         known = {id(each) for module in modules for each in module.modules()}
+        # The garbage collector also knows the modules that the script did not give to `exact`.
         others = [each for each in gc.get_objects() if isinstance(each, nn.Module) and id(each) not in known]
         inner = {id(each) for other in others for each in other.children()}
         outer = {

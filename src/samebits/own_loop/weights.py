@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from samebits.data.order import MicroBatch
 from samebits.errors import ConfigError, TrainError
 
+# Weak, since the hook below stays for the life of the process.
 _GUARDS: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
 
 
@@ -44,6 +45,7 @@ class WeightGuard:
         self.micro_batch: MicroBatch | None = None
         self._has_warned = False
         _GUARDS.add(self)
+        # Weak, so that the optimizer of a single body can be freed.
         self._others: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
 
     def begin_step(self, *, with_values: bool) -> None:

@@ -93,6 +93,7 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
 
 
 def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
+    # A module can hold tensors that are neither parameters nor buffers, and stay real.
     with FakeTensorMode(allow_non_fake_inputs=True), seeded(config.seed):
         model = build().model
         use_precision(model, config, CPU)

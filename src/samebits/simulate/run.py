@@ -145,6 +145,7 @@ class _Ranks:
         self._parameters = [list(model.parameters()) for model in models]
         self._buffers = [list(model.buffers()) for model in models]
         # Only the first one updates the weights.
+        # torch refuses an optimizer without parameters.
         idle = [_Idle([nn.Parameter(torch.empty(0))], {}) for _ in range(1, size)]
         self._jobs = [
             replace(

@@ -62,6 +62,7 @@ def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
         config: Its settings, to compare them with the recorded ones; None: they are not compared.
     """
     files = RunFiles(path)
+    # A broken link is damage, and not a file that is missing.
     if os.path.lexists(path / statement.FILE_NAME):
         try:
             files.record, files.subjects = statement.read_statement_and_files(path / statement.FILE_NAME)

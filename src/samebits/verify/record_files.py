@@ -180,6 +180,7 @@ def _of_result(record: RunRecord, log: StepLog, result: Mapping[str, Any]) -> li
 
 def _sha256(path: Path) -> str:
     try:
+        # A pipe in a stranger's folder would never end.
         return sha256_of_file(path) if path.is_file() else "none"
     except OSError:
         return "none"

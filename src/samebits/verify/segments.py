@@ -102,6 +102,7 @@ def share_of(segments: Sequence[Segment], part: int, num_parts: int) -> list[Seg
     """
     loads = [0] * num_parts
     mine = []
+    # Of equal lengths the first one, so that all verifiers deal in the same order.
     for segment in sorted(segments, key=lambda each: (-each.num_steps, each.start)):
         lightest = loads.index(min(loads))
         loads[lightest] += segment.num_steps

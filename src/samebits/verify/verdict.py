@@ -94,10 +94,12 @@ def read_verdict(path: Path) -> Verdict:
     fix = "Give a file that samebits verify --json has written."
     try:
         plain: Any = json.loads(read_plain(path, _MAX_BYTES))
+        # They follow from the fields, whatever the file states.
         plain = {name: value for name, value in plain.items() if name not in ("is_verified", "share")}
         return TypeAdapter(Verdict).validate_python(plain)
     except OSError as error:
         raise ConfigError(f"--merge {path} can't be read: {error.strerror}", fix=fix) from None
+    # Deeply nested JSON ends in a RecursionError.
     except (ValueError, ValidationError, AttributeError, RecursionError):
         raise ConfigError(f"--merge {path} is not a verdict", fix=fix) from None
 

@@ -79,6 +79,7 @@ def doctor(
     from samebits.launch.start import launch_here
 
     config = RunConfig(recipe="none")
+    # Before torch is imported here, so that both imports run at the same time.
     forkserver.prepare([*forkserver.PRELOAD, "samebits.doctor.examine"], config.num_threads)
     from samebits.doctor.examine import examine
 

@@ -155,6 +155,7 @@ def _measured(
     from samebits.launch.stopped import raise_if_stopped
     from samebits.scaling.measure import WARM_STEPS, measure
 
+    # So many epochs that the data suffice for any number of steps.
     arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, out_file)
     code = launch_here(ProcessRange(size, size), config, measure, arguments)
     raise_if_stopped(code)

@@ -90,6 +90,7 @@ def _fit(ink: GrayArray, scale: Scale) -> GrayArray:
     cut = Image.fromarray(ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
     factor = scale.box_px / max(cut.size)
     size = (max(1, round(cut.width * factor)), max(1, round(cut.height * factor)))
+    # Bicubic interpolation overshoots below 0 and above 1.
     small = np.clip(
         np.asarray(cut.resize(size, Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC)), 0, 1
     )

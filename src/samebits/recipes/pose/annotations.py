@@ -102,6 +102,7 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
     """Return the number of the category with these joints."""
     categories = [entry if isinstance(entry, dict) else {} for entry in categories]
     people = [entry for entry in categories if entry.get("name") == "person"]
+    # Not isinstance, for which True is an int.
     if not people or type(people[0].get("id")) is not int:
         names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
         raise DataError(

@@ -92,6 +92,7 @@ class AnnotatedImages:
         people = []
         for found in self._coco.imgToAnns.get(image["id"], []):
             person = {**found, "bbox": list(found["bbox"]), "iscrowd": int(found["iscrowd"] or 0)}
+            # No metric reads it, and the targets of all images are kept until the end of the evaluation.
             del person["segmentation"]
             if person["area"] is None:
                 del person["area"]

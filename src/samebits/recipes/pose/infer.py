@@ -198,6 +198,7 @@ def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None
     if mirrored is None:
         return heat[0], tags
     partners = torch.tensor(mirrored, device=heat.device)
+    # In the mirrored image, a left joint is found as a right one.
     back = heat[1].flip(-1)[partners]
     own_tags = tags[1].flip(-1)
     own_tags = own_tags[partners] if len(own_tags) == num_joints else own_tags

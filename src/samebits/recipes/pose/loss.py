@@ -75,6 +75,7 @@ def tag_loss(tags: Tensor, index: Tensor, *, form: Literal["exp", "max"]) -> tup
     weights = index[..., 1].float()
     num_joints = weights.sum(dim=2)
     exists = (num_joints > 0).float()
+    # A row without a person has no joints, and 0 / 0 would be NaN.
     means = (values * weights).sum(dim=2) / num_joints.clamp(min=1)
     spread = ((values - means.unsqueeze(2)).square() * weights).sum(dim=2) / num_joints.clamp(min=1)
     num_people = exists.sum(dim=1)

@@ -101,6 +101,7 @@ class CocoFile:
         for owner, regions in by_class.items():
             inside = draw_regions(self._coco, regions, image["id"])
             labels = np.where(inside, np.where(labels, np.uint8(IGNORED), np.uint8(classes.index(owner))), labels)
+        # Last, so that a crowd is ignored where regions of classes cover it.
         labels[draw_regions(self._coco, crowds, image["id"]) > 0] = IGNORED
         return labels
 

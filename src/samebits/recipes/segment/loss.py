@@ -31,6 +31,7 @@ def segment_loss(logits: Tensor, batch: Batch, *, dice: float) -> Mapping[str, T
     num_images, num_classes = logits.shape[:2]
     is_counted = (labels != IGNORED).flatten(1)
     # As rows of pixels: the cross-entropy of images has no deterministic form on GPUs.
+    # The label of ignored pixels is no class: they count as class 0 here, and are dropped below.
     rows, chosen = logits.permute(0, 2, 3, 1).reshape(-1, num_classes), labels.long().masked_fill(labels == IGNORED, 0)
     losses = F.cross_entropy(rows, chosen.flatten(), reduction="none").view(num_images, -1)
     num_pixels = is_counted.sum(dim=1).clamp(min=1)

@@ -195,6 +195,7 @@ class LabeledFolder:
     ) -> None:
         self._names, self._values, self._ignore_label = names, values, ignore_label
         self._images, self._masks = ([find(name) for name in names] for find in (folder.image_path, folder.mask_path))
+        # No bytes: classes and IGNORED can take all their values, and -1 is for those that are no class.
         self._table = np.full(_VALUES, -1, np.int16)
         if ignore_label is not None:
             self._table[ignore_label] = IGNORED
