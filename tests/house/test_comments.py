@@ -11,7 +11,7 @@ import pytest
 from tests.house.source import sources
 
 # Comments per 100 lines. It only rises: the goal is 4, and models near torch have 7 to 18.
-FLOOR = 3.2
+FLOOR = 3.4
 STEP = 0.2
 # They instruct a tool, or say what an attribute is. Text behind a directive, in a comment of its own, counts.
 DIRECTIVE = re.compile(r"#\s*(type: ignore\S*|noqa(: [\w, ]+)?|fmt: \w+|pragma: .*|: .*)\s*(?=#|$)")
