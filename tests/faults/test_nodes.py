@@ -149,6 +149,24 @@ def test_a_node_that_receives_a_stop_signal_saves_and_leaves(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_node_that_is_lost_while_it_joins_is_named_and_done_without(
+    undisturbed: str, slow: tuple[str, str], tmp_path: Path
+) -> None:
+    with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
+        first = begin("a")
+        first.wait_for_step(2)
+        second = begin("b")
+        wait_until(lambda: "; new: " in said(tmp_path, "a"), 120)
+        kill_node(second)
+        name = f"pid {second.process.pid}"
+        wait_until(lambda: f"lost or left: {socket.gethostname()} {name}" in said(tmp_path, "a"), 120)
+        hurry(tmp_path)
+        assert first.process.wait(LONG_S) == 0, said(tmp_path, "a")
+    assert weights(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.full
 def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path: Path) -> None:
     with nodes(tmp_path, "--nodes", "2", "--max-restarts", "2", "data.num_samples=0") as begin:
         first, second = begin("a"), begin("b")

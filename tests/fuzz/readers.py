@@ -153,7 +153,7 @@ def store_key(path: Path) -> None:
     from samebits.cluster.signed import Seal, SignedStore, error_from_store
     from samebits.config.process_range import ProcessRange, RendezvousConfig
     from samebits.errors import LaunchError
-    from samebits.launch.nodes import admission, clocks, rank_claims
+    from samebits.launch.nodes import admission, clocks, rank_claims, waiting
     from samebits.launch.nodes import rendezvous as node_rendezvous
     from samebits.launch.nodes.state import StateInStore
     from samebits.scratch import is_running
@@ -184,6 +184,8 @@ def store_key(path: Path) -> None:
         admission.compare(record, admission.describe_run(run), has_own_id=False)
     host, seconds = clocks._read(raw.get(name))
     str(clocks._differ(host, seconds, 0.0, 1.0))
+    raw.set(waiting.REFUSED, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
+    waiting.read_refusal(raw)
     if name == "rendezvous":
         state = StateInStore(store)
         state.get_state()

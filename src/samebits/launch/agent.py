@@ -20,60 +20,19 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from samebits.cluster.address import ReservedPort
 from samebits.errors import LaunchError
 from samebits.launch.failures import RootCause
+from samebits.launch.local_rendezvous import LocalRendezvous
 from samebits.launch.nodes.rendezvous import NodeRendezvous
 from samebits.launch.supervisor import Supervisor, send_signal
 
-LOCAL = "127.0.0.1"
 # How long to wait for a node to announce why its workers stopped.
 STOP_REASON_S = 3.0
-
-
-class LocalRendezvous(RendezvousHandler):
-    """Rendezvous of a single agent: no peers, no host names, and a new port for every start."""
-
-    def __init__(self) -> None:
-        self.round = -1
-        self._port = ReservedPort()
-
-    def get_backend(self) -> str:
-        """Return the backend's name, for torch's records."""
-        return "local"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Start the next round."""
-        self.round += 1
-        # Rank 0 serves the workers' store, not the agent: workers can then finish and save after the agent was killed.
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOCAL, self._port.renew(LOCAL)))
-
-    def is_closed(self) -> bool:
-        """Return False: it ends with the agent."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: there are no peers to notify."""
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0: no other node can join."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Return the run's name, for torch's records."""
-        return "samebits"
-
-    def shutdown(self) -> bool:
-        """Release the port."""
-        self._port.close()
-        return True
 
 
 class Agent(LocalElasticAgent):
@@ -103,6 +62,7 @@ class Agent(LocalElasticAgent):
         # Set while a restart was caused by a loss elsewhere: it counts only if no node was lost.
         self._is_uncounted = False
         self._has_announced = False
+        self._logs_before: list[int] = []
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
@@ -132,9 +92,14 @@ class Agent(LocalElasticAgent):
                 self._count_restart()
             if before and before != self._members:
                 size, num_nodes = worker_group.workers[0].world_size, len(self._members)
+                gone, new = before - self._members, self._members - before
                 self.supervisor.report(
                     f"continuing with {_count(size, 'process', 'es')} on {_count(num_nodes, 'node')}"
+                    + (f"; lost or left: {self._node_rendezvous.names(gone)}" if gone else "")
+                    + (f"; new: {self._node_rendezvous.names(new)}" if new else "")
                 )
+        # Workers open their logs once they have joined the world.
+        self._logs_before = self._log_times(worker_group)
         # Only now is it known whether a node was lost: the members of the round before and of this one differ.
         self._is_uncounted = self._has_announced = False
         # The agent passes (max_restarts - remaining restarts) to its workers as the restart count. This makes it the
@@ -144,6 +109,10 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         supervisor, rendezvous, processes = self.supervisor, self._node_rendezvous, self._processes()
         has_ended = any(process.exitcode is not None for process in processes.values())
+        is_undisturbed = not has_ended and supervisor.stop is None
+        # Once workers train, their connections report a loss: a silent launcher alone does not disturb them.
+        if rendezvous and rendezvous.lost and is_undisturbed and self._log_times(worker_group) == self._logs_before:
+            return self._continue_without(rendezvous, worker_group)
         # Workers that have stopped for a pause exit in order, which `poll` would take for a failure.
         if has_ended and supervisor.stop is None and rendezvous is not None and rendezvous.is_pause():
             return self._restart_in_new_round(worker_group)
@@ -198,6 +167,21 @@ class Agent(LocalElasticAgent):
             return result
         self.supervisor.report("the launcher of another node was killed, and its processes have stopped")
         return self._restart_in_new_round(worker_group)
+
+    def _continue_without(self, rendezvous: NodeRendezvous, worker_group: WorkerGroup) -> RunResult:
+        """Start a new round: a node is lost for which the workers of the others wait."""
+        text = f"{rendezvous.names(rendezvous.lost)} was lost while its processes joined"
+        if not self._waits_for_nodes:
+            fix = "Start the same command on all machines again, with --resume auto."
+            raise LaunchError(text, fix=f"{fix} --max-restarts 3 or --nodes MIN:MAX would wait or continue.")
+        self.supervisor.report(text)
+        super()._restart_workers(worker_group)
+        return RunResult(WorkerState.HEALTHY)
+
+    def _log_times(self, worker_group: WorkerGroup) -> list[int]:
+        log = self.supervisor.log
+        paths = [log.with_name(f"rank-{worker.global_rank}.log") for worker in worker_group.workers] if log else []
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
     def _restart_in_new_round(self, worker_group: WorkerGroup) -> RunResult:
         self._restart_workers(worker_group)

@@ -20,10 +20,11 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, no_shared_memory
 from samebits.launch import forkserver
-from samebits.launch.agent import LOCAL, Agent, LocalRendezvous
+from samebits.launch.agent import Agent
 from samebits.launch.crew.crew import Crew, CrewSupervisor
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.run_node import run_node
+from samebits.launch.local_rendezvous import LOCAL, LocalRendezvous
 from samebits.launch.nodes import auth
 from samebits.launch.nodes.rendezvous import EndedOnOtherNode, NodeRendezvous
 from samebits.launch.supervisor import StopRequested, Supervisor

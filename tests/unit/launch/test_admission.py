@@ -12,7 +12,7 @@ from torch.distributed import DistNetworkError, HashStore
 
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, clocks
+from samebits.launch.nodes import admission, auth, clocks
 from samebits.launch.nodes.rendezvous import NodeRendezvous
 from samebits.launch.shared_settings import shared_settings
 from tests.runs import own_port
@@ -49,6 +49,27 @@ def test_machines_without_a_shared_disk_have_the_folder_at_one_path(store: HashS
     admission.publish(store, nodes(tmp_path / "run"))
     (tmp_path / "run").rmdir()
     admission.check(store, nodes(tmp_path / "run"))
+
+
+def test_a_relative_folder_may_be_given_in_different_working_folders(
+    store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    admission.publish(store, nodes(Path("runs/two")))
+    monkeypatch.chdir(tmp_path / "b")
+    admission.check(store, nodes(Path("runs/two")))
+    assert "run folder: " in refused(store, nodes(Path("../b/runs/two")))
+    # Without SAMEBITS_KEY, the key is in the run folder, which is another one.
+    monkeypatch.delenv("SAMEBITS_KEY", raising=False)
+    monkeypatch.setattr(auth, "GREETING_S", 0.2)
+    _, file = auth.exchange_key(store, nodes(tmp_path / "a" / "runs" / "two"))
+    with pytest.raises(LaunchError, match="cannot prove that it belongs to the run") as caught:
+        auth.find_key(store, nodes(Path("runs/two")))
+    assert "the working folders differ" in caught.value.slots["cause"]
+    assert file is not None
+    file.remove()
 
 
 def test_what_differs_is_named(store: HashStore, tmp_path: Path) -> None:

@@ -9,21 +9,27 @@ import pytest
 from torch.distributed import HashStore
 
 from samebits.cluster.signed import Seal, SignedStore
+from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes.rank_claims import absent, claim, release
+from samebits.launch.nodes.rank_claims import claim, missing, release
 
 
 def a_store() -> SignedStore:
     return SignedStore(HashStore(), Seal("a secret of the test", "run"))
 
 
+def nodes(size: int, rank: int | None = 0) -> RendezvousConfig:
+    return RendezvousConfig(ProcessRange(size, size), "127.0.0.1:1", "run", 10.0, 1.0, 10.0, rank=rank)
+
+
 def test_unclaimed_ranks_are_known() -> None:
     store = a_store()
     claim(store, 1, 3)
-    assert absent(store, 3) == [0, 2]
+    assert missing(store, nodes(3)) == "missing node ranks 0 2"
+    assert missing(store, nodes(3, None)) == ""
     claim(store, 0, 3)
     release(store, 1)
-    assert absent(store, 3) == [1, 2]
+    assert missing(store, nodes(3)) == "missing node ranks 1 2"
 
 
 def test_a_rank_that_another_machine_has_is_refused_with_both_names() -> None:
@@ -53,6 +59,6 @@ def test_a_forged_claim_does_not_count() -> None:
         store = a_store()
         store.store.set("node/0", forged)
         store.store.set("num_nodes", forged)
-        assert absent(store, 2) == [0, 1]
+        assert missing(store, nodes(2)) == "missing node ranks 0 1"
         claim(store, 0, 2)
         assert store.get("node/0") == [socket.gethostname(), os.getpid()]

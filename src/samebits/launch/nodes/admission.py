@@ -27,7 +27,7 @@ from samebits.cluster.address import port_holder, split_endpoint
 from samebits.cluster.signed import peek
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, cannot_make
-from samebits.launch.nodes import clocks
+from samebits.launch.nodes import clocks, waiting
 
 # How long the server may take from opening its port to writing the record.
 RECORD_S = 5.0
@@ -112,6 +112,12 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
     return is_first
 
 
+def report_refusal(store: Store, note: str) -> None:
+    """Report to the launchers of the run that this one was refused; a store of another program is left unchanged."""
+    if note and peek(store, OWNER) is not None:
+        store.set(waiting.REFUSED, note)
+
+
 def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:
     """Return the differences between two launchers' records, one line each, at most five.
 
@@ -151,6 +157,7 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
         "pid": os.getpid(),
         "user": user,
         "folder": str(folder),
+        "typed": str(nodes.folder or ""),
         "inode": inode,
         "shared": shared,
     }
@@ -185,14 +192,21 @@ def read_record(text: str | bytes) -> dict[str, Any] | None:
         found = json.loads(text)
         shared = {str(name): str(value) for name, value in found["shared"].items()}
         named = {name: _printable(str(found[name])) for name in ("run", "host", "pid", "user", "folder")}
-        return {**named, "inode": int(found["inode"]), "shared": shared}
+        typed = str(found.get("typed", ""))
+        return {**named, "typed": typed, "inode": int(found["inode"]), "shared": shared}
     # Anything may be in the store of another program. RecursionError: deeply nested JSON.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def _is_same_folder(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
-    return bool(theirs["folder"] == mine["folder"] or theirs["inode"] == mine["inode"] != 0)
+    # Without a shared disk, the same command with a relative path may be typed in different working folders. Whether
+    # the launchers belong together is then a question of the key, which `auth.find_key` answers.
+    return bool(
+        theirs["folder"] == mine["folder"]
+        or theirs["inode"] == mine["inode"] != 0
+        or theirs["typed"] == mine["typed"] != ""
+    )
 
 
 def _printable(text: str) -> str:

@@ -144,7 +144,8 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     raise LaunchError(
         f"node {socket.gethostname()} cannot prove that it belongs to the run at {nodes.endpoint}",
         where=problem,
-        cause="the run folder is not on a disk that the machines share, or another run uses that address",
+        cause="the run folder is not on a disk that the machines share, the working folders differ, or another run "
+        "uses that address",
         fix=f"On all machines, export {KEY} with the same output of: openssl rand -hex 32\n"
         "Or start all from one machine (samebits train --hosts A,B), or choose another port.",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 
+from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
+from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.scratch import is_running
 
@@ -53,9 +54,10 @@ def release(store: SignedStore, rank: int) -> None:
     store.store.delete_key(_key(rank))
 
 
-def absent(store: SignedStore, num_nodes: int) -> Sequence[int]:
-    """Return the node ranks that no launcher has claimed."""
-    return [rank for rank in range(num_nodes) if store.get(_key(rank)) is None]
+def missing(store: SignedStore, nodes: RendezvousConfig) -> str:
+    """Return which node ranks no launcher has claimed, for users; empty if the user has not assigned node ranks."""
+    absent = [rank for rank in range(nodes.size.most) if nodes.rank is not None and store.get(_key(rank)) is None]
+    return f"missing node {ranks_text(absent)}" if absent else ""
 
 
 def _key(rank: int) -> str:

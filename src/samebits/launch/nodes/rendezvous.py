@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -40,12 +40,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from samebits.cluster.address import ReservedPort, address_towards, split_endpoint
-from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.store import open_for_nodes
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, auth, clocks, rank_claims
+from samebits.launch.nodes import admission, auth, clocks, rank_claims, waiting
 from samebits.launch.nodes.node_ranks import assign_node_ranks
 from samebits.launch.nodes.state import StateInStore
 from samebits.launch.nodes.store_calls import ANSWER_S, StoreCalls
@@ -89,6 +88,7 @@ class NodeRendezvous(RendezvousHandler):
     def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], report: Callable[[str], None]) -> None:
         self.nodes, self._calls = nodes, StoreCalls(nodes, check, report)
         self.members: frozenset[Any] = frozenset()
+        self.lost: frozenset[Any] = frozenset()  # members that have left this round, or sent no heartbeat in time
         self._store, self.serves = self._calls.wait(
             lambda: open_for_nodes(nodes, report), nodes.join_timeout_s + ANSWER_S
         )
@@ -103,7 +103,9 @@ class NodeRendezvous(RendezvousHandler):
             self.store = SignedStore(run, auth.nodes_seal(self.key, nodes))
             if (rank := nodes.rank) is not None:
                 self._calls.wait(lambda: rank_claims.claim(self.store, rank, nodes.size.most), ANSWER_S)
-        except BaseException:
+        except BaseException as error:
+            note = waiting.as_note(error)
+            self._calls.query(lambda: admission.report_refusal(self._store, note))
             self._clean_up()
             raise
         self._round_store: SignedStore | None = None
@@ -119,9 +121,9 @@ class NodeRendezvous(RendezvousHandler):
             keep_alive_interval=nodes.node_timeout_s / HEARTBEATS,  # type: ignore[arg-type]  # it makes a timedelta
             keep_alive_max_attempt=HEARTBEATS,
         )
+        self._calls.query(lambda: waiting.publish_host(self.store, nodes.endpoint))
         self._lock = threading.Lock()  # torch's handler is not thread-safe
-        self._num_waiting = 0
-        self._is_watched = False
+        self._num_waiting, self._is_watched = 0, False
 
     def _agree_on_key(self, run: Store, is_first: bool) -> str:
         def agree() -> str:
@@ -168,19 +170,20 @@ class NodeRendezvous(RendezvousHandler):
         except RendezvousClosedError:
             raise self._ended() from None
         except RendezvousTimeoutError:
-            missing = self._missing()
             raise LaunchError(
                 f"gave up waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}",
-                given=f"missing {missing}" if missing else None,
+                given=self._missing(),
                 where=f"after {self.nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+                cause=self._calls.query(lambda: waiting.read_refusal(self._store)),
                 fix="Start the same command on the missing machines.",
             ) from None
         except dist.DistStoreError:
             raise  # no answer: a node was lost after it had joined
         except (RendezvousError, dist.DistError):
             raise self._calls.lost_store("the connection is broken") from None
-        self.members = frozenset(self._inner._state_holder.state.participants)
-        self._num_waiting = 0
+        with self._lock:
+            self.members, self.lost = frozenset(self._inner._state_holder.state.participants), frozenset()
+            self._num_waiting = 0
         if not self._is_watched:
             self._is_watched = True
             threading.Thread(target=self._count_waiting, name="rendezvous-watch", daemon=True).start()
@@ -281,20 +284,17 @@ class NodeRendezvous(RendezvousHandler):
             time.sleep(1.0)
             with suppress(RendezvousError, dist.DistError), self._lock:
                 self._num_waiting = self._inner.num_nodes_waiting()
+                self.lost = self.members - self._inner._state_holder.state.participants.keys()
 
-    def _state(self) -> str:
-        joined = sorted(node.addr for node in self._inner._state_holder.state.participants)
-        have = "has" if len(joined) == 1 else "have"
-        missing = self._missing()
-        return (
-            f"waiting for {self.nodes.size.least} nodes at {self.nodes.endpoint}: {len(joined)} {have} joined"
-            + (f" ({', '.join(joined[:8])}{' …' if len(joined) > 8 else ''})" if joined else "")
-            + (f", missing {missing}" if missing else "")
-        )
+    def names(self, nodes: Collection[Any]) -> str:
+        """Return the names of nodes in one line; empty if the store does not answer."""
+        return self._calls.query(lambda: waiting.node_names(self.store, nodes)) or ""
 
-    def _missing(self) -> str:
-        """Return the node ranks that have not joined, if the user assigned node ranks; otherwise an empty text."""
-        if self.nodes.rank is None:
-            return ""
-        absent = self._calls.query(lambda: rank_claims.absent(self.store, self.nodes.size.most))
-        return f"node {ranks_text(absent)}" if absent else ""
+    def _state(self, waited_s: float) -> str:
+        state = self._inner._state_holder.state
+        what = waiting.describe_wait(self.nodes, state, self.members, self.names([*state.participants]), waited_s)
+        refused = self._calls.query(lambda: waiting.read_refusal(self._store))
+        return "\n  ".join(filter(None, [what, self._missing(), refused]))
+
+    def _missing(self) -> str:  # node ranks, if the user has assigned them
+        return self._calls.query(lambda: rank_claims.missing(self.store, self.nodes)) or ""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
+from samebits.cluster.timeout import REPORT_EVERY_S, call_with_timeout
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.open_files import out_of_files
@@ -47,13 +47,13 @@ class StoreCalls:
         except (RendezvousError, dist.DistError, TimeoutError):
             return None
 
-    def wait(self, call: Callable[[], T], limit_s: float, state: Callable[[], str] | None = None) -> T:
+    def wait(self, call: Callable[[], T], limit_s: float, state: Callable[[float], str] | None = None) -> T:
         """Return the result of a long call; meanwhile `check` runs, and the state is reported.
 
         Args:
             call: The call.
             limit_s: Deadline, seconds.
-            state: Returns what is being waited for, for the log; None: do not log.
+            state: Returns what is being waited for, for the log, after so many seconds; None: do not log.
 
         Raises:
             LaunchError: No answer within the deadline.
@@ -66,8 +66,7 @@ class StoreCalls:
             if state is not None and waited_s >= next_report_s:
                 # Doubled up to a minute: a machine may be missing for hours, and its log should stay short.
                 next_report_s += min(next_report_s, 60.0)
-                left = as_clock(self._nodes.join_timeout_s - waited_s)
-                self._report(f"{state()}, {waited_s:.0f} s\n  giving up in {left} (cluster.join_timeout_s)")
+                self._report(state(waited_s))
 
         try:
             return call_with_timeout(call, limit_s, tick)
