@@ -19,7 +19,7 @@ FOLDERS = {
         "config": 1_940,
         "data": 4_710,  # lost data in JPEG files, 12-bit values, files left out
         "engine": 4_370,  # comments at traps
-        "launch": 5_070,
+        "launch": 5_130,  # names nodes that are waited for, lost or refused
         "metrics": 940,
         "module": 740,  # runs a model on shapes to find batch norm over one value
         "optim": 410,
@@ -27,7 +27,7 @@ FOLDERS = {
         "parallel": 4_220,
         "provenance": 1_650,  # weights and best.json are compared with the statement by each command
         "report": 2_740,  # comments at traps
-        "storage": 2_230,
+        "storage": 2_300,  # names nodes that are waited for, lost or refused
         "watchdog": 430,
     },
     # Commands that look at a run or its parts. Target: 9,000.

@@ -11,6 +11,7 @@ The commit protocol:
     rename   step-000230 -> .step-000230.PID.partial-old    only if this step was saved before
              .step-000230.PID.partial -> step-000230    atomic: this is the commit
              checkpoints/                               fsync of the folder: the rename is on disk
+    return   files of the user's in the old folder go back into the new one, under the paths that they had
     prune    .step-000230.PID.partial-old, then checkpoints beyond `keep`: renamed away, then deleted
 
 A crash or power cut at any point leaves each earlier checkpoint whole, and a folder under a final name is complete. If
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,9 @@ from torch import Tensor
 
 from samebits.errors import CheckpointError, cannot_write
 from samebits.scratch import remove_named
+from samebits.storage.foreign_files import give_back, is_checkpoint, is_foreign, take_name
 from samebits.storage.manifest import (
+    FILES,
     FORMAT,
     MANIFEST,
     MAX_STATE_BYTES,
@@ -49,7 +53,7 @@ from samebits.storage.run_folder import sync_folder, write_atomically
 from samebits.storage.tensor_file import write_tensors
 from samebits.version import __version__
 
-FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
+_PARTIAL = re.compile(r"\.(step-\d+)\.\d+\.partial(-old)?")
 BEST = "best.json"
 T = TypeVar("T")
 # Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
@@ -131,10 +135,10 @@ def write(
         sync_folder(partial)
         # A rename cannot replace a folder that is not empty, so the old one gives up its name first. A crash between
         # the two renames loses this step's checkpoint only; the ones before it remain.
-        old = _take_name(target)
+        old = take_name(target)
         partial.rename(target)  # the commit
         sync_folder(folder)
-        remove_named(old, FILES)  # only after the commit; `clean` removes what a crash here leaves
+        give_back(old, target)  # only after the commit; `clean` does the same for what a crash here leaves
     except OSError as error:
         remove_named(partial, FILES)
         raise cannot_write(target, error) from None
@@ -156,20 +160,21 @@ def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def discard(target: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a crash never leaves a partly deleted one under its name."""
-    remove_named(_take_name(target), FILES)
+    remove_named(take_name(target), FILES)
 
 
 def clean(folder: Path) -> None:
     """Remove partial checkpoints of killed processes. Only for the process that holds the run folder's lock."""
     for partial in folder.glob(".step-*.partial*"):
-        remove_named(partial, FILES)
+        if (match := _PARTIAL.fullmatch(partial.name)) is not None:
+            give_back(partial, folder / match[1])
 
 
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, in ascending order."""
-    # A user's own folder, such as step-000230-copy, has no number: it is neither read nor pruned.
-    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir())
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    # A user's own folder, such as step-000230-copy or one of notes: it is neither read nor pruned.
+    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if is_checkpoint(path))
+    return sorted(int(number) for number in numbers)
 
 
 def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) -> None:
@@ -182,7 +187,8 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
         keep: Number of checkpoints to keep.
         is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
     """
-    for older in [number for number in steps(folder) if number <= step][:-keep]:
+    own = [number for number in steps(folder) if number <= step and not is_foreign(folder / name_of(number), number)]
+    for older in own[:-keep]:
         if not is_kept(older):
             discard(folder / name_of(older))
 
@@ -290,11 +296,3 @@ def _write(path: Path, content: bytes) -> tuple[int, str]:
         file.flush()
         os.fsync(file.fileno())
     return len(content), sha256_of(content)
-
-
-def _take_name(target: Path) -> Path:
-    """Rename a checkpoint to a name that no reader looks for; return that name, also if there is no checkpoint."""
-    nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
-    if target.exists():
-        target.rename(nameless)
-    return nameless

@@ -14,6 +14,7 @@ from samebits.errors import CheckpointError
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 1024 * 1024
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 _EARLIER = "Use an earlier checkpoint, or copy this one again from its source."
 
 

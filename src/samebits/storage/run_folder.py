@@ -16,6 +16,7 @@ from typing import Any
 from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 from samebits.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
 from samebits.scratch import partial_path, remove_named, sweep_partials
+from samebits.storage.foreign_files import is_checkpoint, is_own_log
 from samebits.storage.run_entries import check_entries
 from samebits.storage.run_lock import LOCK, RunLock, is_lock
 
@@ -121,9 +122,7 @@ class RunFolder:
     @property
     def has_checkpoints(self) -> bool:
         """Whether there is a checkpoint to resume from, damaged or not."""
-        return any(
-            path.is_dir() and path.name.removeprefix("step-").isdecimal() for path in self.checkpoints.glob("step-*")
-        )
+        return any(map(is_checkpoint, self.checkpoints.glob("step-*")))
 
     @property
     def weights(self) -> Path:
@@ -227,6 +226,7 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
     is_resumed = resume == "auto" and has_checkpoints and (path / "config.yaml").is_file()
     if not is_run and not is_resumed:
         found = [name for name in _WRITTEN if os.path.lexists(path / name) and not _is_empty_folder(path / name)]
+        found += [f"logs/{log.name}" for log in sorted((path / "logs").glob("*")) if not is_own_log(log)]
         if found:
             raise CheckpointError(
                 f"{path} is no run folder, and a run would overwrite {', '.join(found)} in it", fix=_ANOTHER
@@ -270,7 +270,7 @@ def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -
         raise cannot_write_result(path, error) from None
     if os.path.lexists(path) and not is_own(path):
         raise CheckpointError(
-            f"{path} already exists, and this command did not write it", fix="Remove it, or give another path."
+            f"{path} already exists, and this command did not write it as it is", fix="Remove it, or give another path."
         )
 
 

@@ -93,6 +93,21 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     assert "<polyline" not in page
 
 
+@pytest.mark.parametrize(
+    "edit", [("</title>", " edited</title>"), ("</html>", "</html><!-- mine -->"), ("-->\n", "-->\nmine")]
+)
+def test_a_page_that_the_user_has_edited_is_not_replaced(
+    edit: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page = make_run(tmp_path / "a"), tmp_path / "page.html"
+    assert run_command(["report", str(run), "--out", str(page)]) == 0
+    edited = edit[1].join(page.read_text().rsplit(edit[0], 1))
+    page.write_text(edited)
+    assert run_command(["report", str(run), "--out", str(page)]) == 5
+    assert "did not write it as it is" in capsys.readouterr().err
+    assert page.read_text() == edited
+
+
 def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

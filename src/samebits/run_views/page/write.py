@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+from samebits.config.plain_file import read_plain
 from samebits.errors import CheckpointError, cannot_write_result
-from samebits.run_views.files import read_part
-from samebits.run_views.page.build import GENERATOR
 from samebits.storage.run_folder import check_target, write_atomically
 
-_HEAD_BYTES = 2048
+_MARK = b"<!-- samebits page, sha256 "
 
 
 def check_page(path: Path) -> None:
@@ -22,9 +22,18 @@ def check_page(path: Path) -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file is a page that Samebits wrote."""
-    head = read_part(path, _HEAD_BYTES, is_end=False)
-    return not path.is_symlink() and head.startswith(b"<!doctype html>") and f'content="{GENERATOR} '.encode() in head
+    """Return whether a file is a page that Samebits wrote and the user has not edited: it ends with its SHA-256."""
+    try:
+        if path.is_symlink():
+            return False
+        content, _, last = read_plain(path).rpartition(_MARK)
+    except OSError:
+        return False
+    return last == _end_of(content).removeprefix(_MARK)
+
+
+def _end_of(content: bytes) -> bytes:
+    return _MARK + hashlib.sha256(content).hexdigest().encode() + b" -->\n"
 
 
 def write_page(page: str, path: Path) -> None:
@@ -35,7 +44,8 @@ def write_page(page: str, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, page.encode())
+        content = page.encode()
+        write_atomically(path, content + _end_of(content))
     except OSError as error:
         raise cannot_write_result(path, error) from None
     except CheckpointError as error:
