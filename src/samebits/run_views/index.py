@@ -21,14 +21,14 @@ from samebits.run_views.state import newest_write
 from samebits.run_views.summary import FILES, RunSummary, read_summary
 from samebits.storage.run_folder import write_atomically
 from samebits.storage.run_lock import LOCK
-from samebits.storage.run_path import check_version, no_run
+from samebits.storage.run_path import check_version, is_published, no_run
 from samebits.version import __version__
 
 MAX_RUNS = 100_000
 _MAX_DEPTH = 3  # runs/sweep/trial
 _MAX_CACHE_BYTES = 512 * 1024 * 1024
 _SETTLED_S = 300.0
-_FORMAT = 1
+_FORMAT = 2
 # Beside config.yaml, which other programs write too.
 _MARKS = frozenset({"environment.json", "metrics.jsonl", "result.json", "checkpoints", LOCK})
 
@@ -52,7 +52,8 @@ def find_runs(folder: Path) -> list[Path]:
 
 def is_run(folder: Path, names: list[str]) -> bool:
     """Return whether a folder with these entries is a run folder."""
-    return ("config.yaml" in names and not _MARKS.isdisjoint(names)) or (LOCK in names and "logs" in names)
+    has_mark = "config.yaml" in names and not _MARKS.isdisjoint(names)
+    return (has_mark and not is_published(names)) or (LOCK in names and "logs" in names)
 
 
 def check_run(run: Path) -> None:

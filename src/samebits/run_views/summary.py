@@ -101,10 +101,7 @@ def read_summary(run: Path) -> RunSummary:
     _add_best(found, read_object(run / "checkpoints" / "best.json", 1 << 16))
     if result:
         _add_result(found, result)
-    if not result or not found.metrics:
-        _add_records(found)
-    elif (epochs := number(found.settings.get("epochs"))) is not None:
-        found.epoch = epochs
+    _add_records(found, is_complete=bool(result))
     found.monitor = found.monitor or next((name for name in found.metrics if name != "loss"), "")
     found.state, found.reason = state_of(run, is_complete=bool(result))
     return found
@@ -154,35 +151,39 @@ def _add_result(found: RunSummary, result: dict[str, Any]) -> None:
     found.weights_sha256 = text(result.get("weights_sha256"))[:64]
 
 
-def _add_records(found: RunSummary) -> None:
-    """Add step, loss, time and metrics from the last records."""
+def _add_records(found: RunSummary, *, is_complete: bool) -> None:
+    """Add step, epoch, loss and time from the last records, and metrics that the result does not have."""
     for num_bytes in _TAIL_BYTES:
         train, evaluation = _last_records(found.path / RECORDS, num_bytes)
-        if evaluation:
+        if train and evaluation:
             break
-    for record in (evaluation, train):
-        step, epoch = count(record.get("step")), number(record.get("epoch")) or 0.0
-        if step > found.step:
-            found.step, found.epoch = step, epoch
-            epochs = number(found.settings.get("epochs")) or 0.0
-            found.num_steps = count(round(step / epoch * epochs)) if epoch > 0 and step / epoch < 1e15 else 0
+    last = max(evaluation, train, key=lambda record: count(record.get("step")))
+    step, epoch = count(last.get("step")), number(last.get("epoch")) or 0.0
     found.train_loss = number(train.get("loss"))
     found.took_s = number(train.get("seconds")) if found.took_s is None else found.took_s
     found.metrics = found.metrics or {
         name: value for name, value in numbers(evaluation).items() if name not in _NO_METRICS
     }
+    found.epoch = epoch
+    if not is_complete:
+        epochs, limit = number(found.settings.get("epochs")) or 0.0, count(found.settings.get("max_steps"))
+        found.step = step
+        found.num_steps = count(round(step / epoch * epochs)) if epoch > 0 and step / epoch < 1e15 else limit
+        found.num_steps = min(found.num_steps, limit) if limit else found.num_steps
+    elif not last:
+        found.epoch = number(found.settings.get("epochs")) or 0.0
 
 
 def _last_records(path: Path, num_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the last record of a step and of an evaluation within the end of a file; empty if there is none."""
-    train: dict[str, Any] = {}
+    last: dict[str, dict[str, Any]] = {"train": {}, "eval": {}}
     # The last line may be half written, and the first one is cut off.
     for line in reversed(read_part(path, num_bytes, is_end=True).split(b"\n")[:-1]):
         with suppress(ValueError):
             record = parse_json(line)
             kind = record.get("kind") if isinstance(record, dict) else None
-            if kind == "eval":
-                return train, record
-            if kind == "train" and not train:
-                train = record
-    return train, {}
+            if kind in last and not last[kind]:
+                last[kind] = record
+        if all(last.values()):
+            break
+    return last["train"], last["eval"]

@@ -42,7 +42,7 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
         return text
     head = tail = ""
     for index in range(len(text)):
-        grown = (head + text[index], tail) if index % 2 == 0 else (head, text[-(index // 2 + 1)] + tail)
+        grown = (head + text[index // 2], tail) if index % 2 == 0 else (head, text[-(index // 2 + 1)] + tail)
         if cell_len("".join(grown)) + cell_len(ellipsis) > width:
             break
         head, tail = grown

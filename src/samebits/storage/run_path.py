@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from samebits.config.plain_file import parse_json, read_plain
 from samebits.errors import CheckpointError
 
 _MAX_BYTES = 1024 * 1024
+_PUBLISHED = frozenset({"config.json", "model.safetensors", "README.md"})
 _SHOWN = 5  # runs, in an error
 
 
@@ -48,6 +51,14 @@ def has_present_version(path: Path) -> bool:
     return not isinstance(packages, dict) or not packages or "samebits" in packages
 
 
+def is_published(names: Collection[str]) -> bool:
+    """Return whether a folder with these entries is a model that `samebits push` published.
+
+    It has the settings and the result of a run, and is none: its weights have another name.
+    """
+    return not _PUBLISHED.difference(names) and "weights.safetensors" not in names
+
+
 def no_run(path: Path) -> CheckpointError:
     """Make the error for a path that is no run folder, with runs inside it or nearby."""
     runs = runs_in(path) or runs_in(path.parent) or runs_in(Path("runs"))
@@ -60,5 +71,12 @@ def no_run(path: Path) -> CheckpointError:
 
 def runs_in(folder: Path) -> list[str]:
     """Return the newest run folders in a folder."""
-    found = sorted(filter(os.path.isfile, folder.glob("*/config.yaml")), key=os.path.getmtime)
+    found = [path for path in folder.glob("*/config.yaml") if path.is_file() and not is_published(_names(path.parent))]
+    found.sort(key=os.path.getmtime)
     return [str(file.parent) for file in found[-_SHOWN:]]
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from samebits.errors import ConfigError
 from samebits.run_views import index
 from samebits.run_views.select import parse_condition, select
 from samebits.run_views.summary import RunSummary
+from samebits.run_views.table import cut
 from tests.runs import SAMEBITS, environment
-from tests.unit.run_views.folders import launcher_line, log_line, make_run, own_lock
+from tests.unit.run_views.folders import launcher_line, log_line, make_run, own_lock, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,58 @@ def test_a_run_is_done_stopped_failed_or_running(tmp_path: Path) -> None:
     assert found["raised"].reason == "rank 0 ended by ValueError: ValueError: no"
     assert "4194305" in found["killed"].reason
     assert (found["running"].step, found["running"].num_steps) == (50, 150)
+
+
+def test_a_run_has_the_epoch_and_the_training_loss_of_its_last_step_in_each_state(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/done")
+    make_run(tmp_path / "runs/stopped", done_epochs=1)
+    early = make_run(tmp_path / "runs/early", done_epochs=2)
+    write_result(early, 2, 0.9)  # ended before the epochs of its settings
+    found = {run.name: (run.epoch, round(run.train_loss or 0, 3)) for run in by_name(tmp_path / "runs").values()}
+    assert found == {"done": (3.0, 0.05), "stopped": (1.0, 1.583), "early": (2.0, 0.817)}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("3", 3), ("120", 120), ("9000", 150), ("null", 150)])
+def test_max_steps_limits_the_steps_of_a_run_that_is_not_complete(tmp_path: Path, limit: str, expected: int) -> None:
+    run = make_run(tmp_path / "runs/a", done_epochs=1)
+    with (run / "config.yaml").open("a") as file:
+        file.write(f"max_steps: {limit}\n")
+    assert by_name(tmp_path / "runs")["a"].num_steps == expected
+
+
+def test_a_published_model_is_no_run_and_no_command_proposes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run", "pushed", "pulled"):
+        make_run(tmp_path / "runs" / name)
+    for name in ("pushed", "pulled"):
+        run = tmp_path / "runs" / name
+        for entry in ("environment.json", "metrics.jsonl", "run.lock", "config.diff.yaml"):
+            (run / entry).unlink()
+        for entry in ("checkpoints", "logs"):
+            shutil.rmtree(run / entry)
+        for entry in ("README.md", "config.json", "model.safetensors" if name == "pushed" else "weights.safetensors"):
+            (run / entry).touch()
+    assert by_name(tmp_path / "runs").keys() == {"run", "pulled"}
+    assert run_command(["report", str(tmp_path / "runs/pushed")]) != 0
+    assert "runs/pushed," not in capsys.readouterr().err.split("fix")[1]
+    for entry in ("README.md", "config.json", "model.safetensors"):  # an export beside a card of the user's own
+        (tmp_path / "runs/run" / entry).touch()
+    (tmp_path / "runs/run/weights.safetensors").touch()
+    assert by_name(tmp_path / "runs").keys() == {"run", "pulled"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("abcdefghijklmnop", "abcd…nop"),
+        ("\\x1b[31mred\\x1b[0m", "\\x1b…[0m"),
+        ("模型模型模型模型", "模型…型"),
+        ("abcdefgh", "abcdefgh"),
+    ],
+)
+def test_a_long_name_keeps_its_beginning_and_its_end(text: str, shown: str) -> None:
+    assert cut(text, 8) == shown
 
 
 def test_a_silent_run_of_another_host_counts_as_failed_after_an_hour(tmp_path: Path) -> None:
