@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +11,13 @@ from typing import Any
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
+from samebits.run_views.files import shorten
 from samebits.run_views.history import RunHistory
 
 MISSING = "-"
+_MAX_LEGEND = 3  # settings in a legend
+# Each run hashes a few samples that its seed chooses, read with a key that its seed determines.
+_SAMPLE = re.compile(r"(.+ )?sample \d+")
 SECTIONS = ("settings", "other settings", "metrics", "time", "environment", "code and data", "result")
 
 
@@ -42,6 +47,23 @@ class Comparison:
         """Return the values of a section."""
         return [row for row in self.rows if row.section == name]
 
+    @property
+    def letters(self) -> list[str]:
+        """A letter for each run."""
+        return [chr(ord("a") + index) if index < 26 else "*" for index in range(len(self.runs))]
+
+    @property
+    def legends(self) -> list[str]:
+        """A letter for each run, with the settings that differ; with the name if there are none, or too many."""
+        rows = sorted(self.section("settings"), key=lambda row: row.name == "seed")
+        names = [run.name for run in self.runs]
+        if 0 < len(rows) <= _MAX_LEGEND:
+            names = [
+                " ".join(f"{row.name}={shorten(row.values[index], 24)}" for row in rows)
+                for index in range(len(self.runs))
+            ]
+        return [f"{letter} {name}" for letter, name in zip(self.letters, names, strict=True)]
+
     def to_plain(self) -> dict[str, Any]:
         """Return the comparison as plain JSON."""
         return {
@@ -67,7 +89,7 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
     rows += _metrics(runs)
     rows += _times(runs)
     rows += _differing("environment", [run.environment for run in runs])
-    rows += _differing("code and data", [{**run.code, **run.data} for run in runs])
+    rows += _without_samples(runs, _differing("code and data", [{**run.code, **run.data} for run in runs]))
     rows += [
         ComparedValue("result", "state", tuple(run.summary.state for run in runs)),
         ComparedValue("result", "weights sha256", tuple(run.summary.weights_sha256[:16] or MISSING for run in runs)),
@@ -147,6 +169,23 @@ def _differing(section: str, values: Sequence[dict[str, str]]) -> list[ComparedV
     names = dict.fromkeys(name for each in values for name in each)
     rows = [ComparedValue(section, name, tuple(each.get(name, MISSING) for each in values)) for name in names]
     return [row for row in rows if not row.is_equal]
+
+
+def is_sample(name: str) -> bool:
+    """Return whether a digest in a record is that of a single sample."""
+    return _SAMPLE.fullmatch(name) is not None
+
+
+def _without_samples(runs: Sequence[RunHistory], rows: Sequence[ComparedValue]) -> list[ComparedValue]:
+    """Leave out hashes of single samples, except for the first one that two runs with one seed read differently."""
+    seeds = [run.summary.settings.get("seed") for run in runs]
+
+    def differs(row: ComparedValue) -> bool:
+        pairs = {pair for pair in zip(seeds, row.values, strict=True) if pair[1] != MISSING}
+        return len(pairs) > len({seed for seed, _ in pairs})
+
+    first = next((row for row in rows if is_sample(row.name) and differs(row)), None)
+    return [row for row in rows if row is first or not is_sample(row.name)]
 
 
 def _json(value: Any, is_given: bool) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.run_views.compare import SECTIONS, Comparison
+from samebits.run_views.repeats import group_by_setting, seed_lines
 from samebits.run_views.table import STYLES, cut, one_line
 
 _MIN_VALUE, _MAX_VALUE, _MAX_NAME = 14, 44, 28
@@ -32,12 +33,10 @@ def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = Fa
         shown = range(start, min(start + num_fit, len(comparison.runs)))
         value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
         blocks.append(_table(comparison, shown, (first, value_width), "..." if is_ascii else "…"))
+    if groups := group_by_setting([run.summary for run in comparison.runs]):
+        lines = seed_lines(groups, width, is_ascii=is_ascii)
+        blocks += [Text(), Text(lines[0], "bold"), *map(Text, lines[1:])]
     return blocks
-
-
-def letters_of(num_runs: int) -> list[str]:
-    """Return a letter for each run."""
-    return [chr(ord("a") + index) if index < 26 else "*" for index in range(num_runs)]
 
 
 def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int], ellipsis: str) -> Table:
@@ -45,8 +44,10 @@ def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int]
     table.add_column(no_wrap=True, width=widths[0])
     for _ in shown:
         table.add_column(overflow="fold", width=widths[1])
-    letters = letters_of(len(comparison.runs))
-    heads = [cut(f"{letters[index]} {one_line(comparison.runs[index].name)}", widths[1], ellipsis) for index in shown]
+    heads = [
+        cut(f"{comparison.letters[index]} {one_line(comparison.runs[index].name)}", widths[1], ellipsis)
+        for index in shown
+    ]
     table.add_row("", *(Text(head, "bold") for head in heads))
     for section in SECTIONS:
         rows = comparison.section(section)

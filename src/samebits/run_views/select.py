@@ -102,12 +102,17 @@ def select(
     kept = [run for run in runs if all(condition.is_met(run) for condition in conditions)]
     key = sort or "started"
     is_metric = any(key in run.metrics for run in kept) or key == "best"
-    goes_down = (is_metric and not _LOWER_IS_BETTER.search(key)) != is_reversed
+    goes_down = (is_metric and not is_lower_better(key)) != is_reversed
     kept.sort(key=lambda run: run.name)
     present = [run for run in kept if value_of(run, key) is not None]
     # The sort is stable, so runs with equal values stay in the order of their names.
     present.sort(key=lambda run: _sortable(value_of(run, key)), reverse=goes_down)
     return present + [run for run in kept if value_of(run, key) is None]
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether lower values of a metric are better, by its name."""
+    return _LOWER_IS_BETTER.search(metric) is not None
 
 
 def _check_key(runs: Sequence[RunSummary], key: str) -> None:

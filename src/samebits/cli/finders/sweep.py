@@ -201,16 +201,19 @@ def _print(
     found: Sweep, folder: Path, console: Console, reasons: Mapping[str, str] | None = None, *, as_json: bool
 ) -> int:
     """Print the trials, best first; return the exit code."""
+    from samebits.run_views.repeats import group_by_setting, seed_lines
     from samebits.run_views.table import one_line, runs_table
     from samebits.sweeps.view import ranked, read_trials
 
     trials = read_trials(folder, found, reasons)
+    groups = group_by_setting([trial.summary for trial in trials])
     if as_json:
         content = {
             "sweep": str(folder),
             "metric": found.metric,
             "better": found.better,
             "trials": [trial.to_plain() for trial in trials],
+            "by_setting": [group.to_plain() for group in groups],
         }
         print(json_text(content))
         return 0
@@ -218,6 +221,8 @@ def _print(
     columns = table_columns()
     if rows:
         console.draw(runs_table(rows, folder, columns, found.keys, is_ascii=is_ascii_output()), wraps=False)
+    if groups:
+        console.say("\n".join(["", *seed_lines(groups, columns, is_ascii=is_ascii_output())]))
     failed = [run for run in rows if run.state == "failed" and run.reason]
     for run in failed[-3:]:
         console.say(f"{one_line(run.name)} failed: {one_line(run.reason)}")

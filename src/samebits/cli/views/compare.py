@@ -27,6 +27,7 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
     from samebits.run_views.compare import compare as compare_runs
     from samebits.run_views.history import read_history
     from samebits.run_views.index import check_run
+    from samebits.run_views.repeats import group_by_setting
 
     if not 2 <= len(runs) <= MAX_RUNS:
         raise ConfigError(
@@ -50,7 +51,8 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
 
         write_page(comparison_page(comparison), html)
     if as_json:
-        print(json_text(comparison.to_plain()))
+        groups = group_by_setting([run.summary for run in comparison.runs])
+        print(json_text({**comparison.to_plain(), "by_setting": [group.to_plain() for group in groups]}))
         return
     from samebits.run_views.compare_table import comparison_tables
 

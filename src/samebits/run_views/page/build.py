@@ -16,12 +16,12 @@ from markupsafe import Markup
 
 from samebits.report.format import clock, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
-from samebits.run_views.compare_table import letters_of
 from samebits.run_views.history import RunHistory
 from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
 from samebits.run_views.page.pictures import Budget
 from samebits.run_views.page.render import render
 from samebits.run_views.page.sections import run_values
+from samebits.run_views.repeats import TITLE, group_by_setting, seed_cells
 from samebits.run_views.summary import RunSummary
 from samebits.version import __version__
 
@@ -65,7 +65,8 @@ def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: S
         "rows": [(row.summary, _trial(row, names)) for row in rows],
         "best": f"Curves and values of the {len(runs)} best trials." if 1 < len(runs) < len(rows) else "",
     }
-    return _page(name, [], compare(runs) if len(runs) > 1 else None, sweep)
+    seeds = _seeds([row.summary for row in rows])
+    return _page(name, [], compare(runs) if len(runs) > 1 else None, {**sweep, "seeds": seeds})
 
 
 def _trial(row: SweepRow, names: Sequence[str]) -> list[str]:
@@ -81,21 +82,26 @@ def comparison_page(comparison: Comparison) -> str:
 
 def _compared(comparison: Comparison) -> dict[str, Any]:
     runs = comparison.runs
-    heads = [f"{letter} {run.name}" for run, letter in zip(runs, letters_of(len(runs)), strict=True)]
     curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(runs)[:8]]
     drawn = []
     for kind, name, title in [*curves, ("train", "loss", "Training loss"), ("train", "lr", "Learning rate")]:
         lines = [
-            ChartLine(run.curves.get(kind, name), head, index % NUM_COLORS, index >= NUM_COLORS)
-            for index, (run, head) in enumerate(zip(runs, heads, strict=True))
+            ChartLine(run.curves.get(kind, name), legend, index % NUM_COLORS, index >= NUM_COLORS)
+            for index, (run, legend) in enumerate(zip(runs, comparison.legends, strict=True))
         ]
         drawn.append(chart(title, name, lines, starts_at_zero=name == "lr"))
     return {
-        "heads": ["", *heads],
+        "heads": ["", *(f"{letter} {run.name}" for run, letter in zip(runs, comparison.letters, strict=True))],
         "num_equal": comparison.num_equal,
         "sections": {name: comparison.section(name) for name in SECTIONS},
         "charts": [each for each in drawn if each is not None],
+        "seeds": _seeds([run.summary for run in runs]),
     }
+
+
+def _seeds(runs: Sequence[RunSummary]) -> dict[str, Any] | None:
+    groups = group_by_setting(runs)
+    return {"title": f"By setting: {TITLE}", "cells": seed_cells(groups)} if groups else None
 
 
 def _page(
@@ -112,7 +118,7 @@ def _page(
         "page",
         title=title,
         runs=runs,
-        letters=letters_of(len(runs)),
+        letters=comparison.letters if comparison is not None else [],
         comparison=compared,
         sweep=sweep,
         generator=f"{GENERATOR} {__version__}",

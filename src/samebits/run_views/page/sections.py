@@ -6,7 +6,7 @@ from typing import Any
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
-from samebits.run_views.compare import metric_names, plain_text
+from samebits.run_views.compare import is_sample, metric_names, plain_text
 from samebits.run_views.curves import Curves
 from samebits.run_views.history import RunHistory, read_confusion
 from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
@@ -51,7 +51,8 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "trained": _trained(run),
         "environment": _environment(run),
         "hashes": {name: value for name, value in hashes.items() if value},
-        "digests": {**run.code, **run.data},
+        # Hashes of single samples are for `samebits diff`: no reader compares them.
+        "digests": {name: value for name, value in {**run.code, **run.data}.items() if not is_sample(name)},
         "changed": [name for name in settings if name in run.changed],
         "decisive": [name for name in settings if not is_free(name)],
         "free": [name for name in settings if is_free(name)],

@@ -1,0 +1,122 @@
+"""Means over seeds, hashes of samples in comparisons, and legends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from samebits.cli.main import run as run_command
+from samebits.run_views.compare import Comparison, compare
+from samebits.run_views.history import read_history
+from samebits.run_views.page.build import comparison_page
+from samebits.run_views.repeats import group_by_setting, seed_lines
+from samebits.run_views.summary import read_summary
+from tests.unit.run_views.folders import make_run
+
+
+def seeded(
+    run: Path, seed: int, *, lr: float = 0.1, top1: float = 0.9, more: str = "", done: int | None = None
+) -> Path:
+    make_run(run, lr=lr, top1=top1, done_epochs=done)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", f"seed: {seed}") + more)
+    return run
+
+
+def compared(*runs: Path) -> Comparison:
+    return compare([read_history(run) for run in runs])
+
+
+def test_runs_whose_settings_differ_only_in_the_seed_have_mean_deviation_and_number(tmp_path: Path) -> None:
+    values = {(0.1, 0): 0.5, (0.1, 1): 0.75, (0.1, 2): 1.0, (0.3, 0): 0.875}
+    runs = [seeded(tmp_path / f"{lr}-{seed}", seed, lr=lr, top1=top1) for (lr, seed), top1 in values.items()]
+    groups = group_by_setting([read_summary(run) for run in runs])
+    assert [(each.settings, each.seeds) for each in groups] == [
+        ({"optim.lr": 0.3}, [0]),
+        ({"optim.lr": 0.1}, [0, 1, 2]),
+    ]
+    assert groups[0].metrics["top1"] == (0.875, None)
+    assert groups[1].metrics == {"top1": (0.75, 0.25), "loss": (0.5, 0.0)}
+    assert seed_lines(groups, 80, is_ascii=True)[1:] == [
+        "optim.lr  n            top-1             loss",
+        "     0.3  1           87.50%           0.5000",
+        "     0.1  3  75.00% +- 25.00%  0.5000 +- 0.0000",
+    ]
+    assert max(map(len, seed_lines(groups, 30)[1:])) <= 30
+
+
+@pytest.mark.parametrize(
+    ("more", "done", "num_seeds"),
+    [
+        ("loader: {num_workers: 3}\n", None, 2),  # without effect on the result
+        ("data: {root: /other}\n", None, 0),
+        ("max_steps: 9000\n", None, 0),
+        ("", 1, 0),  # stopped: its last evaluation is another one
+    ],
+)
+def test_only_complete_runs_of_equal_settings_and_data_are_repeats(
+    tmp_path: Path, more: str, done: int | None, num_seeds: int
+) -> None:
+    first, other = seeded(tmp_path / "a", 0), seeded(tmp_path / "b", 1, done=done)
+    config = other / "config.yaml"
+    kept = [line for line in config.read_text().splitlines() if line.partition(":")[0] != more.partition(":")[0]]
+    config.write_text("\n".join(kept) + f"\n{more}")
+    groups = group_by_setting([read_summary(run) for run in (first, other)])
+    assert sum(len(group.seeds) for group in groups) == num_seeds
+
+
+def test_two_runs_of_one_seed_are_no_two_samples(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path / "a", 3), seeded(tmp_path / "b", 3), seeded(tmp_path / "c", 4)]
+    groups = group_by_setting([read_summary(run) for run in runs])
+    assert [group.seeds for group in groups] == [[3, 4]]
+    assert group_by_setting([read_summary(run) for run in runs[:2]]) == []
+
+
+def test_compare_and_its_page_show_means_and_curves_before_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(seeded(tmp_path / str(seed), seed, top1=0.5 + seed / 4)) for seed in range(2)]
+    assert run_command(["compare", *runs, "--html", str(tmp_path / "page.html")]) == 0
+    assert "n            top-1" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert page.index(">Curves<") < page.index("62.50% ± 17.68%") < page.index(">Values<")
+    assert run_command(["compare", *runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["by_setting"][0]["n"] == 2
+
+
+def write_samples(run: Path, digests: dict[str, str]) -> None:
+    content: object = {"data": digests}
+    for name in ("internalParameters", "buildDefinition", "predicate"):
+        content = {name: content}
+    (run / "provenance.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "digests", "shown"),
+    [
+        ((0, 1), ("a", "b"), []),  # each seed reads a sample with another key
+        ((0, 0), ("a", "a"), []),
+        ((0, 0), ("a", "b"), ["training sample 7"]),
+    ],
+)
+def test_hashes_of_samples_are_listed_only_if_one_seed_has_two(
+    tmp_path: Path, seeds: tuple[int, int], digests: tuple[str, str], shown: list[str]
+) -> None:
+    runs = [seeded(tmp_path / str(number), seed) for number, seed in enumerate(seeds)]
+    for number, (run, digest) in enumerate(zip(runs, digests, strict=True)):
+        own = {f"evaluation sample {number}": "c", f"sizes of the training files {number}": "d"}
+        write_samples(run, {"training sample 7": digest, "training sample 9": digest, **own})
+    names = [row.name for row in compared(*runs).section("code and data")]
+    assert [name for name in names if " sample " in name] == shown
+    assert len(names) == len(shown) + 2
+
+
+def test_legends_name_the_settings_that_differ_and_else_the_run(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path / name, seed, lr=lr) for name, seed, lr in (("x", 0, 0.1), ("y", 1, 0.1), ("z", 0, 0.3))]
+    assert compared(*runs).legends == ["a optim.lr=0.1 seed=0", "b optim.lr=0.1 seed=1", "c optim.lr=0.3 seed=0"]
+    assert compared(runs[0], runs[0]).legends == ["a x", "b x"]
+    wide = seeded(tmp_path / "w", 5, lr=0.9, more="max_steps: 7\nprecision2: bf16\n")
+    assert compared(runs[0], wide).legends == ["a x", "b w"]
+    assert ">b seed=1<" in comparison_page(compared(*runs[:2]))
