@@ -13,6 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from samebits.errors import ConfigError, cannot_write_result
 from samebits.report.fonts import Font, font_for
+from samebits.report.format import metric_value
 
 ByteArray = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
@@ -22,6 +23,7 @@ _EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
 _SOFTWARE = "samebits"  # metadata that marks a file as a drawing, which may be overwritten
 _MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
 _MAX_NAME_PX = 240
+_MAX_LINES = 3  # of each line of a caption
 
 
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
@@ -58,7 +60,7 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
             _draw_upright(image, (middle, top - 6), name, font)
         else:
             draw.text((middle, top - 8), name, _INK, font, anchor="ms")
-        share = f"{row[label] / total:.1%}" if total else "-"
+        share = metric_value("recall", row[label] / total) if total else "-"
         draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
         for prediction, count in enumerate(row):
             strength = count / total * (1 if prediction == label else 20) if total else 0.0
@@ -163,13 +165,18 @@ def _cut(text: str, font: Font, most_px: float) -> str:
 
 
 def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
-    """Break a text into at most two lines, at a space."""
-    if font.getlength(text) <= most_px:
-        return [text]
-    words = text.split(" ")
-    count = max((n for n in range(1, len(words)) if font.getlength(" ".join(words[:n])) <= most_px), default=1)
-    lines = [" ".join(words[:count]), " ".join(words[count:])]
-    return [_cut(line, font, most_px) for line in lines if line]
+    """Break each line of a text at spaces, and inside of words that are too long, into at most `_MAX_LINES` lines."""
+    lines: list[str] = []
+    for part in text.split("\n"):
+        rest, first = part.strip(), len(lines)
+        while len(lines) - first < _MAX_LINES - 1 and font.getlength(rest) > most_px:
+            count = max((n for n in range(1, len(rest)) if font.getlength(rest[:n]) <= most_px), default=1)
+            at = rest.rfind(" ", 0, count + 1)
+            at = at if at > 0 else count
+            lines.append(rest[:at].rstrip())
+            rest = rest[at:].lstrip()
+        lines.append(_cut(rest, font, most_px))
+    return [line for line in lines if line]
 
 
 def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from samebits.report.fonts import font_path_for
-from samebits.report.pictures import draw_confusion, draw_sheet
+from samebits.report.fonts import font_for, font_path_for
+from samebits.report.pictures import _in_lines, draw_confusion, draw_sheet
 
 
 def _colors(path: Path) -> set[tuple[int, ...]]:
@@ -55,6 +55,30 @@ def test_a_caption_stays_below_its_own_sample(caption: str, tmp_path: Path) -> N
     middle = margin_px + tile_px + gap_px // 2
     assert not _has_ink(tmp_path / "worst.png", (middle - 1, 60, middle + 1, 215))
     assert _has_ink(tmp_path / "worst.png", (margin_px, 168, margin_px + tile_px, 215))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("golden_retriever_of_the_east", "german_shepherd_of_the_west"),
+        ("a name of several words that are long", "another one of them, which is longer"),
+        ("x" * 200, "金毛寻回犬" * 20),
+    ],
+)
+def test_the_ground_truth_is_shown_below_a_long_prediction(names: tuple[str, str]) -> None:
+    font = font_for("".join(names), 16)
+    lines = _in_lines(f"prediction {names[0]},\nground truth {names[1]}", font, 120)
+    assert all(font.getlength(line) <= 120 for line in lines)
+    assert len(lines) <= 6
+    start = next(index for index, line in enumerate(lines) if line.startswith("ground"))
+    assert "".join(lines[start:]).replace(" ", "").startswith(f"groundtruth{names[1].replace(' ', '')}"[:16])
+
+
+def test_short_captions_keep_their_lines() -> None:
+    font = font_for("a", 16)
+    assert _in_lines("3, loss 2.10", font, 120) == ["3, loss 2.10"]
+    assert _in_lines("prediction 3, ground truth 5", font, 120) == ["prediction 3,", "ground truth 5"]
+    assert _in_lines("prediction cat,\nground truth dog", font, 400) == ["prediction cat,", "ground truth dog"]
 
 
 def test_a_sheet_fits_tiles_into_a_size_of_their_own(tmp_path: Path) -> None:
