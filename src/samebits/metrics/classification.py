@@ -116,11 +116,11 @@ class Accuracy:
             name = self._classes[one] if self._classes else f"class {one}"
             share, own = int(answers[one]) / num_samples, int(labels[one]) / num_samples
             which = f"all {num_samples:,}" if share == 1 else f"{share:.2%} of the"
-            return [f"{which} predictions are {name}, as {own:.1%} of the samples are"]
+            return [f"{which} predictions are {name}, as {own:.2%} of the samples are"]
         if is_guessing(labels, answers, num_correct):
             chance = guess(labels, answers)
             low, high = max(chance.accuracy - 2 * chance.std, 0.0), chance.accuracy + 2 * chance.std
-            return [f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.1%} to {high:.1%})"]
+            return [f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"]
         return []
 
     def _keep_worst(self, rows: list[tuple[float, int, int, int]]) -> None:

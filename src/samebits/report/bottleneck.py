@@ -40,7 +40,7 @@ class DataWait:
         if share < NOTABLE:
             return None
         self._said = True
-        return f"data loading is the bottleneck: {share:.0%} of training time waits for it\n  fix  {advice}"
+        return f"data loading is the bottleneck: {share:.1%} of training time waits for it\n  fix  {advice}"
 
 
 def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:

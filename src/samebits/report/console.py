@@ -186,7 +186,7 @@ class Console:
             if self.width >= _WIDE:
                 head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
                 has_room = self.width >= _MAX_COLUMNS and data_wait is not None
-                waits = f"  data wait {data_wait:.0%}" if has_room else ""
+                waits = f"  data wait {data_wait:.1%}" if has_room else ""
             parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, f"{rate}{waits}"), (3, left)]
             self._draw(head, parts, step / num_steps)
 

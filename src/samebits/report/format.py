@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from samebits.errors import printable
 
 COLUMNS = 80
+SHARE = "share of time"  # the name of values that `share` formats, for `metric_value`
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
 _OF_SET = re.compile(r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII)  # a metric of a named validation set
@@ -102,7 +103,7 @@ def metric_name(name: str) -> str:
 
 
 def metric_value(name: str, value: float) -> str:
-    """Format a metric's value: shares in percent, losses with 4 digits, all others with 3 or 4 decimals.
+    """Format a metric's value: shares as 12.34%, losses with 4 digits, all others with 3 or 4 decimals.
 
     Powers of ten are written only from 10,000 on and below 0.0001. COCO's -1, for an average over no ground truth, is
     written as "none".
@@ -113,6 +114,8 @@ def metric_value(name: str, value: float) -> str:
         return "none"
     if not math.isfinite(value):
         return str(value)
+    if name == SHARE:
+        return share(value)
     if _is_share(name):
         return f"{value:.2%}"
     if abs(value) >= 10_000:
@@ -122,6 +125,11 @@ def metric_value(name: str, value: float) -> str:
     if value == 0 or abs(value) >= 0.001:
         return f"{value:.3f}"
     return f"{value:.4f}" if abs(value) >= 0.0001 else f"{value:.1e}"
+
+
+def share(value: float) -> str:
+    """Format a part of the time or of the steps, which is measured less precisely than a metric: "12.3%"."""
+    return f"{value:.1%}"
 
 
 def metrics_line(values: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
+from samebits.report.format import share as format_share
 from samebits.run_views.files import shorten
 from samebits.run_views.history import RunHistory
 
@@ -128,7 +129,7 @@ def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
 
     def share(run: RunHistory) -> str:
         training, waited = run.seconds.get("training", 0.0), run.seconds.get("data_wait")
-        return MISSING if not training or waited is None else f"{min(waited / training, 1.0):.1%}"
+        return MISSING if not training or waited is None else format_share(min(waited / training, 1.0))
 
     rows = [
         _row("time", "steps", runs, lambda run: f"{run.summary.step:,}"),

@@ -63,10 +63,10 @@ def test_the_warnings_name_the_class_and_the_chance_level(is_sparse: bool, monke
     labels = torch.arange(160) % 5
     classes = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
     one = accuracy(labels, torch.full((160,), 2), 5, classes=classes)
-    assert one.warnings() == ["all 160 predictions are roses, as 20.0% of the samples are"]
+    assert one.warnings() == ["all 160 predictions are roses, as 20.00% of the samples are"]
     assert accuracy(labels, torch.full((160,), 2), 5).warnings()[0].startswith("all 160 predictions are class 2,")
     shifted = accuracy(labels, (labels + torch.arange(160) // 5) % 5, 5)
-    assert shifted.warnings() == ["top-1 21.88% is at chance level (13.7% to 26.3%)"]
+    assert shifted.warnings() == ["top-1 21.88% is at chance level (13.68% to 26.32%)"]
     assert accuracy(labels, labels, 5).warnings() == []
     assert Accuracy(5).warnings() == []
 

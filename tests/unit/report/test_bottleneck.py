@@ -18,7 +18,7 @@ def test_a_bottleneck_is_reported_once_and_only_after_a_while() -> None:
     wait.start(0.0, 0.0)
     assert wait.notice(0.9 * WINDOW_S, 0.9 * WINDOW_S, "more workers") is None
     text = wait.notice(WINDOW_S, 0.4 * WINDOW_S, "more workers")
-    assert text == "data loading is the bottleneck: 40% of training time waits for it\n  fix  more workers"
+    assert text == "data loading is the bottleneck: 40.0% of training time waits for it\n  fix  more workers"
     assert wait.notice(3 * WINDOW_S, 3 * WINDOW_S, "more workers") is None
 
 

@@ -123,7 +123,7 @@ def test_a_wide_terminal_shows_the_wait_for_data_and_still_the_bar(
     Console(out, True, Clock()).progress(
         **done, steps_per_epoch=100, loss=0.04545, samples_per_s=12_345.0, data_wait=0.034
     )
-    assert ("12,345 samples/s  data wait 3%  1:06:40 left" in plain(out.getvalue())) == is_shown
+    assert ("12,345 samples/s  data wait 3.4%  1:06:40 left" in plain(out.getvalue())) == is_shown
     assert "━" in plain(out.getvalue())
 
 

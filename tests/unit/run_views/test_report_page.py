@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import random
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from samebits.cli.main import run as run_command
 from samebits.run_views.history import read_history
 from samebits.run_views.page.build import MAX_PICTURE_BYTES, report_page
+from samebits.run_views.page.figures import figures
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, png
 
 
@@ -129,3 +132,46 @@ def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
     assert run_command(["report", str(tmp_path)]) == 5
     assert run_command(["report", str(run), "--out", "/proc/x.html"]) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link.html", "mine.html", "new"]
+
+
+def test_charts_are_written_as_svg_files_and_over_no_file_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(make_run(tmp_path / f"run{number}", lr=0.1 + number / 8)) for number in range(2)]
+    out, charts = ["--out", str(tmp_path / "report.html")], tmp_path / "charts"
+    assert run_command(["report", *runs, *out, "--svg", str(charts)]) == 0
+    names = ["learning-rate.svg", "training-loss.svg", "validation-loss.svg", "validation-top-1.svg"]
+    assert sorted(path.name for path in charts.iterdir()) == names
+    for path in charts.iterdir():
+        assert {"optim.lr=0.1", "optim.lr=0.225"} <= set(ElementTree.parse(path).getroot().itertext())
+    assert run_command(["report", runs[0], *out, "--svg", str(charts)]) == 0
+    assert (charts / "loss.svg").is_file()
+    (charts / "loss.svg").write_text("mine")
+    capsys.readouterr()
+    assert run_command(["report", runs[0], *out, "--svg", str(charts)]) != 0
+    assert "loss.svg already exists" in capsys.readouterr().err
+    assert (charts / "loss.svg").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)<script>", "a\x00b\x1b]0;x\x07", "..\\x&amp;'\"", "損失"])
+def test_names_of_strangers_stay_text_of_an_svg_file(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run")
+    records = [{"kind": "eval", "step": step, "epoch": step, name: 0.5, name + "!": 0.5} for step in range(1, 4)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    drawn = figures([read_history(run)])
+    assert len(drawn) == 2
+    for file, text in drawn.items():
+        assert re.fullmatch(r"[a-z0-9-]+\.svg", file)
+        tags = {each.tag.rpartition("}")[2] for each in ElementTree.fromstring(text).iter()}
+        assert tags <= {"svg", "metadata", "title", "text", "line", "path", "polyline"}
+
+
+def test_each_percentage_of_a_metric_has_two_decimals_and_of_time_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", top1=0.5)
+    (run / "pictures").mkdir()
+    rows = ["ground truth,samples,correct,predicted cat,predicted dog", "cat,3,2,2,1", "dog,4,4,0,4"]
+    (run / "pictures/confusion.csv").write_text("\n".join(rows))
+    page = report_page([read_history(run)])
+    assert {"50.00%", "66.67%", "100.00%", "72.1%"} <= set(re.findall(r">(\d+\.\d+%)<", page))
+    data = json.loads(re.search(r'id="charts">(.*?)</script>', page)[1])  # type: ignore[index]
+    assert {each["percent"] for each in data} == {0, 1, 2}

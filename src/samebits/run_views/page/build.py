@@ -81,22 +81,27 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def _compared(comparison: Comparison) -> dict[str, Any]:
-    runs = comparison.runs
-    curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(runs)[:8]]
+    named = zip(comparison.letters, comparison.runs, strict=True)
+    return {
+        "heads": ["", *(f"{letter} {run.name}" for letter, run in named)],
+        "num_equal": comparison.num_equal,
+        "sections": {name: comparison.section(name) for name in SECTIONS},
+        "charts": comparison_charts(comparison, comparison.legends),
+        "seeds": _seeds([run.summary for run in comparison.runs]),
+    }
+
+
+def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the charts that have a line for each run, with these legends."""
+    curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(comparison.runs)[:8]]
     drawn = []
     for kind, name, title in [*curves, ("train", "loss", "Training loss"), ("train", "lr", "Learning rate")]:
         lines = [
             ChartLine(run.curves.get(kind, name), legend, index % NUM_COLORS, index >= NUM_COLORS)
-            for index, (run, legend) in enumerate(zip(runs, comparison.legends, strict=True))
+            for index, (run, legend) in enumerate(zip(comparison.runs, legends, strict=True))
         ]
         drawn.append(chart(title, name, lines, starts_at_zero=name == "lr"))
-    return {
-        "heads": ["", *(f"{letter} {run.name}" for run, letter in zip(runs, comparison.letters, strict=True))],
-        "num_equal": comparison.num_equal,
-        "sections": {name: comparison.section(name) for name in SECTIONS},
-        "charts": [each for each in drawn if each is not None],
-        "seeds": _seeds([run.summary for run in runs]),
-    }
+    return [each for each in drawn if each is not None]
 
 
 def _seeds(runs: Sequence[RunSummary]) -> dict[str, Any] | None:
@@ -115,7 +120,7 @@ def _page(
     charts += [each for run in runs for name in ("curves", "speed") for each in run[name]]
     style, script = (files("samebits.run_views.page").joinpath(name) for name in ("page.css", "page.js"))
     return render(
-        "page",
+        "page.html",
         title=title,
         runs=runs,
         letters=comparison.letters if comparison is not None else [],

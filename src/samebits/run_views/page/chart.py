@@ -94,8 +94,9 @@ def chart(
         dash, has_dots = " dash" if line.is_dashed else "", len(points) <= _MAX_DOTS
         drawn.append({"name": line.name, "color": color, "dash": dash, "points": points, "has_dots": has_dots})
         data.append({"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values})
-    is_percent = metric_value(name, 0.5).endswith("%")
-    shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": is_percent}
+    half = metric_value(name, 0.5)
+    percent = len(half.partition(".")[2]) - 1 if half.endswith("%") else 0  # decimals
+    shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": percent}
     return {
         "title": title,
         "label": _label(title, name, lines),

@@ -52,7 +52,7 @@ def _card(
 ) -> str:
     monitor = next((run.monitor for run in runs if run.monitor), "")
     return render(
-        "notebook",
+        "notebook.html",
         metric=metric_name(monitor) if monitor and not is_named else "metric",
         rows=[(run, step_text(run), metric_text(run, is_named=is_named)) for run in runs],
         num_left=num_left,

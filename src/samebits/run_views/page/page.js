@@ -17,7 +17,7 @@
     return Math.abs(values[low] - x) <= Math.abs(values[high] - x) ? low : high;
   };
   const format = (chart, value) => {
-    if (chart.percent) return (100 * value).toFixed(2) + "%";
+    if (chart.percent) return (100 * value).toFixed(chart.percent) + "%";
     const size = Math.abs(value);
     return size >= 1e5 || (size > 0 && size < 1e-4) ? value.toExponential(3) : String(Number(value.toPrecision(4)));
   };

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import read_plain
+from samebits.report.format import metric_value
 from samebits.run_views.history import Confusion, picture_files
 
 _TITLES = {
@@ -108,7 +109,7 @@ def matrix(confusion: Confusion) -> dict[str, Any]:
     for index, (name, row) in enumerate(zip(labels, counts, strict=True)):
         num = sum(row)
         cells = [(value, _heat(value, num, is_right=at == index)) for at, value in enumerate(row)]
-        rows.append({"name": name, "cells": cells, "recall": f"{row[index] / num:.1%}" if num else "-"})
+        rows.append({"name": name, "cells": cells, "recall": metric_value("recall", row[index] / num) if num else "-"})
     return {
         "heads": ["", *labels, "recall"],
         "total": sum(map(sum, counts)),

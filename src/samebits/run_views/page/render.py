@@ -23,7 +23,7 @@ def render(template: str, **values: Any) -> str:
     Raises:
         jinja2.UndefinedError: The template uses a value that is not given.
     """
-    return _environment().get_template(f"{template}.html.j2").render(values)
+    return _environment().get_template(f"{template}.j2").render(values)
 
 
 @cache

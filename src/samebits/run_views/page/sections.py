@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samebits.provenance.same_run import is_free
-from samebits.report.format import duration, metric_name, metric_value
+from samebits.report.format import SHARE, duration, metric_name, metric_value
 from samebits.run_views.compare import is_sample, metric_names, plain_text
 from samebits.run_views.curves import Curves
 from samebits.run_views.history import RunHistory, read_confusion
@@ -57,6 +57,11 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "decisive": [name for name in settings if not is_free(name)],
         "free": [name for name in settings if is_free(name)],
     }
+
+
+def run_charts(run: RunHistory) -> list[dict[str, Any]]:
+    """Return the charts of a run, in the order of its page."""
+    return [*_curves(run), *_speed(run)]
 
 
 def _tiles(run: RunHistory) -> list[tuple[str, str]]:
@@ -131,8 +136,8 @@ def _speed(run: RunHistory) -> Charts:
         chart(title, name, drawn, end=end, starts_at_zero=True)
         for title, name, drawn in (
             ("Samples per second", "samples", [line("samples_per_s", "all ranks", 2)]),
-            ("Waiting for data, share of training time", "recall", [line("data_wait", "rank 0", 4)]),
-            ("GPU use and model FLOPs utilization", "recall", use),
+            ("Waiting for data, share of training time", SHARE, [line("data_wait", "rank 0", 4)]),
+            ("GPU use and model FLOPs utilization", SHARE, use),
             ("Own work of each rank per step, ms", "ms", lines),
         )
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from samebits.report.format import share as format_share
 from samebits.run_views.events import Event, Kind
 from samebits.run_views.history import RunHistory
 
@@ -30,7 +31,7 @@ def time_parts(run: RunHistory) -> list[dict[str, Any]]:
     for name, seconds in parts:
         share = 100 * seconds / total
         place = {"start": f"{at:.3f}", "width": f"{share:.3f}"}
-        found.append({"name": name, "seconds": seconds, "share": f"{share:.1f}%", **place})
+        found.append({"name": name, "seconds": seconds, "share": format_share(share / 100), **place})
         at += share
     return found
 
