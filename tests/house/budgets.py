@@ -37,7 +37,7 @@ FOLDERS = {
         "doctor": 810,
         "finders": 150,
         "inference": 1_180,  # data in a run folder is refused
-        "run_views": 2_700,
+        "run_views": 2_960,  # means and deviations over seeds, charts as SVG files
         "scaling": 700,
         "simulate": 570,
         "sweeps": 1_210,  # comments at traps
