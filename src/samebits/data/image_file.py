@@ -10,8 +10,10 @@ import errno
 import io
 import os
 import stat
+import struct
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 # Each import registers a format with Pillow, which otherwise imports all of its formats.
 from PIL import (
@@ -51,6 +53,8 @@ BASELINE_BYTES_PER_PIXEL, PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
 # Limits on the scans of a progressive JPEG file. Usual files have about 10 scans. Each scan decodes the whole image,
 # even if it has only a few bytes.
 _MAX_SCANNED_PIXELS, _MANY_SCANS = 2_000_000_000, 100
+
+_MAX_SEGMENTS = 10_000  # of a JPEG file before its pixels; usual files have about ten
 
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
 
@@ -169,6 +173,43 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
         )
 
 
+class JpegHead(NamedTuple):
+    """Header of a JPEG file.
+
+    Attributes:
+        size: (width, height) in pixels as stored.
+        height_at: Offset of the height in the file, in bytes; it has two bytes.
+        is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
+            Adobe segment, which may name another color space.
+        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
+    """
+
+    size: tuple[int, int]
+    height_at: int
+    is_plain: bool
+    is_progressive: bool
+
+    @classmethod
+    def find(cls, content: bytes) -> JpegHead | None:
+        """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
+        if content[:2] != b"\xff\xd8":
+            return None
+        offset, end, is_plain = 2, len(content) - 9, True
+        for _ in range(_MAX_SEGMENTS):
+            if offset >= end or content[offset] != 0xFF:
+                return None
+            marker = content[offset + 1]
+            if marker in (0xC0, 0xC1, 0xC2):
+                precision, height, width, num_channels = struct.unpack_from(">BHHB", content, offset + 4)
+                is_plain = is_plain and (precision, num_channels) == (8, 3)
+                return cls((width, height), offset + 5, is_plain, marker == 0xC2) if width and height else None
+            if not (0xC4 <= marker <= 0xFE) or marker in (0xD8, 0xD9, 0xDA):
+                return None
+            is_plain = is_plain and marker not in (0xE1, 0xEE)
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
+        return None
+
+
 def _tiles_are_small(image: Image.Image) -> bool:
     """Return whether a TIFF file's tiles fit its image: each is decoded completely, however little of it is visible."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -201,6 +242,16 @@ def not_an_image(name: Path | str, content: bytes | bytearray) -> DataError:
     if not content:
         return DataError(f"{name} is empty", allowed=FORMATS_TEXT, fix=fix)
     return DataError(f"{name} is not an image", allowed=FORMATS_TEXT, fix=fix)
+
+
+def unscaled(name: Path | str) -> DataError:
+    """Make the error for a 16-bit image whose values end where those of 12 bits do."""
+    return DataError(
+        f"image {name} has 16 bits and would be nearly black",
+        given="no value above 4,111 of 65,535",
+        cause="a camera of 12 bits or fewer stored its values without scaling them",
+        fix="Scale the values up to 65,535, or save the image with 8 bits.",
+    )
 
 
 def damaged(name: Path | str, error: Exception) -> DataError:

@@ -6,9 +6,8 @@ white, and the first frame of an animation is used. To save time, JPEG files can
 
 from __future__ import annotations
 
-import struct
+import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from samebits.data.image_file import (
     BASELINE_BYTES_PER_PIXEL,
     MAX_PIXELS,
     PROGRESSIVE_BYTES_PER_PIXEL,
+    JpegHead,
     check_memory,
     check_scans,
     check_size,
@@ -25,6 +25,7 @@ from samebits.data.image_file import (
     enormous,
     open_image,
     read_content,
+    unscaled,
 )
 from samebits.errors import SamebitsError
 
@@ -36,7 +37,11 @@ _ORIENTATION = 0x0112
 # Extra rows to decode below those that are needed: with vertical chroma subsampling, the chroma of two rows is
 # interpolated with that of the next two.
 _MORE_ROWS = 2
-_MAX_SEGMENTS = 10_000  # of a JPEG file before its pixels; usual files have about ten
+# Warnings of libjpeg about missing or wrong data, in whose place it invents pixels.
+_LOST = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")
+_PADDING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+_MAX_PADDING = 16  # bytes
+_DARK = 16  # of 255: white of 12 bits, if it is read as 16 bits
 _STRIP_PIXELS = 1 << 22  # larger images are converted in strips, since each conversion makes one or more copies
 
 
@@ -61,6 +66,7 @@ class EncodedImage:
     Attributes:
         path: The file, or the name for errors.
         size: (width, height) in pixels, after the orientation was applied.
+        orientation: The EXIF orientation that is applied, 1 to 8; 1 means none.
         is_scalable: Whether the file can be decoded at a reduced size.
 
     Raises:
@@ -74,6 +80,7 @@ class EncodedImage:
         self._content = read_content(path) if content is None else content
         self._max_pixels, self._upright = max_pixels, upright
         self._image: Image.Image | None = None
+        self._is_deep = False
         head = JpegHead.find(self._content)
         self._height_at = None if head is None else head.height_at
         # A truncated file has no end marker. It is left to Pillow, which decodes all of it. So the damage is found even
@@ -84,7 +91,7 @@ class EncodedImage:
             self._check_pixels(head.size)
             if head.is_progressive:
                 check_scans(path, self._content, head.size)
-            self.size, self.is_scalable, self._is_turned, self._is_plain = head.size, True, False, True
+            self.size, self.is_scalable, self.orientation, self._is_plain = head.size, True, 1, True
         else:
             self._parse_with_pillow()
 
@@ -93,7 +100,8 @@ class EncodedImage:
 
         Args:
             scale: Decode at 1/scale of the size: 1, 2, 4 or 8. Must be 1 if the file is not scalable.
-            bottom_px: Number of rows that are needed, at this scale. Rows below may be missing. None: all rows.
+            bottom_px: Number of rows that are needed, at this scale. Rows below may be missing, and lost data of the
+                rows above is not found. None: all rows.
 
         Returns:
             (H, W, 3) bytes, upright. H and W are the size divided by the scale, rounded up.
@@ -105,8 +113,15 @@ class EncodedImage:
             content = self._content if bottom_px is None else self._cut(scale * (bottom_px + _MORE_ROWS))
             if self._is_plain:
                 self._check_plain(scale)
-                return decode_plain_jpeg(content, scale)
-            return _to_rgb(self._loaded(content, scale))
+                try:
+                    return decode_plain_jpeg(content, scale, is_whole=content is self._content)
+                except ValueError as error:
+                    if _is_loss(error):
+                        raise
+            pixels = _to_rgb(self._loaded(content, scale))
+            if self._is_deep and 0 < pixels.max(initial=0) <= _DARK:
+                raise unscaled(self.path)
+            return pixels
         except SamebitsError:
             raise
         except Exception as error:  # decoders raise many types
@@ -135,7 +150,9 @@ class EncodedImage:
             image.draft(image.mode, (max(1, image.width // scale), max(1, image.height // scale)))
         check_memory(self.path, len(content), image)
         image.load()
-        return ImageOps.exif_transpose(image) if self._is_turned else image
+        if image.format in ("JPEG", "MPO") and content is self._content:
+            _check_complete(self._content, "CMYK" if image.mode == "CMYK" else "GRAY")
+        return ImageOps.exif_transpose(image) if self.orientation != 1 else image
 
     def _check_plain(self, scale: int) -> None:
         num_pixels = self.size[0] * self.size[1]
@@ -155,6 +172,8 @@ class EncodedImage:
         if "progressive" in image.info:
             check_scans(self.path, self._content, image.size)
         try:
+            # Of 16-bit colors Pillow keeps the upper 8 bits. It scales the values of a PGM file by their maximum.
+            self._is_deep = ";16" in str(getattr(image, "tile", "")) or (image.mode[0] == "I" and image.format != "PPM")
             if not is_jpeg:
                 check_memory(self.path, len(self._content), image)
                 image.load()  # the EXIF of a PNG can follow its pixels; loading also detects damage
@@ -162,12 +181,11 @@ class EncodedImage:
             raise
         except Exception as error:
             raise damaged(self.path, error) from error
-        orientation = _orientation(image, is_jpeg) if self._upright else 1
+        self.orientation = _orientation(image, is_jpeg) if self._upright else 1
         width, height = image.size
-        self.size = (height, width) if orientation >= 5 else (width, height)  # 5 to 8 include a rotation by 90°
+        self.size = (height, width) if self.orientation >= 5 else (width, height)  # 5 to 8 include a rotation by 90°
         self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
-        self._is_turned = orientation != 1
-        self._is_plain = image.format == "JPEG" and image.mode == "RGB" and not self._is_turned and self._has_end
+        self._is_plain = image.format == "JPEG" and image.mode == "RGB" and self.orientation == 1 and self._has_end
         self._image = image
 
     def _open(self, content: bytes | bytearray) -> Image.Image:
@@ -177,7 +195,7 @@ class EncodedImage:
 
     def _cut(self, num_rows: int) -> bytes | bytearray:
         """Return the file with its height set to `num_rows` where possible: decoders then skip the rows below."""
-        can_cut = self.is_scalable and not self._is_turned and self._has_end
+        can_cut = self.is_scalable and self.orientation == 1 and self._has_end
         if self._height_at is None or not can_cut or num_rows >= self.size[1]:
             return self._content
         content = bytearray(self._content)
@@ -185,55 +203,19 @@ class EncodedImage:
         return content
 
 
-class JpegHead(NamedTuple):
-    """Header of a JPEG file.
-
-    Attributes:
-        size: (width, height) in pixels as stored.
-        height_at: Offset of the height in the file, in bytes; it has two bytes.
-        is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
-            Adobe segment, which may name another color space.
-        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
-    """
-
-    size: tuple[int, int]
-    height_at: int
-    is_plain: bool
-    is_progressive: bool
-
-    @classmethod
-    def find(cls, content: bytes) -> JpegHead | None:
-        """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
-        if content[:2] != b"\xff\xd8":
-            return None
-        offset, end, is_plain = 2, len(content) - 9, True
-        for _ in range(_MAX_SEGMENTS):
-            if offset >= end or content[offset] != 0xFF:
-                return None
-            marker = content[offset + 1]
-            if marker in (0xC0, 0xC1, 0xC2):
-                precision, height, width, num_channels = struct.unpack_from(">BHHB", content, offset + 4)
-                is_plain = is_plain and (precision, num_channels) == (8, 3)
-                return cls((width, height), offset + 5, is_plain, marker == 0xC2) if width and height else None
-            if not (0xC4 <= marker <= 0xFE) or marker in (0xD8, 0xD9, 0xDA):
-                return None
-            is_plain = is_plain and marker not in (0xE1, 0xEE)
-            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
-        return None
-
-
-def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
+def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: bool = True) -> ByteArray:
     """Decode a JPEG file that Pillow would decode to the same bits, without Pillow's copy of four bytes per pixel.
 
     Args:
         content: The file; see `JpegHead.is_plain`.
         scale: Decode at 1/scale of the size: 1, 2, 4 or 8.
+        is_whole: Whether the height is that of the file, so that lost data can be told from rows that were cut off.
 
     Returns:
         (H, W, 3) bytes. H and W are the size divided by the scale, rounded up.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: The file is damaged, or has an oddity without effect, which Pillow ignores.
     """
     import simplejpeg  # an optional package
 
@@ -241,11 +223,27 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1) -> ByteArray:
     if scale > 1:
         height, width, _, _ = simplejpeg.decode_jpeg_header(content)
         least_height, least_width = -(-height // scale), -(-width // scale)
-    # Not strict, like Pillow: the decoder also warns about rows below those that are needed.
     pixels: ByteArray = simplejpeg.decode_jpeg(
-        content, "RGB", min_height=least_height, min_width=least_width, min_factor=1, strict=False
+        content, "RGB", min_height=least_height, min_width=least_width, min_factor=1, strict=is_whole
     )
     return pixels
+
+
+def _check_complete(content: bytes, colors: str) -> None:
+    """Decode a JPEG file at an eighth of its size. Raises ValueError for lost data, which Pillow ignores."""
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(content, colors, min_height=1, min_width=1, strict=True)
+    except ValueError as error:
+        if _is_loss(error):
+            raise
+
+
+def _is_loss(error: ValueError) -> bool:
+    """Return whether libjpeg invented pixels; it also warns about unknown versions and a few bytes of padding."""
+    padding = _PADDING.search(str(error))
+    return str(error).startswith(_LOST) and (padding is None or int(padding[1]) > _MAX_PADDING)
 
 
 def _orientation(image: Image.Image, is_jpeg: bool) -> int:
@@ -268,6 +266,8 @@ def _to_rgb(image: Image.Image) -> ByteArray:
         (H, W, 3) bytes.
     """
     width, height = image.size
+    if image.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema()[1] == 0:
+        image = image.convert("RGB")  # Windows leaves the fourth byte of a pixel unused
     rows = max(1, _STRIP_PIXELS // width)
     if rows >= height:
         return _strip_to_rgb(image, _white(image))

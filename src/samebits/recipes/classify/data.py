@@ -75,6 +75,7 @@ class ImageFiles(Samples):
         self.files, self._labels, self._config, self._train = files, labels, config, train
         self._augmentation, self._decoded = augmentation, decoded
         self._heads: dict[int, Head] = {}
+        self._intact: set[int] = set()
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
@@ -122,7 +123,11 @@ class ImageFiles(Samples):
         box = boxes.box(row, head.size)
         scale = self._scale(head, min(box.width, box.height), self._size_px, _TRAIN_MARGIN)
         box = box.at(scale)
-        return self._pixels(index, encoded, scale, bottom_px=box.top + box.height), box
+        # Lost data is found only if all rows are decoded, which takes longer: once for each image and process.
+        bottom_px = box.top + box.height if index in self._intact else None
+        pixels = self._pixels(index, encoded, scale, bottom_px=bottom_px)
+        self._intact.add(index)
+        return pixels, box
 
     def _center_crop(self, index: int) -> Tensor:
         head, encoded = self._open(index)
