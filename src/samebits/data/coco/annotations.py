@@ -26,8 +26,9 @@ _PARTS = {"images": "image", "annotations": "annotation", "categories": "categor
 
 
 def _inside(name: str) -> str:
+    name = name.replace("\\", "/")  # as tools on Windows write it
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+    if not name or path.is_absolute() or ".." in path.parts or not name.isprintable():
         raise ValueError("a file name that can be printed, without .. or a leading /")
     return name
 

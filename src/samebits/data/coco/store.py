@@ -129,17 +129,6 @@ def open_store(candidates: Sequence[Path]) -> Store:
     )
 
 
-def _check_size(name: str, found: tuple[int, int], annotated: tuple[int, int]) -> None:
-    if found != annotated:
-        raise DataError(
-            f"the image {name} is {found[0]}x{found[1]}, but {annotated[0]}x{annotated[1]} in its annotation",
-            cause="it was annotated after its EXIF rotation, which is not applied here"
-            if found == annotated[::-1]
-            else None,
-            fix="Use images and annotations from the same source.",
-        )
-
-
 def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
     """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
@@ -152,5 +141,17 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
         DataError: It is no image, is damaged, or has another size.
     """
     image = EncodedImage(name, content, upright=False)
-    _check_size(name, image.size, size)
+    if image.size != size:
+        is_turned = image.size == size[::-1] == EncodedImage(name, content).size[::-1]
+        raise DataError(
+            f"the image {name} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
+            cause="it was annotated after its EXIF rotation, which is not applied here"
+            if is_turned and image.size[0] != image.size[1]
+            else "the annotation has width and height swapped"
+            if image.size == size[::-1]
+            else None,
+            fix="Apply the EXIF orientation to the image (mogrify -auto-orient)."
+            if is_turned
+            else "Use images and annotations from the same source.",
+        )
     return image.pixels()

@@ -15,6 +15,7 @@ from samebits.data.coco.annotations import (
     RegionEntry,
     check_entries,
     check_known,
+    check_region,
     check_unique,
     index_coco,
     read_coco,
@@ -27,6 +28,7 @@ from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.segment import masks
 
 BACKGROUND = "background"
+_FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
 
 
 def _class_name(name: str) -> str:
@@ -40,24 +42,33 @@ class _Category(BaseModel):
     name: Annotated[str, AfterValidator(_class_name)]
 
 
+class _UncheckedEntry(RegionEntry):
+    segmentation: Any = None
+
+
 class CocoFile:
     """A COCO annotation file, checked field by field.
 
     Args:
         path: The file.
+        is_strict: Whether to refuse a region of a wrong form here. Otherwise `labels` refuses its image.
 
     Raises:
         DataError: It can't be read, or a field is invalid.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.expanduser()
+    def __init__(self, path: Path, *, is_strict: bool = True) -> None:
+        self.path, self._is_strict = path.expanduser(), is_strict
         content = read_coco(self.path)
         categories = check_entries(content["categories"], _Category, "categories", self.path)
         check_unique(categories, "categories", self.path)
         #: Names of the categories, by their number.
         self.categories = dict(sorted((entry["id"], entry["name"]) for entry in categories))
-        regions = check_entries(content["annotations"], RegionEntry, "annotations", self.path)
+        try:
+            kind = RegionEntry if is_strict else _UncheckedEntry
+            regions = check_entries(content["annotations"], kind, "annotations", self.path)
+        except DataError as error:
+            raise (error.with_slots(fix=_FIX) if "segmentation" in error.what else error) from None
         self._coco = index_coco({"images": content["images"], "annotations": regions, "categories": categories})
         check_known(enumerate(regions), "image_id", self._coco.imgs, self.path)
         check_known(enumerate(regions), "category_id", self._coco.cats, self.path)
@@ -71,6 +82,15 @@ class CocoFile:
         """Return the (width, height) of an image by its annotation, pixels."""
         image = self._entry(name)
         return image["width"], image["height"]
+
+    def classes_by_name(self, classes: Sequence[str]) -> dict[str, set[str]]:
+        """Return which of the classes each image has, by its file name. All have the first, the background."""
+        found = {name: {classes[0]} for name in self.names}
+        for name, owners in found.items():
+            regions = self._coco.imgToAnns.get(self._images[name]["id"], [])
+            owners.update(self.categories[region["category_id"]] for region in regions if not region["iscrowd"])
+            owners.intersection_update(classes)
+        return found
 
     def labels(self, name: str, classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image.
@@ -94,6 +114,8 @@ class CocoFile:
         by_class: dict[str, list[dict[str, Any]]] = {}
         for region in self._coco.imgToAnns.get(image["id"], []):
             owner = self.categories[region["category_id"]]
+            if not self._is_strict:
+                self._check(region)
             if region["iscrowd"]:
                 crowds.append(region)
             elif owner in classes[1:]:
@@ -104,6 +126,14 @@ class CocoFile:
         # Last, so that a crowd is ignored where regions of classes cover it.
         labels[draw_regions(self._coco, crowds, image["id"]) > 0] = IGNORED
         return labels
+
+    def _check(self, region: dict[str, Any]) -> None:
+        try:
+            check_region(region["segmentation"])
+        except ValueError as error:
+            raise DataError(
+                f"annotation {region['id']} has no usable region", where=self.path, cause=error, fix=_FIX
+            ) from None
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._images:

@@ -72,6 +72,11 @@ class DataConfig(Settings):
     ignore_label: Value | None = Field(
         default=255, description="Pixel value in the masks that neither loss nor metrics count. null: none."
     )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="Unreadable images, masks and regions. stop: end the run; skip: read all images before training "
+        "and leave these out.",
+    )
     num_train: Count = Field(default=512, description="Training images of data.name=shapes.")
     num_eval: Count = Field(default=64, description="Validation images of data.name=shapes.")
     size_px: tuple[Side, Side] = Field(

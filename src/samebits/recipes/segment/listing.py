@@ -6,17 +6,20 @@ A listing is plain JSON and is stored in the run folder.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from samebits.cores import num_cores
 from samebits.data.names import choose_validation
 from samebits.errors import DataError
 from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabeledFile
 from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
 from samebits.recipes.segment.data import LabelSource
-from samebits.recipes.segment.masks import LabeledFolder, MaskFolder, choose_values, find_values
+from samebits.recipes.segment.masks import LabeledFolder, MaskFolder, open_pair
 from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
+from samebits.recipes.segment.values import MAX_THREADS, choose_values, find_values
 
 Dataset = CocoFile | MaskFolder
 
@@ -37,16 +40,33 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     assert path is not None  # as `Config.check_inputs` has checked
     train = _open_dataset(path, "data.train" if config.train else "data.root", config)
     validation = train if config.eval is None else _open_dataset(config.eval, "data.eval", config)
+    datasets = [train] if validation is train else [train, validation]
+    skipped: dict[str, str] = {}
+    if config.on_error == "skip":
+        for dataset in datasets:
+            skipped |= _drop_unreadable(dataset, config)
     chosen = set(validation.names)
     if config.eval is None:
         if len(train.names) < 2:
             raise DataError(f"{path} has only one image, so it cannot be split", fix="Add images, or set data.eval.")
         chosen = choose_validation(train.names, config.val_fraction, seed)
+    names = [name for name in train.names if config.eval is not None or name not in chosen]
+    classes, labels = _classes_of(config, path, datasets)
+    for kind, part, found in (("training", names, labels[0]), ("validation", chosen, labels[-1])):
+        occurring = {label for name in part for label in found.get(name, ())}
+        if found and len(occurring) < 2:
+            raise DataError(
+                f"the {kind} images have only the class {next(iter(occurring), BACKGROUND)}",
+                where=path if kind == "training" else config.eval or path,
+                cause="a model that always predicts this class would have mIoU 1",
+                fix="Use masks or annotations of two or more classes, or another split: data.val_fraction, data.eval.",
+            )
     return {
-        **_classes_of(config, path, [train, validation]),
+        **classes,
         "num_without_mask": train.num_without_mask if isinstance(train, MaskFolder) else 0,
+        "skipped": skipped,
         "held_out_from": None if config.eval is None else _whole(config.eval),
-        "train": [name for name in train.names if config.eval is not None or name not in chosen],
+        "train": names,
         "held_out": sorted(chosen),
     }
 
@@ -76,21 +96,58 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
 
 
 def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:
-    return CocoFile(path) if path.expanduser().is_file() else MaskFolder(path, setting, config)
+    if path.expanduser().is_file():
+        return CocoFile(path, is_strict=config.on_error == "stop")
+    return MaskFolder(path, setting, config)
 
 
-def _classes_of(config: DataConfig, path: Path, datasets: Sequence[Dataset]) -> dict[str, Any]:
-    """Return the names of the classes, and for masks the value of each."""
+def _drop_unreadable(dataset: Dataset, config: DataConfig) -> dict[str, str]:
+    """Read all images and labels of a dataset, remove unreadable ones from it, and return the problem of each."""
+    names = dataset.names
+    source: LabelSource | None = None
+    if isinstance(dataset, CocoFile):
+        source = LabeledFile(dataset, config.images, names, [BACKGROUND, *dataset.categories.values()])
+
+    def fault(index: int) -> str:
+        try:
+            if source is not None:
+                source.read(index, 0)
+            elif isinstance(dataset, MaskFolder):
+                open_pair(dataset.image_path(names[index]), dataset.mask_path(names[index]))[0].pixels()
+        except DataError as error:
+            return error.what
+        return ""
+
+    with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
+        faults = dict(zip(names, pool.map(fault, range(len(names))), strict=True))
+    dataset.names = [name for name in names if not faults[name]]
+    if not dataset.names:
+        raise DataError("no image can be read", cause=faults[names[0]], fix="Replace the images by readable ones.")
+    return {name: text for name, text in faults.items() if text}
+
+
+def _classes_of(
+    config: DataConfig, path: Path, datasets: Sequence[Dataset]
+) -> tuple[dict[str, Any], list[Mapping[str, Collection[object]]]]:
+    """Return the names of the classes, for masks the value of each, and for each dataset the labels of its images.
+
+    Labels are empty if the masks are not read.
+    """
     folders = [dataset for dataset in datasets if isinstance(dataset, MaskFolder)]
     if not folders:
-        return {"classes": _coco_classes(config, [dataset for dataset in datasets if isinstance(dataset, CocoFile)])}
+        files = [dataset for dataset in datasets if isinstance(dataset, CocoFile)]
+        classes = _coco_classes(config, files)
+        return {"classes": classes}, [file.classes_by_name(classes) for file in files]
     if len(folders) < len(datasets):
         raise DataError("data.train and data.eval are a folder and a COCO file", fix="Use the same form for both.")
-    values = config.values
-    if values is None:
-        paths = {folder.mask_path(name) for folder in folders for name in folder.names}
-        values = tuple(choose_values(find_values(sorted(paths)), config, path))
-    return {"classes": list(config.classes or map(str, values)), "values": list(values)}
+    if config.values is not None:
+        return {"classes": list(config.classes or map(str, config.values)), "values": list(config.values)}, [{}]
+    found = [find_values(folder) for folder in folders]
+    values = choose_values(found, config, path)
+    labels: list[Mapping[str, Collection[object]]] = [
+        {name: set(values).intersection(each) for name, each in part.by_name.items()} for part in found
+    ]
+    return {"classes": list(config.classes or map(str, values)), "values": values}, labels
 
 
 def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from samebits.cores import num_cores
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import check_names, walk
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
+from samebits.recipes.segment.config import DataConfig
 
 MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for each pixel
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
-_VALUES = 1 << 16
+NUM_VALUES = 1 << 16
 _SHOWN = 12
-_BLOCK = 1 << 20  # pixels that numpy indexes with at a time: it copies indices to 64 bits
-_MAX_THREADS = 4  # each one may hold a mask of MAX_PIXELS
+BLOCK = 1 << 20  # pixels that numpy indexes with at a time: it copies indices to 64 bits
+_TURNED_BY_90 = 5  # EXIF orientations from here on swap width and height
+_TURN_FIX = (
+    "Apply the EXIF orientation to the image (mogrify -auto-orient) if the mask is upright,\n"
+    "else remove it (exiftool -Orientation=)."
+)
 
 
 class MaskFolder:
@@ -103,81 +105,72 @@ class MaskFolder:
         return found
 
 
-def read_mask(path: Path) -> npt.NDArray[np.uint16]:
-    """Read the pixel values of a mask: of one channel, or the indices of a palette.
+def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uint16]]:
+    """Open an image, and read the pixel values of its mask: of one channel, or the indices of a palette.
 
     Returns:
-        (H, W) values.
+        The image and (H, W) values, both upright by their EXIF orientation.
 
     Raises:
-        DataError: It cannot be read, has colors, values above 65,535 or too many pixels, or its format is lossy.
+        DataError: A file cannot be read, or the mask does not fit the image: it has colors, values outside of 0 to
+            65,535, a lossy format or another size, or the image is turned by EXIF and the mask may be or not.
     """
+    encoded = EncodedImage(image, max_pixels=MAX_PIXELS)
+    values, mask_orientation = _read_values(mask)
+    (width, height), (mask_height, mask_width), turn = encoded.size, values.shape, encoded.orientation
+    if (mask_width, mask_height) != (width, height):
+        is_swapped = (mask_width, mask_height) == (height, width)
+        raise DataError(
+            f"the mask {mask} is {mask_width}x{mask_height}, but its image is {width}x{height}",
+            where=image,
+            cause=None
+            if not is_swapped
+            else f"the image is turned by its EXIF orientation ({turn}), and the mask is not"
+            if turn >= _TURNED_BY_90
+            else "the mask has width and height swapped",
+            fix=_TURN_FIX if is_swapped and turn >= _TURNED_BY_90 else "Use a mask of the size of the image.",
+        )
+    if turn not in (1, mask_orientation) and (turn < _TURNED_BY_90 or width == height):
+        raise DataError(
+            f"the mask {mask} may be upright, or turned as its image is stored",
+            given=f"EXIF orientation {turn} of the image, {mask_orientation} of the mask, and one size with both",
+            where=image,
+            fix=_TURN_FIX,
+        )
+    return encoded, values
+
+
+def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
+    """Return the (H, W) values of a mask, upright by the EXIF orientation of its file, and that orientation."""
     expected = "a PNG file of one channel or with a palette, whose values are classes"
     if path.suffix.lower() in _LOSSY:
         raise DataError(
             f"the mask {path} has a lossy format, which changes values", allowed=expected, fix="Save masks as PNG."
         )
-    image = EncodedImage(path, max_pixels=MAX_PIXELS).image()
+    encoded = EncodedImage(path, max_pixels=MAX_PIXELS)
+    image = encoded.image()
     if len(image.getbands()) > 1 or image.mode.startswith("F"):
+        kind = "floating-point numbers" if image.mode.startswith("F") else "colors"
         raise DataError(
-            f"the mask {path} has colors, not classes",
+            f"the mask {path} has {kind}, not classes",
             given=f"mode {image.mode}",
             allowed=expected,
-            fix="Convert each color to the number of its class, and save one channel.",
+            fix="Convert each color to the number of its class, and save one channel."
+            if kind == "colors"
+            else "Save whole numbers.",
         )
     values = np.asarray(image)
-    if values.min(initial=0) < 0 or values.max(initial=0) >= _VALUES:
-        raise DataError(f"the mask {path} has value {values.max()}", allowed="0 to 65,535", fix="Correct the mask.")
-    return values.astype(np.uint16, copy=False)
-
-
-def find_values(paths: Sequence[Path]) -> list[int]:
-    """Return the values that occur in masks, in ascending order."""
-
-    def values_of(path: Path) -> npt.NDArray[np.intp]:
-        values, occurs = read_mask(path).reshape(-1), np.zeros(_VALUES, bool)
-        for start in range(0, values.size, _BLOCK):
-            occurs[values[start : start + _BLOCK]] = True
-        return np.flatnonzero(occurs)
-
-    # Threads instead of processes, since decoding releases the GIL.
-    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as pool:
-        return sorted({value for found in pool.map(values_of, paths) for value in found.tolist()})
-
-
-def choose_values(found: Sequence[int], config: DataConfig, root: Path) -> list[int]:
-    """Choose the values that are classes from those that occur in the masks.
-
-    Args:
-        found: The values, in ascending order.
-        config: Names of the classes, and the value that is ignored.
-        root: The dataset, for errors.
-
-    Raises:
-        DataError: There are too few or too many, or they do not match the names.
-    """
-    values = [value for value in found if value != config.ignore_label]
-    if len(values) < 2:
-        values = list(found)  # masks of 0 and 255: then 255 is the second class
-    shown = ", ".join(map(str, found[:_SHOWN])) + (" …" if len(found) > _SHOWN else "")
-    given = f"{len(found):,} values in the masks: {shown}"
-    if not 2 <= len(values) <= MAX_CLASSES:
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if low < 0 or high >= NUM_VALUES:
         raise DataError(
-            f"the masks of {root} have {'only one class' if len(values) < 2 else f'{len(values):,} classes'}",
-            given=given,
-            allowed=f"2 to {MAX_CLASSES}",
-            fix="Use masks with the number of a class in each pixel, or set data.values to the values of the classes.",
+            f"the mask {path} has the value {low if low < 0 else high}",
+            allowed="0 to 65,535",
+            cause="negative values often stand for pixels without a class" if low < 0 else None,
+            fix="Save pixels without a class as 255, or as another value and set data.ignore_label."
+            if low < 0
+            else "Correct the mask.",
         )
-    if config.classes is None or len(values) == len(config.classes):
-        return values
-    if values[-1] < len(config.classes):
-        return list(range(len(config.classes)))  # some classes occur in no mask
-    raise DataError(
-        f"the masks of {root} have other values than data.classes, which names {len(config.classes)} classes",
-        given=given,
-        allowed=f"0 to {len(config.classes) - 1}, and {config.ignore_label} for ignored pixels",
-        fix="Correct data.classes, or set data.values to the value of each class.",
-    )
+    return values.astype(np.uint16, copy=False), encoded.orientation
 
 
 class LabeledFolder:
@@ -196,7 +189,7 @@ class LabeledFolder:
         self._names, self._values, self._ignore_label = names, values, ignore_label
         self._images, self._masks = ([find(name) for name in names] for find in (folder.image_path, folder.mask_path))
         # No bytes: classes and IGNORED can take all their values, and -1 is for those that are no class.
-        self._table = np.full(_VALUES, -1, np.int16)
+        self._table = np.full(NUM_VALUES, -1, np.int16)
         if ignore_label is not None:
             self._table[ignore_label] = IGNORED
         self._table[list(values)] = np.arange(len(values))
@@ -217,24 +210,14 @@ class LabeledFolder:
         """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes.
 
         Raises:
-            DataError: A file cannot be read, the sizes differ, or the mask has a value that is no class.
+            DataError: A file cannot be read, the mask does not fit the image, or has a value that is no class.
         """
-        pixels = EncodedImage(self._images[index], max_pixels=MAX_PIXELS).pixels()
         path = self._masks[index]
-        values = read_mask(path)
-        if values.shape != pixels.shape[:2]:
-            (height, width), (mask_height, mask_width) = pixels.shape[:2], values.shape
-            raise DataError(
-                f"the mask {path} is {mask_width}x{mask_height}, but its image is {width}x{height}",
-                where=self._images[index],
-                cause="the image has an EXIF rotation, and the mask was drawn without it"
-                if values.shape == (width, height) and width != height
-                else None,
-                fix="Use a mask of the size of the image.",
-            )
+        encoded, values = open_pair(self._images[index], path)
+        pixels = encoded.pixels()
         labels = np.empty(values.shape, np.int16)
-        for start in range(0, values.size, _BLOCK):
-            block = slice(start, start + _BLOCK)
+        for start in range(0, values.size, BLOCK):
+            block = slice(start, start + BLOCK)
             np.take(self._table, values.reshape(-1)[block], out=labels.reshape(-1)[block])
         if labels.min(initial=0) < 0:
             row, column = (int(place[0]) for place in np.nonzero(labels < 0))
