@@ -126,9 +126,13 @@ def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path)
     content = json.loads(_annotations(small).read_text())
     content["images"][0].update(width=48)
     _annotations(small).write_text(json.dumps(content))
-    Image.new("RGB", (64, 48)).save(small / "images/val2017" / content["images"][0]["file_name"])
-    with pytest.raises(DataError, match=r"64x48, but 48x64 in its annotation(.|\n)*EXIF rotation"):
-        EvalImages(_open(small)).rgb(0)
+    path, exif = small / "images/val2017" / content["images"][0]["file_name"], Image.Exif()
+    for orientation, cause in ((6, "EXIF rotation"), (1, "width and height swapped"), (3, "width and height swapped")):
+        exif[0x0112] = orientation
+        Image.new("RGB", (64, 48)).save(path, exif=exif)
+        with pytest.raises(DataError, match=r"64x48, but 48x64 in its annotation") as caught:
+            EvalImages(_open(small)).rgb(0)
+        assert cause in caught.value.slots["cause"]
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not an image"), (None, "is damaged")])

@@ -116,3 +116,11 @@ def check_names(root: Path, names: Iterable[str]) -> None:
         except UnicodeEncodeError:
             shown = os.fsencode(name).decode("utf-8", "backslashreplace")
             raise DataError(f"a name in {root} is not UTF-8: {shown}", fix="Rename it.") from None
+
+
+def skipped_row(skipped: Sequence[str]) -> str:
+    """Describe the images left out, for the header of a run; empty if there are none."""
+    if not skipped:
+        return ""
+    shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
+    return f"{len(skipped):,} unreadable image{'s' if len(skipped) > 1 else ''}: {shown}"

@@ -142,13 +142,14 @@ def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
     """
     image = EncodedImage(name, content, upright=False)
     if image.size != size:
-        is_turned = image.size == size[::-1] == EncodedImage(name, content).size[::-1]
+        is_swapped = image.size == size[::-1]
+        is_turned = is_swapped and EncodedImage(name, content).size == size
         raise DataError(
             f"the image {name} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
             cause="it was annotated after its EXIF rotation, which is not applied here"
-            if is_turned and image.size[0] != image.size[1]
+            if is_turned
             else "the annotation has width and height swapped"
-            if image.size == size[::-1]
+            if is_swapped
             else None,
             fix="Apply the EXIF orientation to the image (mogrify -auto-orient)."
             if is_turned

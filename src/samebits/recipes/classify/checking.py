@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -79,11 +78,3 @@ def _fault_of_row(rows: ImageRows, name: str) -> str | None:
     except DataError as error:
         return error.what
     return None
-
-
-def skipped_row(skipped: Sequence[str]) -> str:
-    """Describe the images left out, for the header of a run; empty if there are none."""
-    if not skipped:
-        return ""
-    shown = ", ".join(list(skipped)[:3]) + (" …" if len(skipped) > 3 else "")
-    return f"{len(skipped):,} unreadable image{'s' if len(skipped) > 1 else ''}: {shown}"

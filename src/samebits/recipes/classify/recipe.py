@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from samebits.data.names import skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
-from samebits.recipes.classify.checking import drop_unreadable, skipped_row
+from samebits.recipes.classify.checking import drop_unreadable
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples

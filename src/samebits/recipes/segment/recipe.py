@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from samebits.data.names import skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import SegmentationMetric
 from samebits.recipes.normalize import MEAN, STD
@@ -38,7 +39,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "data": f"{len(classes)} classes in {data.root or data.train or 'synthetic shapes'}",
         "model": config.model.name,
         "classes": ", ".join(classes[:8]) + (" …" if len(classes) > 8 else ""),
-        "skipped": f"{num_without:,} images without a mask" if num_without else "",
+        "no mask": f"{num_without:,} images are left out" if num_without else "",
+        "skipped": skipped_row(list(dataset_info.get("skipped", ()))),  # missing in old run folders
     }
     return Parts(
         model=build_model(config.model, len(classes)),

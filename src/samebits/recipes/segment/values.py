@@ -17,7 +17,7 @@ from samebits.recipes.segment.masks import BLOCK, NUM_VALUES, MaskFolder, open_p
 
 MAX_THREADS = 4  # each one may hold a mask of MAX_PIXELS
 _SHOWN = 12
-_MIN_THIN = 3  # values, and more than half: lossy masks have about ten for each class
+_MIN_THIN = 4  # values, and more than half: lossy masks have about ten for each class
 
 
 @dataclass(frozen=True)
