@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +91,19 @@ def test_validation_images_that_are_trained_on_too_are_counted(tmp_path: Path) -
     (tmp_path / "c.csv").write_text(
         f"b/../a/stars/0001.jpg,stars\n{train}/circles/0000.jpg,circles\nb/stars/0002.jpg,stars\n"
     )
-    assert found(root=train)["num_in_both"] == found(root=train, eval=held_out)["num_in_both"] == 0
-    assert found(train=train, eval=train)["num_in_both"] == 20
+    assert found(root=train)["warnings"] == found(root=train, eval=held_out)["warnings"] == {}
+    assert found(train=train, eval=train)["warnings"]["validation"].startswith("warning: 20 of 20 images are")
     lists = {"train": tmp_path / "a.csv", "eval": tmp_path / "c.csv"}
     known = found(**lists)
-    assert known["num_in_both"] == 2
     parts = build(Config.model_validate({"recipe": "classify", "data": lists}), known)
-    assert parts.describe["validation"].startswith("warning: 2 of 3 images are training images too")
-    assert (
-        "validation"
-        not in build(Config.model_validate({"recipe": "classify", "data": lists}), {**known, "num_in_both": 0}).describe
-    )
+    assert parts.describe["validation"] == "warning: 2 of 3 images are training images too"
+    assert "training" not in parts.describe
+    with (tmp_path / "a.csv").open("a") as file:
+        file.write("a/circles/0000.jpg,stars\na/circles/0001.jpg,stars\n")
+    assert found(**lists)["warnings"]["training"].startswith("warning: 1 of 5 images are listed again")
+    (tmp_path / "c.csv").write_text("b/stars/0000.jpg,stars\n")
+    parts = build(Config.model_validate({"recipe": "classify", "data": lists}), found(**lists))
+    assert "validation" not in parts.describe
 
 
 def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:
@@ -213,3 +216,19 @@ def test_a_class_of_the_users_validation_images_may_be_damaged(tmp_path: Path) -
     damage(held_out, *(str(path.relative_to(held_out)) for path in held_out.rglob("*.jpg")))
     with pytest.raises(DataError, match=r"no image of .*eval can be read"):
         found(train=train, eval=held_out)
+
+
+def test_files_that_are_not_used_are_counted_at_the_start(tmp_path: Path) -> None:
+    root = shapes(tmp_path / "a")
+    for name in ("stars/IMG_1.HEIC", "stars/IMG_2.HEIC", "circles/@eaDir/0000.jpg/a.jpg", "__MACOSX/stars/0000.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / "stars/0000.jpg", root / name)
+    known = found(root=root)
+    assert "__MACOSX" not in known["classes"]
+    parts = build(Config.model_validate({"recipe": "classify", "data": {"root": root}}), known)
+    assert parts.describe["left out"] == "2 files .heic, 1 file in @eaDir, 1 file in __MACOSX"
+    for path in (root / "stars").glob("*.jpg"):
+        path.unlink()
+    with pytest.raises(DataError, match="stars contains no images") as caught:
+        found(root=root)
+    assert caught.value.slots["given"] == "2 files .heic"

@@ -122,3 +122,12 @@ def test_the_presets_are_the_official_settings(parity_folder: Path, preset: str,
     assert (config.test.flip, config.test.adjust, config.test.refine) == (True, test["ADJUST"], test["REFINE"])
     assert (config.test.detection_threshold, config.test.nms_kernel) == (0.1, test["NMS_KERNEL"])
     assert (config.test.project, config.test.tag_threshold) == (test["PROJECT2IMAGE"], test["TAG_THRESHOLD"])
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "both"), [("train+val", "val", "val"), ("trainval", "val", "val"), ("train", "val", None)]
+)
+def test_a_split_that_is_trained_and_evaluated_on_is_named(train: str, held_out: str, both: str | None) -> None:
+    data = {"name": "crowdpose", "root": ".", "train": train, "eval": held_out, "size_px": 64}
+    rows = build(Config.model_validate({"recipe": "pose", "data": data, "model": SMALL})).describe
+    assert rows.get("validation") == (both and f"warning: {both} is trained on too")

@@ -223,3 +223,17 @@ def test_a_damaged_image_or_mask_can_be_left_out(tmp_path: Path) -> None:
     assert list(listed(root, on_error="skip")["skipped"]) == ["1", "2"]
     with pytest.raises(DataError, match=r"1\.jpg"):
         listed(root)
+
+
+def test_files_left_out_and_images_in_both_sets_are_counted(tmp_path: Path, coco: Path) -> None:
+    root = masks(tmp_path / "a")
+    (root / "images/7.heic").write_bytes(b"")
+    (root / "masks/@eaDir").mkdir()
+    (root / "masks/@eaDir/0.png").write_bytes((root / "masks/0.png").read_bytes())
+    for data in ({"train": root, "eval": root}, {"train": coco, "eval": coco, "images": coco.parent}):
+        config = Config.model_validate({"recipe": "segment", "data": data})
+        rows = build(config, list_images(config.data, 0)).describe
+        num = 6 if data["train"] == root else 10
+        assert rows["validation"] == f"warning: {num} of {num} images are training images too"
+        assert rows.get("left out", "") == ("2 files .heic, 2 files in @eaDir" if num == 6 else "")
+    assert "warnings" not in listed(root) or not listed(root)["warnings"]

@@ -177,3 +177,15 @@ def test_a_run_without_lines_is_told_what_to_set() -> None:
 def test_a_beam_of_no_width_is_refused() -> None:
     with pytest.raises((ConfigError, ValueError)):
         config_of(decode={"beam_width": 0})
+
+
+def test_lines_whose_image_is_in_both_sets_or_repeated_are_counted(tmp_path: Path) -> None:
+    draw_lines(tmp_path, ["01", "02", "10", "20"])
+    (tmp_path / "e.tsv").write_text("1.png\t02\n3.png\t20\n")
+    (tmp_path / "t.tsv").write_text("0.png\t01\n1.png\t02\n0.png\t10\n")
+    config = config_of(data={"train": str(tmp_path / "t.tsv"), "eval": str(tmp_path / "e.tsv"), "width": 64})
+    rows = build(config, dataset_info(config)).describe
+    assert rows["validation"] == "warning: 1 of 2 images are training images too"
+    assert rows["training"].startswith("warning: 1 of 3 images are listed again")
+    config = config_of(data={"train": str(tmp_path / "l.tsv"), "val_fraction": 0.5, "width": 64})
+    assert not build(config, dataset_info(config)).describe.keys() & {"validation", "training"}

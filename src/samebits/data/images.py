@@ -209,7 +209,7 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: b
     Args:
         content: The file; see `JpegHead.is_plain`.
         scale: Decode at 1/scale of the size: 1, 2, 4 or 8.
-        is_whole: Whether the height is that of the file, so that lost data can be told from rows that were cut off.
+        is_whole: Whether the height is that of the file, so that missing rows are lost data.
 
     Returns:
         (H, W, 3) bytes. H and W are the size divided by the scale, rounded up.

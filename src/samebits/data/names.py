@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from samebits.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+# Folders of thumbnails and deleted files that NAS systems, macOS and Windows make.
+_SYSTEM_FOLDERS = (
+    "@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found",
+)  # fmt: skip
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+_SHOWN = 6
 
 # Virtual file systems of the kernel, which have no images and may not end.
 _NO_FILES = tuple(map(Path, ("/proc", "/sys", "/dev")))
@@ -68,8 +76,13 @@ def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[s
     return set(ranked[: max(1, int(len(names) * fraction))])
 
 
-def walk(root: Path, name: str) -> list[str]:
+def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[str]:
     """List the images in a folder below the root, recursively. Links are followed.
+
+    Args:
+        root: The root.
+        name: The folder, relative to it.
+        left_out: Counts files that are no images by their ending, and those in folders of the system.
 
     Returns:
         Paths relative to the root.
@@ -87,10 +100,71 @@ def walk(root: Path, name: str) -> list[str]:
         seen.add((status.st_dev, status.st_ino))
         if os.path.islink(folder):
             _check_link(folder, whole)
+        count_left_out(folder, inner, files, left_out)
+        inner[:] = [each for each in inner if not is_of_system(each)]
         inner.sort()  # if several paths lead to the same folder, the choice is reproducible
         inside = Path(folder).relative_to(root).as_posix()
         names += [f"{inside}/{file}" for file in files if is_image(file)]
     return names
+
+
+def count_left_out(folder: str | Path, inner: Iterable[str], files: Iterable[str], counts: Counter[str] | None) -> None:
+    """Count the files of a folder that are not used.
+
+    Args:
+        folder: The folder.
+        inner: Names of the folders in it; only those of the system are counted.
+        files: Names of the files in it.
+        counts: Number of files by their ending or their folder, to add to. None: nothing is counted.
+    """
+    if counts is None:
+        return
+    for name in files:
+        if name.startswith("._"):  # macOS writes them beside files on foreign disks
+            counts["._*"] += 1
+        elif not (is_image(name) or name.startswith(".") or name.lower() in _SYSTEM_FILES):
+            counts[os.path.splitext(name)[1].lower() or "without an ending"] += 1
+    for each in filter(is_of_system, inner):
+        num_images = sum(is_image(name) for _, _, names in os.walk(os.path.join(folder, each)) for name in names)
+        counts.update({f"in {each}": num_images} if num_images else {})
+
+
+def is_of_system(folder: str) -> bool:
+    """Return whether a folder of this name is hidden, or made by a system for thumbnails or deleted files."""
+    return folder.startswith(".") or folder in _SYSTEM_FOLDERS
+
+
+def left_out_row(counts: Mapping[str, int]) -> str:
+    """Describe files that are not used, for the header of a run: "40 files .heic, 1 file in @eaDir"."""
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    texts = [f"{number:,} file{'s' if number > 1 else ''} {kind}" for kind, number in most[:_SHOWN]]
+    return ", ".join(texts) + (" …" if len(most) > _SHOWN else "")
+
+
+def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, str]:
+    """Warn of images in both sets and of repeated training images, for the header of a run.
+
+    Args:
+        train: Paths of the training images.
+        validation: Paths of the validation images.
+
+    Returns:
+        Rows by name; empty if there are none.
+    """
+    known: set[str] = set()
+    num_train = num_validation = num_shared = 0
+    for path in train:
+        num_train += 1
+        known.add(path)
+    for path in validation:
+        num_validation += 1
+        num_shared += path in known
+    num_repeated = num_train - len(known)
+    rows = {
+        "validation": f"warning: {num_shared:,} of {num_validation:,} images are training images too",
+        "training": f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label",
+    }
+    return {name: rows[name] for name, number in (("validation", num_shared), ("training", num_repeated)) if number}
 
 
 def _check_link(link: str, root: Path) -> None:

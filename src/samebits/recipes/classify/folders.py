@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from samebits.data.names import ENDINGS, check_names, is_image, walk
+from samebits.data.names import ENDINGS, check_names, count_left_out, is_image, is_of_system, left_out_row, walk
 from samebits.errors import DataError
 
 IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
@@ -55,12 +56,13 @@ def folder_of(path: Path, images: Path | None = None) -> Path:
     return path.parent if images is None else images.expanduser().absolute()
 
 
-def list_folder(folder: Path, setting: str) -> Files:
+def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None) -> Files:
     """List the images in class folders and their subfolders, sorted by name.
 
     Args:
         folder: The folder that contains the class folders.
         setting: The setting that names it, for errors.
+        left_out: Counts the files that are not used; see `walk`.
 
     Raises:
         DataError: There are no class folders, or one is empty.
@@ -73,7 +75,9 @@ def list_folder(folder: Path, setting: str) -> Files:
             fix="Unpack it, if it is an archive. For CSV files, set data.train=train.csv data.eval=eval.csv.",
         )
     try:
-        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+        folders = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+        names = sorted(name for name in folders if not is_of_system(name))
+        count_left_out(root, folders, (), left_out)
     except OSError as error:
         raise DataError(
             f"the folder {root} can't be read: {error.strerror or error}",
@@ -97,11 +101,15 @@ def list_folder(folder: Path, setting: str) -> Files:
     check_classes(root, names)
     files: Files = {}
     for name in names:
-        files[name] = sorted(walk(root, name))
+        counts: Counter[str] = Counter()
+        files[name] = sorted(walk(root, name, counts))
         check_names(root, files[name])
+        if left_out is not None:
+            left_out.update(counts)
         if not files[name]:
             raise DataError(
                 f"the class folder {root / name} contains no images",
+                given=left_out_row(counts) or None,
                 allowed=f"files that end in {', '.join(ENDINGS)}",
                 fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
             )

@@ -9,12 +9,13 @@ import csv
 import difflib
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.config.plain_file import read_plain
-from samebits.data.names import choose_validation, first_outside, outside
+from samebits.data.names import choose_validation, first_outside, outside, overlap_rows
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, no_dataset
 from samebits.recipes.classify.folders import IMAGES_FIX, Files, check_classes, folder_of, kind_of, list_folder
@@ -34,6 +35,8 @@ class Listing:
     classes: list[str]  #: Names of the classes, in the order of the model's outputs.
     train: Files  #: Training images.
     validation: Files  #: Validation images.
+    left_out: Mapping[str, int]  #: Number of files that are not used, by their ending or folder.
+    warnings: Mapping[str, str]  #: Rows about images that are in several places, for the header of a run.
 
 
 def take_all(files: Files, path: Path, least: int) -> Files:
@@ -62,18 +65,28 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
     if path is None:
         raise no_dataset()
     setting = "data.root" if config.train is None else "data.train"
+    left_out: Counter[str] = Counter()
     if config.train is None and kind_of(path) is None and path.suffix.lower() != ".csv":
-        listed = list_folder(path, setting)
+        listed = list_folder(path, setting, left_out)
     else:
-        listed = list_either(path, setting, config.images, config.columns)
+        listed = list_either(path, setting, config.images, config.columns, left_out)
     files = _select(listed, config.classes, path)
     if config.eval is None:
         train, validation = split(choose(files, path, 2), config.val_fraction, seed)
-        return Listing(list(files), train, validation)
-    validation = list_validation(
-        config.eval, list(files), config.images, config.columns, restrict=config.classes is not None
-    )
-    return Listing(list(files), choose(files, path, 1), choose(validation, config.eval, 0))
+        folders = (folder_of(path, config.images),) * 2
+    else:
+        validation = list_validation(
+            config.eval,
+            list(files),
+            config.images,
+            config.columns,
+            restrict=config.classes is not None,
+            left_out=left_out,
+        )
+        train, validation = choose(files, path, 1), choose(validation, config.eval, 0)
+        folders = (folder_of(path, config.images), folder_of(config.eval, config.images))
+    warnings = overlap_rows(_whole_paths(folders[0], train), _whole_paths(folders[1], validation))
+    return Listing(list(files), train, validation, left_out, warnings)
 
 
 def list_validation(
@@ -83,6 +96,7 @@ def list_validation(
     columns: tuple[str, str] | None = None,
     *,
     restrict: bool = False,
+    left_out: Counter[str] | None = None,
 ) -> Files:
     """List the validation images of data.eval.
 
@@ -92,11 +106,12 @@ def list_validation(
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
         columns: Columns of image and class in rows. None: the usual ones.
         restrict: Leave other classes out instead of raising an error.
+        left_out: Counts the files that are not used; see `walk`.
 
     Raises:
         DataError: A class is not among the training images.
     """
-    validation = list_either(path, "data.eval", images, columns)
+    validation = list_either(path, "data.eval", images, columns, left_out)
     unknown = [name for name in validation if name not in classes]
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
@@ -111,7 +126,13 @@ def list_validation(
     return {name: validation[name] for name in classes if name in validation}
 
 
-def list_either(path: Path, setting: str, images: Path | None = None, columns: tuple[str, str] | None = None) -> Files:
+def list_either(
+    path: Path,
+    setting: str,
+    images: Path | None = None,
+    columns: tuple[str, str] | None = None,
+    left_out: Counter[str] | None = None,
+) -> Files:
     """List class folders, a CSV file or rows, whichever the path is.
 
     Args:
@@ -119,12 +140,13 @@ def list_either(path: Path, setting: str, images: Path | None = None, columns: t
         setting: The setting that names it, for errors.
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
         columns: Columns of image and class in rows. None: the usual ones.
+        left_out: Counts the files of a folder that are not used; see `walk`.
     """
     if kind_of(path) is not None:
         from samebits.recipes.classify.rows import list_rows  # imported late, because most datasets are folders
 
         return list_rows(path, columns)
-    return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting)
+    return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting, left_out)
 
 
 def read_csv(path: Path, images: Path | None = None) -> Files:
@@ -205,15 +227,6 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
         train[name] = [file for file in found if file not in chosen]
         validation[name] = [file for file in found if file in chosen]
     return train, validation
-
-
-def count_shared(listing: Listing, config: DataConfig) -> int:
-    """Count the validation images that are training images too, in a split of the user."""
-    base = config.root or config.train
-    if config.eval is None or base is None:
-        return 0
-    trained = set(_whole_paths(folder_of(base, config.images), listing.train))
-    return sum(path in trained for path in _whole_paths(folder_of(config.eval, config.images), listing.validation))
 
 
 def _whole_paths(folder: Path, files: Files) -> Iterator[str]:

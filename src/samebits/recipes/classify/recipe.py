@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samebits.data.names import skipped_row
+from samebits.data.names import left_out_row, skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.checking import drop_unreadable
@@ -17,7 +17,7 @@ from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
 from samebits.recipes.classify.folders import Files, kind_of
-from samebits.recipes.classify.listing import count_shared, find_images, list_validation, take_all
+from samebits.recipes.classify.listing import find_images, list_validation, take_all
 from samebits.recipes.classify.loss import cross_entropy
 from samebits.recipes.classify.model import build_model, frozen_row
 from samebits.recipes.classify.published import find_published, load_published
@@ -51,7 +51,8 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         **({"eval_sets": sets} if sets else {}),
         "held_out_from": None if data.eval is None else _whole(data.eval),
         "skipped": skipped,
-        "num_in_both": count_shared(found, data),
+        "left_out": found.left_out,
+        "warnings": found.warnings,
         "train": found.train,
         "held_out": found.validation,
     }
@@ -70,7 +71,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(dataset_info["skipped"])),
-        "validation": _shared_row(dataset_info),
+        "left out": left_out_row(dataset_info.get("left_out", {})),  # missing in old run folders
+        **dataset_info.get("warnings", {}),
     }
     return Parts(
         model=model,
@@ -111,13 +113,6 @@ def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
         for label, value in zip(labels.tolist(), values.tolist(), strict=True)
     ]
     return {**top[0], "top": top}
-
-
-def _shared_row(dataset_info: Mapping[str, Any]) -> str:
-    """Return a warning about images that are in both splits, for the header of a run; empty if there are none."""
-    num_shared = dataset_info.get("num_in_both", 0)  # missing in old run folders
-    total = sum(map(len, dataset_info["held_out"].values()))
-    return f"warning: {num_shared:,} of {total:,} images are training images too" if num_shared else ""
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:

@@ -141,8 +141,8 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
     Raises:
         DataError: Files are missing or invalid.
     """
-    split = (config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]
-    names = split.split("+")
+    names = split_names(config, train=train)
+    split = "+".join(names)
     if config.name == "crowdpose" and names == ["trainval"] and _find(config, "trainval") is None:
         shipped = ["train", "val"]
         names = shipped if any(_find(config, name) for name in shipped) else names
@@ -170,6 +170,11 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
             fix="Set data.train or data.eval to another split.",
         )
     return parts[0] if len(parts) == 1 else ConcatImages(parts)
+
+
+def split_names(config: DataConfig, *, train: bool) -> list[str]:
+    """Return the names of the training or validation splits."""
+    return ((config.train if train else config.eval) or SPLITS[config.name][0 if train else 1]).split("+")
 
 
 def _find(config: DataConfig, name: str) -> Path | None:

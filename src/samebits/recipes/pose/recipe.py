@@ -10,7 +10,7 @@ from torch import nn
 
 from samebits.engine.parts import Parts
 from samebits.recipes.normalize import MEAN, STD
-from samebits.recipes.pose.coco_files import open_files
+from samebits.recipes.pose.coco_files import open_files, split_names
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, TrainImages
 from samebits.recipes.pose.drawing import draw_evaluation, draw_prediction, draw_samples
@@ -26,6 +26,8 @@ TITLES = {"coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 def build(config: Config) -> Parts:
     """Build the parts from the settings. Reads no data yet."""
     skeleton = config.skeleton
+    trained, validated = (set(split_names(config.data, train=train)) for train in (True, False))
+    both = sorted((trained | ({"train", "val"} if "trainval" in trained else set())) & validated)
     model = HigherHRNet(config.model, skeleton.num_joints)
     return Parts(
         model=model,
@@ -47,6 +49,7 @@ def build(config: Config) -> Parts:
         describe={
             "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",
+            **({"validation": f"warning: {', '.join(both)} is trained on too"} if both else {}),
         },
     )
 

@@ -78,6 +78,10 @@ class CocoFile:
         if twice is not None:
             raise DataError(f"{twice} is listed twice in {self.path}", fix="Remove one of the entries.")
 
+    def image_path(self, name: str, images: Path | None) -> Path:
+        """Return the path of an image in `images`, or else in the folder of the file."""
+        return (self.path.parent if images is None else images.expanduser()) / name
+
     def size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation, pixels."""
         image = self._entry(name)

@@ -6,13 +6,15 @@ A listing is plain JSON and is stored in the run folder.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from samebits.cores import num_cores
-from samebits.data.names import choose_validation
+from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
 from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabeledFile
 from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
@@ -65,6 +67,8 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
         **classes,
         "num_without_mask": train.num_without_mask if isinstance(train, MaskFolder) else 0,
         "skipped": skipped,
+        "left_out": sum((part.left_out for part in datasets if isinstance(part, MaskFolder)), Counter()),
+        "warnings": overlap_rows(_paths(train, names, config), _paths(validation, chosen, config)),
         "held_out_from": None if config.eval is None else _whole(config.eval),
         "train": names,
         "held_out": sorted(chosen),
@@ -93,6 +97,12 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     if isinstance(dataset, CocoFile):
         return LabeledFile(dataset, config.images, names, dataset_info["classes"])
     return LabeledFolder(dataset, names, dataset_info["values"], config.ignore_label)
+
+
+def _paths(dataset: Dataset, names: Iterable[str], config: DataConfig) -> list[str]:
+    if isinstance(dataset, MaskFolder):
+        return [os.path.abspath(dataset.image_path(name)) for name in names]
+    return [os.path.abspath(dataset.image_path(name, config.images)) for name in names]
 
 
 def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:

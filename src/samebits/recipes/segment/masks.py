@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,13 +38,14 @@ class MaskFolder:
     Attributes:
         names: Names of the images that have a mask, relative to their folder and without extension, sorted.
         num_without_mask: Number of the other images.
+        left_out: Number of files that are not used, by their ending or folder.
 
     Raises:
         DataError: There are no such folders, no masks, or a mask without an image.
     """
 
     def __init__(self, root: Path, setting: str, config: DataConfig) -> None:
-        self._root = root.expanduser()
+        self._root, self.left_out = root.expanduser(), Counter[str]()
         self._images = self._list(config.image_folder, setting, "")
         self._masks = self._list(config.mask_folder, setting, config.mask_suffix)
         if not self._masks:
@@ -90,7 +92,7 @@ class MaskFolder:
                 fix=f"Set {setting} to such a folder, or data.image_folder and data.mask_folder to their names.",
             )
         found: dict[str, str] = {}
-        files = sorted(walk(self._root, folder))
+        files = sorted(walk(self._root, folder, self.left_out))
         check_names(self._root, files)
         for file in files:
             name = file.removeprefix(f"{folder}/").rpartition(".")[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from samebits.data.names import skipped_row
+from samebits.data.names import left_out_row, skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import SegmentationMetric
 from samebits.recipes.normalize import MEAN, STD
@@ -41,6 +41,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "classes": ", ".join(classes[:8]) + (" …" if len(classes) > 8 else ""),
         "no mask": f"{num_without:,} images are left out" if num_without else "",
         "skipped": skipped_row(list(dataset_info.get("skipped", ()))),  # missing in old run folders
+        "left out": left_out_row(dataset_info.get("left_out", {})),
+        **dataset_info.get("warnings", {}),
     }
     return Parts(
         model=build_model(config.model, len(classes)),

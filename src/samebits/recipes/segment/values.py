@@ -22,15 +22,10 @@ _MIN_THIN = 4  # values, and more than half: lossy masks have about ten for each
 
 @dataclass(frozen=True)
 class FoundValues:
-    """Values in the masks of a folder.
+    """Values in the masks of a folder."""
 
-    Attributes:
-        by_name: The values of each mask, by the name of its image.
-        thick: Values that somewhere have equal neighbors on all four sides.
-    """
-
-    by_name: dict[str, list[int]]
-    thick: set[int]
+    by_name: dict[str, list[int]]  #: The values of each mask, by the name of its image.
+    thick: set[int]  #: Values that somewhere have equal neighbors on all four sides.
 
 
 def find_values(folder: MaskFolder) -> FoundValues:

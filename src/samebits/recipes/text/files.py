@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,12 @@ class SelectedLines:
         """Return the (length,) classes of a line."""
         row = int(self.rows[index])
         return self.classes[self.labels.text_start(row) : int(self.labels.text_ends[row])]
+
+    def names(self) -> Iterator[str]:
+        """Return the path of each image; of LMDB, its folder and number."""
+        folder = os.path.abspath(self.labels.path if self.folder is None else self.folder)
+        for row in self.rows.tolist():
+            yield f"{folder}/{self.labels.lines[row] if self.folder is None else self.labels.name(row)}"
 
     def image(self, index: int) -> GrayArray:
         """Read the image of a line: (H, W) bytes.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from samebits.data.names import overlap_rows
 from samebits.engine.parts import Parts
 from samebits.metrics.text import TextMetric
 from samebits.module.freeze import freeze
@@ -29,7 +30,11 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     """
     alphabet = find_alphabet(config.data)
     splits = {"training": choose(config, alphabet, train=True), "validation": choose(config, alphabet, train=False)}
-    return {"alphabet": alphabet.characters, "left_out": _left_out(splits)}
+    return {
+        "alphabet": alphabet.characters,
+        "left_out": _left_out(splits),
+        "warnings": overlap_rows(splits["training"].names(), splits["validation"].names()),
+    }
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
@@ -71,6 +76,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "model": config.model.name,
             "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
             **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
+            **dataset_info.get("warnings", {}),
         },
     )
 
