@@ -19,20 +19,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrialDifference:
-    """The first difference between two trials.
+    """The first difference between two trials."""
 
-    Attributes:
-        stage: One of the constants of this module.
-        step: Step, from 0; None before the first one and in the evaluation.
-        micro_batch: Micro-batch of the step, from 0; None after the sum over them.
-        name: The sample, module, loss term, tensor or metric.
-        detail: For FORWARD, whether the input or the output of the module differs; for the evaluation, both values.
-    """
-
-    stage: str
-    step: int | None
-    micro_batch: int | None
-    name: str
+    stage: str  #: One of the constants of this module.
+    step: int | None  #: Step, from 0; None before the first one and in the evaluation.
+    micro_batch: int | None  #: Micro-batch of the step, from 0; None after the sum over them.
+    name: str  #: The sample, module, loss term, tensor or metric.
+    #: For FORWARD, whether the input or the output of the module differs; for the evaluation, both values.
     detail: str = ""
 
     @property

@@ -38,17 +38,11 @@ OTHER_HASH = Trial("a process with another PYTHONHASHSEED", is_other_hash=True)
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        findings: The faults; empty if the recipe is exact.
-        passed: What was compared and is equal.
-        seconds: How long it took.
-    """
-
-    findings: list[Finding]
-    passed: list[str]
-    seconds: float
+    findings: list[Finding]  #: The faults; empty if the recipe is exact.
+    passed: list[str]  #: What was compared and is equal.
+    seconds: float  #: How long it took.
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON."""

@@ -17,25 +17,15 @@ from samebits.errors import printable
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a recipe.
+    """One fault of a recipe."""
 
-    Attributes:
-        what: What differs, where: "forward of `encoder.noise` differs between 1 and 2 processes at step 1".
-        kind: A word for the cause, for programs: "generator", "clock", "loss is a sum".
-        cause: Why, for the user.
-        fix: What to do, an imperative sentence.
-        file: The user's source file; empty if it is not known.
-        line: The line in it.
-        others: Other lines that may have a part in it, each "FILE:LINE what".
-    """
-
-    what: str
-    kind: str
-    cause: str
-    fix: str
-    file: str = ""
-    line: int = 0
-    others: list[str] = field(default_factory=list)
+    what: str  #: What differs, where: "forward of `encoder.noise` differs between 1 and 2 processes at step 1".
+    kind: str  #: A word for the cause, for programs: "generator", "clock", "loss is a sum".
+    cause: str  #: Why, for the user.
+    fix: str  #: What to do, an imperative sentence.
+    file: str = ""  #: The user's source file; empty if it is not known.
+    line: int = 0  #: The line in it.
+    others: list[str] = field(default_factory=list)  #: Other lines that may have a part in it, each "FILE:LINE what".
 
     @property
     def place(self) -> str:

@@ -27,21 +27,13 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one trial.
+    """The result of one trial."""
 
-    Attributes:
-        trial: The trial.
-        record: The record of the whole world; None if it failed.
-        error: The error of the first rank that failed.
-        line: Its FILE and LINE in the user's code.
-        ranks: The first difference between the ranks of this world.
-    """
-
-    trial: Trial
-    record: Record | None
-    error: SamebitsError | None = None
-    line: tuple[str, int] | None = None
-    ranks: TrialDifference | None = None
+    trial: Trial  #: The trial.
+    record: Record | None  #: The record of the whole world; None if it failed.
+    error: SamebitsError | None = None  #: The error of the first rank that failed.
+    line: tuple[str, int] | None = None  #: Its FILE and LINE in the user's code.
+    ranks: TrialDifference | None = None  #: The first difference between the ranks of this world.
 
 
 def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:

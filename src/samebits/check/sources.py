@@ -50,34 +50,21 @@ _VARIABLES = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Something that a recipe read beside its arguments.
+    """Something that a recipe read beside its arguments."""
 
-    Attributes:
-        kind: One of the constants of this module.
-        phase: What the recipe was doing: "import", "build", "sample", "forward" ...
-        what: What it called: "time.time()".
-        file: The user's source file.
-        line: The line in it.
-    """
-
-    kind: str
-    phase: str
-    what: str
-    file: str
-    line: int
+    kind: str  #: One of the constants of this module.
+    phase: str  #: What the recipe was doing: "import", "build", "sample", "forward" ...
+    what: str  #: What it called: "time.time()".
+    file: str  #: The user's source file.
+    line: int  #: The line in it.
 
 
 class SourceTracer:
-    """Records the sources that a block of code reads.
-
-    Attributes:
-        phase: What is running now.
-        found: The sources, each once.
-    """
+    """Records the sources that a block of code reads."""
 
     def __init__(self) -> None:
-        self.phase = ""
-        self.found: dict[NoiseSource, None] = {}
+        self.phase = ""  #: What is running now.
+        self.found: dict[NoiseSource, None] = {}  #: The sources, each once.
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

@@ -32,25 +32,15 @@ Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What one world does.
+    """What one world does."""
 
-    Attributes:
-        name: For the user: "2 processes".
-        procs: Processes.
-        workers: DataLoader workers of each.
-        is_uneven: Whether each rank waits a random time before each micro-batch.
-        folder: Folder of the checkpoint; None: none is written or read.
-        is_resume: Whether to resume from the checkpoint instead of writing it.
-        is_other_hash: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
-    """
-
-    name: str
-    procs: int = 1
-    workers: int = 0
-    is_uneven: bool = False
-    folder: Path | None = None
-    is_resume: bool = False
-    is_other_hash: bool = False
+    name: str  #: For the user: "2 processes".
+    procs: int = 1  #: Processes.
+    workers: int = 0  #: DataLoader workers of each.
+    is_uneven: bool = False  #: Whether each rank waits a random time before each micro-batch.
+    folder: Path | None = None  #: Folder of the checkpoint; None: none is written or read.
+    is_resume: bool = False  #: Whether to resume from the checkpoint instead of writing it.
+    is_other_hash: bool = False  #: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
 
 
 class _RecordingLoader:

@@ -32,15 +32,10 @@ JOINED_BYTES = 1 << 20  # of a bucket: copying a larger one costs as much as a m
 
 @dataclass(frozen=True)
 class StepNodes:
-    """The tree of one step.
+    """The tree of one step."""
 
-    Attributes:
-        step: The step, with this rank's micro-batches.
-        nodes: For each rank, the nodes that it sums.
-    """
-
-    step: Step
-    nodes: list[list[Node]]
+    step: Step  #: The step, with this rank's micro-batches.
+    nodes: list[list[Node]]  #: For each rank, the nodes that it sums.
 
     @classmethod
     def of(cls, step: Step, world: World) -> StepNodes:
@@ -105,9 +100,6 @@ class GradientSum:
         parameters: Float32 and dense, in the order of their registration, on one device.
         world: The ranks.
         number: Number of this sum; different for all sums of a process.
-
-    Attributes:
-        norm: 2-norm of the summed gradient, (), after `reduce`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
@@ -130,7 +122,7 @@ class GradientSum:
         self._weight = 1.0
         self._exchanges: list[TreeAllReduce | JoinedAllReduce] = []
         self._joined: Bucket | None = None
-        self.norm = torch.zeros(())
+        self.norm = torch.zeros(())  #: 2-norm of the summed gradient, (), after `reduce`.
 
     @property
     def next_leaf(self) -> int:

@@ -12,18 +12,12 @@ from samebits.own_loop.trained import Trained
 
 
 class Habits:
-    """Notes on a loop, from the start of an iteration on. A framework begins none: it counts steps itself.
-
-    Attributes:
-        fault: The error of an iteration that was left in the wrong place.
-        has_trained: Whether there was a backward pass or an `optimizer.step()`.
-        num_forwards: Forward passes in training mode since the body's start, or since the update.
-    """
+    """Notes on a loop, from the start of an iteration on. A framework begins none: it counts steps itself."""
 
     def __init__(self) -> None:
-        self.fault: TrainError | None = None
-        self.has_trained = False
-        self.num_forwards = 0
+        self.fault: TrainError | None = None  #: The error of an iteration that was left in the wrong place.
+        self.has_trained = False  #: Whether there was a backward pass or an `optimizer.step()`.
+        self.num_forwards = 0  #: Forward passes in training mode since the body's start, or since the update.
         self._is_open = False  # whether the body before had forward passes and no backward pass
         self._called: dict[tuple[str, str], set[int]] = {}  # what follows the optimizer -> bodies
         self._stepping: set[bool] = set()

@@ -28,15 +28,10 @@ from samebits.errors import ConfigError
 
 @dataclass(frozen=True)
 class LoopOrder(PaddedOrder):
-    """An order with the choices of a DataLoader.
+    """An order with the choices of a DataLoader."""
 
-    Attributes:
-        is_shuffled: Permute the samples of each epoch; otherwise their order is that of the dataset.
-        drop_last: Leave out a last step with fewer samples.
-    """
-
-    is_shuffled: bool = True
-    drop_last: bool = False
+    is_shuffled: bool = True  #: Permute the samples of each epoch; otherwise their order is that of the dataset.
+    drop_last: bool = False  #: Leave out a last step with fewer samples.
 
     @property
     def steps_per_epoch(self) -> int:
@@ -89,31 +84,19 @@ class CollatedSamples(Samples):
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """What is taken over from a DataLoader.
+    """What is taken over from a DataLoader."""
 
-    Attributes:
-        samples: The dataset with its collation.
-        collate_fn: That collation.
-        is_shuffled: Whether its sampler shuffles.
-        drop_last: Whether a last incomplete batch is left out.
-        batch_size: Its batch size; None if it has none.
-        num_workers: Its number of workers.
-        prefetch: Batches that each worker reads ahead.
-        worker_init_fn: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
-        timeout_s: Longest wait for a worker's batch, seconds; None: forever.
-        sampler: Its DistributedSampler, whose `set_epoch` the loop may call.
-    """
-
-    samples: CollatedSamples
-    collate_fn: Callable[[list[Any]], Any]
-    is_shuffled: bool
-    drop_last: bool
-    batch_size: int | None
-    num_workers: int
-    prefetch: int
+    samples: CollatedSamples  #: The dataset with its collation.
+    collate_fn: Callable[[list[Any]], Any]  #: That collation.
+    is_shuffled: bool  #: Whether its sampler shuffles.
+    drop_last: bool  #: Whether a last incomplete batch is left out.
+    batch_size: int | None  #: Its batch size; None if it has none.
+    num_workers: int  #: Its number of workers.
+    prefetch: int  #: Batches that each worker reads ahead.
+    #: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
     worker_init_fn: Callable[[int], None] | None
-    timeout_s: float | None
-    sampler: DistributedSampler[Any] | None
+    timeout_s: float | None  #: Longest wait for a worker's batch, seconds; None: forever.
+    sampler: DistributedSampler[Any] | None  #: Its DistributedSampler, whose `set_epoch` the loop may call.
 
     def init_worker(self, worker: int) -> None:
         """Call the script's `worker_init_fn` in a DataLoader worker, by its number."""

@@ -38,60 +38,39 @@ def trial_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """A search, as the user requested it.
+    """A search, as the user requested it."""
 
-    Attributes:
-        space: Settings with their intervals or values, as on the command line.
-        num_trials: Number of trials.
-        lag: A trial is chosen from the results of the trials up to this many before it, so that the choice does not
-            depend on which of the trials side by side ends first.
-        seed: Seed of the search.
-        prunes: Whether trials with worse values than the median are stopped.
-    """
-
-    space: list[str]
-    num_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+    space: list[str]  #: Settings with their intervals or values, as on the command line.
+    num_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]  #: Number of trials.
+    #: A trial is chosen from the results of the trials up to this many before it, so that the choice does not depend on
+    #: which of the trials side by side ends first.
     lag: Annotated[int, Field(ge=1)]
-    seed: int = 0
-    prunes: bool = True
+    seed: int = 0  #: Seed of the search.
+    prunes: bool = True  #: Whether trials with worse values than the median are stopped.
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """The end of a trial of a search.
+    """The end of a trial of a search."""
 
-    Attributes:
-        state: done; pruned; or failed.
-        values: Step and value of the metric of each evaluation; None is a value that is not finite.
-        reason: Why it failed.
-    """
-
-    state: Literal["done", "pruned", "failed"]
+    state: Literal["done", "pruned", "failed"]  #: done; pruned; or failed.
+    #: Step and value of the metric of each evaluation; None is a value that is not finite.
     values: list[tuple[int, float | None]] = field(default_factory=list)
-    reason: str = ""
+    reason: str = ""  #: Why it failed.
 
 
 @dataclass
 class Sweep:
-    """A sweep.
+    """A sweep."""
 
-    Attributes:
-        arguments: Recipe and common settings, as arguments of `samebits train`.
-        keys: Names of the settings that differ between trials.
-        trials: The settings of each trial, as overrides.
-        metric: Name of the metric that the recipe monitors; empty until a trial has an evaluation.
-        better: Whether its "max" or "min" is best.
-        search: The search; None for a grid.
-        outcomes: How trials of a search ended, by number.
-    """
-
+    #: Recipe and common settings, as arguments of `samebits train`.
     arguments: Annotated[list[str], Field(min_length=1)]
-    keys: list[str]
-    trials: list[list[str]]
-    metric: str = ""
-    better: Literal["max", "min"] = "max"
-    search: SearchSpec | None = None
-    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
+    keys: list[str]  #: Names of the settings that differ between trials.
+    trials: list[list[str]]  #: The settings of each trial, as overrides.
+    metric: str = ""  #: Name of the metric that the recipe monitors; empty until a trial has an evaluation.
+    better: Literal["max", "min"] = "max"  #: Whether its "max" or "min" is best.
+    search: SearchSpec | None = None  #: The search; None for a grid.
+    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)  #: How trials of a search ended, by number.
 
     @cached_property
     def recipe(self) -> RecipeSpec:

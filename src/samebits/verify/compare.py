@@ -25,19 +25,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of a segment.
+    """The first difference of a segment."""
 
-    Attributes:
-        step: The step, from 0; for weights and metrics, the number of steps done.
-        name: What differs: loss, gradient norm, learning rate, samples, content, outcome, a metric, or a tensor.
-        recorded: The value in the run's record.
-        replayed: The value of the replay.
-    """
-
-    step: int
-    name: str
-    recorded: str
-    replayed: str
+    step: int  #: The step, from 0; for weights and metrics, the number of steps done.
+    name: str  #: What differs: loss, gradient norm, learning rate, samples, content, outcome, a metric, or a tensor.
+    recorded: str  #: The value in the run's record.
+    replayed: str  #: The value of the replay.
 
 
 def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:

@@ -22,25 +22,16 @@ from samebits.verify.record_files import compare_record, hashes
 
 @dataclass
 class RunFiles:
-    """A run folder as it describes itself.
+    """A run folder as it describes itself."""
 
-    Attributes:
-        path: The run folder.
-        record: What its root stands for; None for a run that is not complete.
-        subjects: Path in the run folder -> SHA-256 of its content, of the files that its statement names.
-        log: Its record of steps; empty if there is none.
-        checkpoints: Steps that a replay can start from.
-        mismatches: Files that contradict each other, one line each.
-        notes: What is missing, one line each.
-    """
-
-    path: Path
-    record: RunRecord | None = None
+    path: Path  #: The run folder.
+    record: RunRecord | None = None  #: What its root stands for; None for a run that is not complete.
+    #: Path in the run folder -> SHA-256 of its content, of the files that its statement names.
     subjects: Mapping[str, str] = field(default_factory=dict)
-    log: step_log.StepLog = field(default_factory=step_log.StepLog)
-    checkpoints: list[int] = field(default_factory=list)
-    mismatches: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    log: step_log.StepLog = field(default_factory=step_log.StepLog)  #: Its record of steps; empty if there is none.
+    checkpoints: list[int] = field(default_factory=list)  #: Steps that a replay can start from.
+    mismatches: list[str] = field(default_factory=list)  #: Files that contradict each other, one line each.
+    notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
 
     @property
     def num_steps(self) -> int:

@@ -35,19 +35,14 @@ class Replayer:
         plan: The plan.
         job: The run, with the state before the first segment.
         log: The run's record of steps, on rank 0.
-
-    Attributes:
-        damaged: Steps whose checkpoint cannot be used.
-        mismatches: Files of the run that cannot be read or used, one line each.
-        console: Shows the progress.
     """
 
     def __init__(self, plan: Plan, job: Job, log: StepLog) -> None:
         self._plan, self._job, self._log = plan, job, log
         self._done, self._total = 0, sum(stop - start for start, stop in plan.segments)
-        self.damaged: set[int] = set()
-        self.mismatches: list[str] = []
-        self.console = Console(sys.stderr)
+        self.damaged: set[int] = set()  #: Steps whose checkpoint cannot be used.
+        self.mismatches: list[str] = []  #: Files of the run that cannot be read or used, one line each.
+        self.console = Console(sys.stderr)  #: Shows the progress.
 
     def replay(self, segment: Segment) -> Difference | None:
         """Replay a segment from the job's current state; return the first difference, on every rank."""

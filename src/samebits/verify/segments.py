@@ -22,15 +22,10 @@ from math import prod
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """The steps [start, stop) of a run, replayed from the run's state before `start`.
+    """The steps [start, stop) of a run, replayed from the run's state before `start`."""
 
-    Attributes:
-        start: First step: 0, or the step of a checkpoint.
-        stop: The step after the last one.
-    """
-
-    start: int
-    stop: int
+    start: int  #: First step: 0, or the step of a checkpoint.
+    stop: int  #: The step after the last one.
 
     @property
     def num_steps(self) -> int:

@@ -22,37 +22,24 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a verification, of one verifier or merged.
+    """The result of a verification, of one verifier or merged."""
 
-    Attributes:
-        root: The run's root; empty for a run that is not complete.
-        num_steps: Number of steps of the run.
-        segments: All segments that the run was cut into.
-        chosen: The segments that were to be replayed, over all verifiers.
-        assigned: Those of them that were this verifier's part; the same as `chosen` without --part.
-        replayed: The segments that were replayed without a difference.
-        differences: The first difference of each other segment, and what the run states wrongly as a whole.
-        mismatches: Files of the run that contradict each other.
-        changes: Code, data or versions that differ from the run's.
-        notes: What could not be checked.
-        seconds: Time of the replayed steps, seconds.
-        is_sample: Whether the root determined which segments to replay; otherwise the verifier named the steps.
-        has_log: Whether the run has a record of its steps to compare with.
-    """
-
-    root: str
-    num_steps: int
-    segments: list[Segment] = field(default_factory=list)
-    chosen: list[Segment] = field(default_factory=list)
+    root: str  #: The run's root; empty for a run that is not complete.
+    num_steps: int  #: Number of steps of the run.
+    segments: list[Segment] = field(default_factory=list)  #: All segments that the run was cut into.
+    chosen: list[Segment] = field(default_factory=list)  #: The segments that were to be replayed, over all verifiers.
+    #: Those of them that were this verifier's part; the same as `chosen` without --part.
     assigned: list[Segment] = field(default_factory=list)
-    replayed: list[Segment] = field(default_factory=list)
+    replayed: list[Segment] = field(default_factory=list)  #: The segments that were replayed without a difference.
+    #: The first difference of each other segment, and what the run states wrongly as a whole.
     differences: list[Difference] = field(default_factory=list)
-    mismatches: list[str] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    mismatches: list[str] = field(default_factory=list)  #: Files of the run that contradict each other.
+    changes: list[str] = field(default_factory=list)  #: Code, data or versions that differ from the run's.
+    notes: list[str] = field(default_factory=list)  #: What could not be checked.
+    seconds: float = 0.0  #: Time of the replayed steps, seconds.
+    #: Whether the root determined which segments to replay; otherwise the verifier named the steps.
     is_sample: bool = True
-    has_log: bool = True
+    has_log: bool = True  #: Whether the run has a record of its steps to compare with.
 
     @property
     def is_verified(self) -> bool:

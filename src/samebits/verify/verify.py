@@ -33,27 +33,16 @@ ENTRY = "samebits.verify.replay"
 
 @dataclass(frozen=True)
 class Request:
-    """What to verify, as the user requested it.
+    """What to verify, as the user requested it."""
 
-    Attributes:
-        run: The run folder.
-        overrides: Settings that do not change the result, such as data.root.
-        share: Fraction of the steps to replay, chosen by the root.
-        steps: (start, stop): replay these steps instead.
-        from_scratch: Replay the whole run from its settings, without its checkpoints.
-        challenge: The verifier's own number, mixed into the choice; empty: the root alone.
-        part: (part, number of parts): replay one verifier's part, counted from 1.
-        procs: Processes.
-    """
-
-    run: Path
-    overrides: tuple[str, ...] = ()
-    share: float = 1.0
-    steps: tuple[int, int] | None = None
-    from_scratch: bool = False
-    challenge: str = ""
-    part: tuple[int, int] = (1, 1)
-    procs: int = 1
+    run: Path  #: The run folder.
+    overrides: tuple[str, ...] = ()  #: Settings that do not change the result, such as data.root.
+    share: float = 1.0  #: Fraction of the steps to replay, chosen by the root.
+    steps: tuple[int, int] | None = None  #: (start, stop): replay these steps instead.
+    from_scratch: bool = False  #: Replay the whole run from its settings, without its checkpoints.
+    challenge: str = ""  #: The verifier's own number, mixed into the choice; empty: the root alone.
+    part: tuple[int, int] = (1, 1)  #: (part, number of parts): replay one verifier's part, counted from 1.
+    procs: int = 1  #: Processes.
 
 
 def verify(
