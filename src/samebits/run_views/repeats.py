@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +119,8 @@ def _stats(runs: Sequence[RunSummary]) -> dict[str, tuple[float, float | None]]:
     found: dict[str, tuple[float, float | None]] = {}
     for name in shared[:_MAX_METRICS]:
         values = [run.metrics[name] for run in runs]
-        found[name] = (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        with suppress(OverflowError):  # values near the end of the range, which only a damaged file has
+            found[name] = (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
     return found
 
 

@@ -74,6 +74,15 @@ def test_two_runs_of_one_seed_are_no_two_samples(tmp_path: Path) -> None:
     assert group_by_setting([read_summary(run) for run in runs[:2]]) == []
 
 
+def test_a_mean_beyond_the_range_of_numbers_is_left_out(tmp_path: Path) -> None:
+    runs = [read_summary(seeded(tmp_path / str(seed), seed)) for seed in range(2)]
+    for run in runs:
+        run.metrics = {"top1": 1.7e308, "loss": 0.5}
+    groups = group_by_setting(runs)
+    assert [group.metrics for group in groups] == [{"loss": (0.5, 0.0)}]
+    assert seed_lines(groups, 80)[1].split() == ["n", "loss"]
+
+
 def test_compare_and_its_page_show_means_and_curves_before_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
