@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from samebits.run_views.compare import compare
-from samebits.run_views.files import read_part
 from samebits.run_views.history import RunHistory
-from samebits.run_views.page.build import GENERATOR, comparison_charts
+from samebits.run_views.page.build import comparison_charts
 from samebits.run_views.page.render import render
 from samebits.run_views.page.sections import run_charts
-from samebits.run_views.page.write import write_page
-from samebits.storage.run_folder import check_target
-from samebits.version import __version__
+from samebits.run_views.page.write import check_page, write_page
 
 # Points: as wide as a column of most papers.
 _WIDTH, _PLOT_HEIGHT, _TOP, _LEFT, _RIGHT, _LINE = 252, 140, 18, 42, 8, 12
@@ -41,20 +38,15 @@ def figures(runs: Sequence[RunHistory]) -> dict[str, str]:
 
 
 def write_figures(drawn: Mapping[str, str], folder: Path) -> None:
-    """Write SVG files into a folder, and none over a file that Samebits did not write.
+    """Write SVG files into a folder, and none over a file that the user wrote or edited.
 
     Raises:
         CheckpointError: One cannot be written, or another file has its name.
     """
     for name in drawn:
-        check_target(folder / name, _is_figure)
+        check_page(folder / name)
     for name, text in drawn.items():
         write_page(text, folder / name)
-
-
-def _is_figure(path: Path) -> bool:
-    head = read_part(path, 1024, is_end=False)
-    return not path.is_symlink() and head.startswith(b"<svg ") and f"<metadata>{GENERATOR} ".encode() in head
 
 
 def _figure(chart: dict[str, Any]) -> str:
@@ -74,7 +66,6 @@ def _figure(chart: dict[str, Any]) -> str:
         "figure.svg",
         chart=chart,
         lines=lines,
-        generator=f"{GENERATOR} {__version__}",
         width=_WIDTH,
         height=height + (_LINE * len(lines) if has_legend else 0),
         left=_LEFT,
