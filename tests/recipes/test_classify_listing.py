@@ -71,7 +71,7 @@ def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
         found(root=tmp_path / "flowers.zip")
     assert "Unpack it" in error.value.slots["fix"]
     assert "data.train=train.csv" in error.value.slots["fix"]
-    with pytest.raises(DataError, match=r"flowers\.zip is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"flowers\.zip:1 is not UTF-8"):
         found(train=tmp_path / "flowers.zip", eval=tmp_path)
 
 
@@ -108,10 +108,10 @@ def test_validation_images_that_are_trained_on_too_are_counted(tmp_path: Path) -
 
 def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b\nc/1.jpg", "a/2\n3.jpg")
-    with pytest.raises(DataError, match=r"line break: 'b\\nc'"):
+    with pytest.raises(DataError, match=r"invisible character: 'b\\nc'"):
         list_folder(tmp_path, "data.root")
     (tmp_path / "list.csv").write_text('a/1.jpg,a\n"a/2\n3.jpg","b\nc"\n')
-    with pytest.raises(DataError, match=r"line break: 'b\\nc'"):
+    with pytest.raises(DataError, match=r"invisible character: 'b\\nc'"):
         read_csv(tmp_path / "list.csv")
 
 
@@ -128,6 +128,23 @@ def test_a_csv_file_of_another_form_is_refused_with_the_expected_one(tmp_path: P
     with pytest.raises(DataError, match=r"list\.csv:1 ") as error:
         read_csv(tmp_path / "list.csv")
     assert "path,label" in error.value.slots["allowed"]
+
+
+def test_a_csv_file_in_another_encoding_is_refused_with_line_and_byte(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "list.csv").write_bytes("a.jpg,Gänseblümchen\nb.jpg,Rosen\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"list\.csv:1 is not UTF-8") as error:
+        read_csv(tmp_path / "list.csv")
+    assert error.value.slots["given"] == "byte 0xE4, byte 8 of line 1"
+    assert "as cp1252, the line reads: a.jpg,Gänseblümchen" in error.value.slots["cause"]
+    assert error.value.slots["fix"] == "Save the file as UTF-8, all lines."
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+def test_all_lines_of_a_csv_file_are_read_however_they_end(tmp_path: Path, end: str) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "list.csv").write_bytes(end.join(["path,label", "a.jpg,a", "b.jpg,b", ""]).encode("utf-8-sig"))
+    assert read_csv(tmp_path / "list.csv") == {"a": ["a.jpg"], "b": ["b.jpg"]}
 
 
 def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:

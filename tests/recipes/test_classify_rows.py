@@ -127,6 +127,68 @@ def test_numbers_of_classes_are_in_numerical_order_and_classes_select(tmp_path: 
     assert dataset_info(config_of(tmp_path, columns=["image", "other"], classes=["10", "2"]))["classes"] == ["10", "2"]
 
 
+@pytest.mark.parametrize("form", ["torch", "numpy", "pandas"])
+def test_the_format_that_a_dataset_was_saved_with_does_not_change_it(form: str, tmp_path: Path) -> None:
+    import datasets
+
+    write_datasets(tmp_path / "plain")
+    datasets.load_from_disk(str(tmp_path / "plain")).with_format(form).save_to_disk(str(tmp_path / "set"))
+    config = config_of(tmp_path / "set")
+    info = dataset_info(config)
+    assert info == {**dataset_info(config_of(tmp_path / "plain"))}
+    samples = build(config, info).train_data()
+    assert samples.batch(np.arange(2), keys(0, 0, np.arange(2))).targets.tolist() == [0, 0]
+    datasets.load_from_disk(str(tmp_path / "set")).to_parquet(str(tmp_path / "parquet" / "a.parquet"))
+    assert dataset_info(config_of(tmp_path / "parquet"))["train"] == info["train"]
+
+
+def write_shard(path: Path, labels: list[bytes]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for index, label in enumerate(labels):
+            for ending, content in (("png", image(index)), ("cls", label)):
+                info = tarfile.TarInfo(f"{path.stem}{index:03}.{ending}")
+                info.size = len(content)
+                file.addfile(info, io.BytesIO(content))
+
+
+def test_numbers_and_names_mixed_are_refused_unless_all_are_listed(tmp_path: Path) -> None:
+    write_shard(tmp_path / "rows" / "0.tar", [b"0", b"1"] * 2)
+    write_shard(tmp_path / "rows" / "1.tar", [b"cat", b"dog\n"] * 2)
+    with pytest.raises(DataError, match="has both numbers and names as classes") as error:
+        dataset_info(config_of(tmp_path / "rows"))
+    assert error.value.slots["given"] == "row 0: 0\nrow 4: cat"
+    assert dataset_info(config_of(tmp_path / "rows", classes=["dog", "1"]))["classes"] == ["dog", "1"]
+    for number, labels in enumerate(([0, 1] * 2, ["cat", "dog"] * 2)):
+        table = pyarrow.table({"image": [image(i) for i in range(4)], "label": labels})
+        (tmp_path / "files").mkdir(exist_ok=True)
+        pyarrow.parquet.write_table(table, tmp_path / "files" / f"{number}.parquet")
+    with pytest.raises(DataError, match="has both numbers and names as classes"):
+        dataset_info(config_of(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_rows_of_class_minus_one_are_refused_or_left_out(form: str, tmp_path: Path) -> None:
+    labels = [0, 1, -1, 10, 9, 2] * 2
+    if form == "tar":
+        write_shard(tmp_path / "a.tar", [str(label).encode() for label in labels])
+    else:
+        table = pyarrow.table({"image": [image(i) for i in range(12)], "label": labels})
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"class -1 in .* looks like the mark of images without a class"):
+        dataset_info(config_of(tmp_path / f"a.{form}"))
+    kept = dataset_info(config_of(tmp_path / f"a.{form}", classes=["0", "1", "2", "9", "10"]))
+    assert kept["classes"] == ["0", "1", "2", "9", "10"]
+    assert "2" not in kept["train"]["0"]
+
+
+def test_a_class_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", ["Gänse".encode("cp1252"), "Gähse".encode("cp1252")] * 2)
+    with pytest.raises(DataError, match=r"row 0 of .* has a class that is not understood") as error:
+        dataset_info(config_of(tmp_path / "a.tar"))
+    assert "UTF-8" in error.value.slots["allowed"]
+
+
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "list": ({"image": [image(0)], "label": [[1, 2]]}, {}, "row 0 of", "a list"),
     "float": ({"image": [image(0)], "label": [0.5]}, {}, "row 0 of", "a float: 0.5"),

@@ -121,6 +121,8 @@ def _evaluate(
             sizes = [f"{len(samples):,} samples{f' of {name}' if name else ''}" for name, samples in sets.items()]
             place = describe_places(config)
             console.say(f"{', '.join(sizes)}, each once{f', from {place}' if place else ''}")
+            if order := parts.describe.get("classes"):  # weights of another program may have another order
+                console.say(f"classes: {order}")
         if metrics_file is not None and world.is_main:
             metrics_file.write_text(json.dumps(metrics), encoding="utf-8")
         return metrics if world.is_main else {}

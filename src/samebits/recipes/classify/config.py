@@ -64,7 +64,9 @@ class DataConfig(Settings):
         default=0.2, gt=0, lt=1, description="Fraction of each class in data.root that is used for validation."
     )
     classes: tuple[str, ...] | None = Field(
-        default=None, description="Classes, in the order of the model's outputs. null: all classes, sorted by name."
+        default=None,
+        description="Classes, in the order of the model's outputs. null: all, sorted by name, but by value if all are "
+        "whole numbers in a CSV file or rows.",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop",

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 from samebits.data.names import ENDINGS, check_names, count_left_out, is_image, is_of_system, left_out_row, walk
-from samebits.errors import DataError
+from samebits.data.sources.local_files import open_regular
+from samebits.data.sources.plain_text import is_invisible
+from samebits.errors import ConfigError, DataError
 
 IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
 
 # Common names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 
+# As Hugging Face's datasets name the files of a set: train-00000-of-00002.parquet.
+_SET = re.compile(r"(train|test|val|valid|validation|dev|eval)(?:[-_.]|\d)", re.IGNORECASE)
+
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000
+_MAX_DIGITS = 10
+NO_CLASS = ("-1", "nan", "null", "<na>")  # as torchvision and Hugging Face mark a missing class, and as pandas does
 
 # Class -> files, relative to the folder in which they were listed; or indices of rows.
 Files = dict[str, list[str]]
@@ -54,6 +63,31 @@ def folder_of(path: Path, images: Path | None = None) -> Path:
     if not path.is_file() or kind_of(path) is not None:
         return path
     return path.parent if images is None else images.expanduser().absolute()
+
+
+def check_files(path: Path, files: Sequence[str]) -> None:
+    """Check that files of rows are regular ones, and of one set.
+
+    Args:
+        path: The folder or pattern that names them, for errors.
+        files: The files.
+
+    Raises:
+        ConfigError: Training and test rows would be merged.
+        DataError: One is a FIFO, which would wait for a writer, or cannot be read.
+    """
+    for file in files:
+        os.close(open_regular(file))
+    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
+    if len(sets) > 1:
+        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
+        names = sorted(sets, key=lambda name: name != "train")
+        raise ConfigError(
+            f"{path} has files of several sets: {', '.join(names)}",
+            given="\n".join(sets[name] for name in names),
+            cause="They would become one set, with test samples in training.",
+            fix=f"Set data.train='{folder}/{names[0]}*.{ending}' and data.eval='{folder}/{names[1]}*.{ending}'.",
+        )
 
 
 def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None) -> Files:
@@ -116,15 +150,48 @@ def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None
     return files
 
 
+def is_number(name: str) -> bool:
+    """Return whether the name of a class is a whole number from 0."""
+    return name.isascii() and name.isdigit() and len(name) < _MAX_DIGITS
+
+
+def in_order(names: Collection[str]) -> list[str]:
+    """Sort the classes of rows and CSV files: whole numbers by value if all are, or else by name.
+
+    Class folders are always sorted by name, as by torchvision's ImageFolder. So weights that were trained with it keep
+    the meaning of their outputs.
+    """
+    return sorted(names, key=int) if all(map(is_number, names)) else sorted(names)
+
+
+def order_row(classes: Sequence[str]) -> str:
+    """Describe the order of numbered classes, for the head of a run; empty if there is only one order.
+
+    Args:
+        classes: Names of the classes, in the order of the model's outputs.
+    """
+    numbers = [name for name in classes if is_number(name)]
+    if numbers and len(numbers) < len(classes):
+        other = next(name for name in classes if not is_number(name))
+        num_names = len(classes) - len(numbers)
+        return f"{len(numbers):,} whole numbers, such as {numbers[0]}, and {num_names:,} names, such as {other}"
+    by_name, by_value = sorted(classes), sorted(numbers, key=int)
+    if not numbers or by_name == by_value or list(classes) not in (by_name, by_value):
+        return ""
+    shown = ", ".join(classes[:12]) + (" …" if len(classes) > 12 else "")
+    way = "sorted as text, as by torchvision's ImageFolder" if list(classes) == by_name else "sorted by value"
+    return f"{shown} ({way}; data.classes sets another order)"
+
+
 def check_classes(path: Path, names: Collection[str]) -> None:
-    """Refuse too many classes, and names of several lines, which would break tables and pictures.
+    """Refuse too many classes, names with invisible characters such as line breaks, and names that look the same.
 
     Args:
         path: The folder or CSV file that has them, for errors.
         names: Names of the classes.
 
     Raises:
-        DataError: There are too many, or one has a line break.
+        DataError: There are too many, one has an invisible character, or two look the same.
     """
     if len(names) > MAX_CLASSES:
         raise DataError(
@@ -132,9 +199,19 @@ def check_classes(path: Path, names: Collection[str]) -> None:
             allowed=f"at most {MAX_CLASSES:,}",
             fix="Check that labels are classes, not unique names.",
         )
+    seen: dict[str, str] = {}
     for name in names:
-        if name.splitlines() != [name]:
-            raise DataError(f"a class name in {path} has a line break: {name!r}", fix="Rename it.")
+        if not name or any(map(is_invisible, name)):
+            raise DataError(f"a class name in {path} has an invisible character: {name!r}", fix="Rename it.")
+        # As macOS and others write é, and as 7 and 07 are the same number.
+        key = unicodedata.normalize("NFC", " ".join(name.split()))
+        other = seen.setdefault(str(int(key)) if is_number(key) else key, name)
+        if other != name:
+            raise DataError(
+                f"two classes in {path} look the same",
+                given=f"{other!a} and {name!a}",
+                fix="Rename one, so that they are one class or differ.",
+            )
 
 
 def _split_settings(root: Path, names: Sequence[str]) -> str:

@@ -16,9 +16,19 @@ from pathlib import Path
 
 from samebits.config.plain_file import read_plain
 from samebits.data.names import choose_validation, first_outside, outside, overlap_rows
+from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, no_dataset
-from samebits.recipes.classify.folders import IMAGES_FIX, Files, check_classes, folder_of, kind_of, list_folder
+from samebits.recipes.classify.folders import (
+    IMAGES_FIX,
+    NO_CLASS,
+    Files,
+    check_classes,
+    folder_of,
+    in_order,
+    kind_of,
+    list_folder,
+)
 
 _CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 
@@ -69,7 +79,7 @@ def find_images(config: DataConfig, seed: int, choose: Choose = take_all) -> Lis
     if config.train is None and kind_of(path) is None and path.suffix.lower() != ".csv":
         listed = list_folder(path, setting, left_out)
     else:
-        listed = list_either(path, setting, config.images, config.columns, left_out)
+        listed = list_either(path, setting, config.images, config.columns, left_out, mixed=config.classes is not None)
     files = _select(listed, config.classes, path)
     if config.eval is None:
         train, validation = split(choose(files, path, 2), config.val_fraction, seed)
@@ -111,7 +121,7 @@ def list_validation(
     Raises:
         DataError: A class is not among the training images.
     """
-    validation = list_either(path, "data.eval", images, columns, left_out)
+    validation = list_either(path, "data.eval", images, columns, left_out, mixed=True)
     unknown = [name for name in validation if name not in classes]
     if unknown and not restrict:
         near = difflib.get_close_matches(unknown[0], classes, n=1)
@@ -132,6 +142,8 @@ def list_either(
     images: Path | None = None,
     columns: tuple[str, str] | None = None,
     left_out: Counter[str] | None = None,
+    *,
+    mixed: bool = False,
 ) -> Files:
     """List class folders, a CSV file or rows, whichever the path is.
 
@@ -141,11 +153,12 @@ def list_either(
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
         columns: Columns of image and class in rows. None: the usual ones.
         left_out: Counts the files of a folder that are not used; see `walk`.
+        mixed: Whether the classes of rows may be both numbers and names.
     """
     if kind_of(path) is not None:
         from samebits.recipes.classify.rows import list_rows  # imported late, because most datasets are folders
 
-        return list_rows(path, columns)
+        return list_rows(path, columns, mixed=mixed)
     return read_csv(path.expanduser(), images) if path.expanduser().is_file() else list_folder(path, setting, left_out)
 
 
@@ -160,8 +173,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
     files: Files = {}
     folder = folder_of(path, images)
     try:
-        # utf-8-sig: spreadsheets begin a file with a byte order mark.
-        text = read_plain(path, _MAX_CSV_BYTES).decode("utf-8-sig")
+        text = _csv_text(path)
         for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
             where = f"{path}:{reader.line_num}"
             if not row or (reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]):
@@ -183,10 +195,6 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                     fix="Correct the path, or set data.images to the folder that paths are relative to.",
                 )
             files.setdefault(label, []).append(name)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text", allowed="a folder, or a CSV file of path,label", fix="Save it as UTF-8."
-        ) from error
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
@@ -197,7 +205,14 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
             f"{path} names no images", allowed="lines such as daisy/a.jpg,daisy", fix="Add a line for each image."
         )
     check_classes(path, files)
-    return {label: sorted(files[label]) for label in sorted(files)}
+    return {label: sorted(files[label]) for label in in_order(files)}
+
+
+def _csv_text(path: Path) -> str:
+    try:
+        return to_utf8(path, read_plain(path, _MAX_CSV_BYTES)).decode()
+    except DataError as error:
+        raise error.with_slots(allowed="a folder, or a CSV file of path,label") from None
 
 
 def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[Files, Files]:
@@ -246,6 +261,14 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
                 fix=f"Use {near[0]}." if near else "Remove it from data.classes.",
             )
         files = {name: files[name] for name in classes}
+    elif marks := [name for name in files if name.casefold() in NO_CLASS]:
+        raise DataError(
+            f"class {marks[0]} in {path} looks like the mark of images without a class",
+            given=f"{len(files[marks[0]]):,} images",
+            fix="Leave these images out by data.classes, which lists the classes to use.\n"
+            f"If it is a class, list it there too: data.classes=[{', '.join(list(files)[:12])}"
+            + (", …]" if len(files) > 12 else "]"),
+        )
     if len(files) < 2:
         raise DataError(
             f"{path} has only one class: {', '.join(files)}", allowed="two or more", fix="Add images of another class."

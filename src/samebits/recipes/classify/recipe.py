@@ -16,7 +16,7 @@ from samebits.recipes.classify.checking import drop_unreadable
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
-from samebits.recipes.classify.folders import Files, kind_of
+from samebits.recipes.classify.folders import Files, kind_of, order_row
 from samebits.recipes.classify.listing import find_images, list_validation, take_all
 from samebits.recipes.classify.loss import cross_entropy
 from samebits.recipes.classify.model import build_model, frozen_row
@@ -68,6 +68,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     model = build_model(config.model, len(classes))
     rows = {
         "data": f"{len(classes):,} classes in {config.data.root or config.data.train}",
+        "classes": order_row(classes) if config.data.classes is None else "",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
         "skipped": skipped_row(list(dataset_info["skipped"])),

@@ -5,9 +5,8 @@ A listing has the index of a row where that of a folder has the name of a file.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import ENDINGS
 from samebits.data.sources.decoding import encoded_content
-from samebits.data.sources.local_files import find_files, open_regular
+from samebits.data.sources.local_files import find_files
 from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError
 from samebits.recipes.classify.augment_config import AugmentConfig
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.data import Head, ImageFiles, make_augmentation
-from samebits.recipes.classify.folders import Files, check_classes, kind_of
+from samebits.recipes.classify.folders import NO_CLASS, Files, check_classes, check_files, in_order, is_number, kind_of
 
 # The usual names of the columns, the most common first.
 IMAGES = ("image", "img", "picture", "photo")
@@ -33,31 +32,6 @@ _EXTENSIONS = tuple(ending.removeprefix(".") for ending in ENDINGS)
 _LABEL_EXTENSIONS = ("cls", "class", "label", "txt")
 
 Columns = tuple[str, str] | None
-
-
-# As Hugging Face's datasets name the files of a set: train-00000-of-00002.parquet.
-_SET = re.compile(r"(train|test|val|valid|validation|dev|eval)(?:[-_.]|\d)", re.IGNORECASE)
-
-
-def _check_files(path: Path, files: Sequence[str]) -> None:
-    """Check that files of rows are regular ones, and of one set.
-
-    Raises:
-        ConfigError: Training and test rows would be merged.
-        DataError: One is a FIFO, which would wait for a writer, or cannot be read.
-    """
-    for file in files:
-        os.close(open_regular(file))
-    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
-    if len(sets) > 1:
-        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
-        names = sorted(sets, key=lambda name: name != "train")
-        raise ConfigError(
-            f"{path} has files of several sets: {', '.join(names)}",
-            given="\n".join(sets[name] for name in names),
-            cause="They would become one set, with test samples in training.",
-            fix=f"Set data.train='{folder}/{names[0]}*.{ending}' and data.eval='{folder}/{names[1]}*.{ending}'.",
-        )
 
 
 class ImageRows:
@@ -80,23 +54,35 @@ class ImageRows:
         self._names: list[str] | None = None  # of integer classes, if the files have them
         kind = kind_of(path)
         if kind in ("tar", "parquet"):
-            _check_files(path, find_files(str(path), f".{kind}"))
+            check_files(path, find_files(str(path), f".{kind}"))
         self._images, self._labels, self.files = {
             "tar": self._open_tar, "parquet": self._open_parquet, "datasets": self._open_datasets,
         }[kind or "tar"](columns)  # fmt: skip
 
-    def list_by_class(self) -> Files:
+    def list_by_class(self, *, mixed: bool = False) -> Files:
         """Return the indices of the rows by class, in the order of the classes' numbers or else of their names.
 
+        Args:
+            mixed: Whether some classes may be numbers and others names.
+
         Raises:
-            DataError: A class is no integer and no text.
+            DataError: A class is no integer and no text, or some are numbers and others names.
         """
-        found: dict[Any, list[str]] = {}
+        found: Files = {}
         for index in range(len(self._labels)):
             found.setdefault(self._class(index), []).append(str(index))
-        return {
-            self._name(value): found[value] for value in sorted(found, key=lambda each: (isinstance(each, str), each))
-        }
+        if self._names is not None:
+            return {name: found[name] for name in self._names if name in found}
+        numbers = [name for name in found if is_number(name)]
+        names = [name for name in found if not is_number(name) and name.casefold() not in NO_CLASS]
+        if numbers and names and not mixed:
+            raise DataError(
+                f"{self._path} has both numbers and names as classes",
+                given="\n".join(f"row {int(found[each[0]][0]):,}: {each[0]}" for each in (numbers, names)),
+                cause="A class that one file numbers and another names would become two.",
+                fix="Write the same in all files. If all of them are classes, set data.classes to their list.",
+            )
+        return {name: found[name] for name in in_order(found)}
 
     def encoded(self, index: int) -> EncodedImage:
         """Return the encoded image of a row.
@@ -115,25 +101,23 @@ class ImageRows:
         """
         return self.encoded(index).pixels()
 
-    def _class(self, index: int) -> int | str:
+    def _class(self, index: int) -> str:
         value = self._labels[index]
         if isinstance(value, bytes):
-            text = value.decode("utf-8", "replace").strip()
-            value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+            with suppress(UnicodeDecodeError):  # bytes are refused below
+                value = value.decode("utf-8-sig")
         if isinstance(value, str) and value.strip():
             return value.strip()
-        most = 1 << 31 if self._names is None else len(self._names)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most:
-            return value
+        least, most = (-1, 1 << 31) if self._names is None else (0, len(self._names))
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value < most:
+            return str(value) if self._names is None else self._names[value]
         raise DataError(
             f"row {index:,} of {self._path} has a class that is not understood",
             given=shown(value),
-            allowed="the name of a class, or a number from 0" + ("" if self._names is None else f" to {most - 1}"),
+            allowed="the name of a class in UTF-8, or a number from 0"
+            + ("" if self._names is None else f" to {most - 1}"),
             fix="Correct the row, or set data.columns to the columns of image and class.",
         )
-
-    def _name(self, value: int | str) -> str:
-        return value if isinstance(value, str) else str(value) if self._names is None else self._names[value]
 
     def _open_tar(self, columns: Columns) -> tuple[Any, Any, list[str]]:
         image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
@@ -174,7 +158,9 @@ class ImageRows:
                 cause=str(error) or type(error).__name__,
                 fix="Write it again with save_to_disk.",
             ) from error
-        if isinstance(found, datasets.DatasetDict):
+        if not isinstance(found, datasets.DatasetDict):
+            found = found.with_format(None)  # saved with it, a dataset returns tensors or arrays of any column
+        else:
             splits = list(found)
             raise DataError(
                 f"{self._path} has splits, not rows",
@@ -241,13 +227,18 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}" + (f": {text[:60]}" if text else "")
 
 
-def list_rows(path: Path, columns: Columns) -> Files:
+def list_rows(path: Path, columns: Columns, *, mixed: bool = False) -> Files:
     """List the rows of a dataset by class.
+
+    Args:
+        path: The dataset.
+        columns: Names of the columns of image and class. None: the usual ones.
+        mixed: Whether some classes may be numbers and others names.
 
     Raises:
         DataError: The files are missing or damaged, or a row has no class.
     """
-    files = ImageRows(path, columns).list_by_class()
+    files = ImageRows(path, columns).list_by_class(mixed=mixed)
     check_classes(path, files)
     return files
 

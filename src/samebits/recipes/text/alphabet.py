@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from samebits.config.plain_file import read_plain
 from samebits.data.keyed import IntArray
+from samebits.data.sources.plain_text import escape_invisible, to_utf8
 from samebits.errors import DataError
 
+CHARS_NAME = "char_std_5990.txt"  # the table of the published index labels
 BLANK = 0
 UNKNOWN = -1
 MAX_CHARACTERS = 100_000  # more than Unicode has Han characters; the network's last layer has a row for each
@@ -122,7 +124,7 @@ def read_alphabet(path: Path) -> Alphabet:
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8.") from error
-    lines = [line for line in text.replace("\r\n", "\n").split("\n") if line]
+    lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
     if len(lines) > 1:
         long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
         if long:
@@ -137,14 +139,18 @@ def read_alphabet(path: Path) -> Alphabet:
         raise error.with_slots(f"{path}: {error.what}") from None
 
 
-def read_chars(path: Path) -> list[str]:
+def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
     """Read the characters of index labels, one per line, from line 0.
+
+    Args:
+        path: The file. One that is called char_std_5990.txt may be in GBK, as it was published.
+        encoding: Encoding of any other.
 
     Returns:
         The characters by line number; empty for a line without a character.
 
     Raises:
-        DataError: The file can't be read, or a line has several characters other than "blank" on line 0.
+        DataError: The file can't be read or decoded, or a line has several characters other than "blank" on line 0.
     """
     try:
         content = read_plain(path, MAX_ALPHABET_BYTES)
@@ -152,12 +158,13 @@ def read_chars(path: Path) -> list[str]:
         raise DataError(
             f"{path} can't be read: {error.strerror or error}", fix="Set data.chars to a readable file."
         ) from error
-    lines = content.removesuffix(b"\n").split(b"\n")
     try:
-        table = [line.decode("utf-8-sig").strip("\r") for line in lines]
-    except UnicodeDecodeError:
+        table = to_utf8(path, content, encoding, "data.encoding").decode().removesuffix("\n").split("\n")
+    except DataError:
+        if path.name != CHARS_NAME:
+            raise
         # Six lines of the published file are not valid GBK either: they have no character, as in the reference.
-        table = [line.decode("gbk", "ignore").strip("\r") for line in lines]
+        table = [line.decode("gbk", "ignore").strip("\r") for line in content.removesuffix(b"\n").split(b"\n")]
     if table and table[0].lower() == "blank":
         table[0] = ""
     long = next((number for number, text in enumerate(table) if len(text) > 1), None)
@@ -199,5 +206,6 @@ def text_of(codes: CodeArray) -> str:
 
 
 def show_character(character: str) -> str:
-    """Format a character for an error message, with its code point for invisible ones."""
-    return f"{character!r} (U+{ord(character):04X})"
+    """Format a character for an error message, with its code point, and its name if it is invisible."""
+    name = f" {unicodedata.name(character, '')}".rstrip() if escape_invisible(character) != character else ""
+    return f"{character!r} (U+{ord(character):04X}{name})"

@@ -54,8 +54,10 @@ class DataConfig(Settings):
         default=None,
         description="File with one character per line, for index labels. null: char_std_5990.txt in data.root.",
     )
-    encoding: Literal["auto", "utf-8", "gbk"] = Field(
-        default="auto", description="Encoding of label files. auto: UTF-8, or GBK if the file is not UTF-8."
+    encoding: str = Field(
+        default="utf-8",
+        description="Encoding of label files, data.chars and LMDB labels, by its name in Python, such as gb18030 or "
+        "cp1252.",
     )
     alphabet: Path | None = Field(
         default=None, description="File with the characters, in the order of the classes. null: those in the labels."
@@ -92,6 +94,15 @@ class DataConfig(Settings):
         if value is None or info.data.get("root") is not None:
             return value
         return str(Path(value).expanduser().absolute())
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_an_encoding_of_text(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except (LookupError, UnicodeError, ValueError):
+            raise ValueError(f"{value} is not a text encoding of Python, such as utf-8, gb18030 or cp1252") from None
+        return value
 
     @field_validator("images", "chars", "alphabet")
     @classmethod

@@ -13,13 +13,21 @@ import numpy.typing as npt
 from samebits.config.load import short_path
 from samebits.data.keyed import IntArray
 from samebits.data.names import first_outside, outside
+from samebits.data.sources.plain_text import escape_invisible, is_invisible
 from samebits.errors import DataError
-from samebits.recipes.text.alphabet import UNKNOWN, Alphabet, read_alphabet, read_chars, show_character, text_of
+from samebits.recipes.text.alphabet import (
+    CHARS_NAME,
+    UNKNOWN,
+    Alphabet,
+    read_alphabet,
+    read_chars,
+    show_character,
+    text_of,
+)
 from samebits.recipes.text.config import Config, DataConfig
 from samebits.recipes.text.images import GrayArray, nearest_width, packed_size, read_gray, read_packed, size_of
 from samebits.recipes.text.labels import Labels, read_labels
-
-CHARS_NAME = "char_std_5990.txt"
+from samebits.recipes.text.packed_lmdb import missing_images
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -66,7 +74,7 @@ def find_alphabet(config: DataConfig) -> Alphabet:
     """Find the alphabet: data.alphabet, or the characters of the labels.
 
     Raises:
-        DataError: A file can't be read.
+        DataError: A file can't be read, or labels without data.alphabet have an invisible character.
     """
     if config.alphabet is not None:
         return read_alphabet(config.alphabet)
@@ -74,7 +82,9 @@ def find_alphabet(config: DataConfig) -> Alphabet:
     files = [read_labels(label_path(config, train=train), config, chars) for train in (True, False)]
     if chars is not None and files[0].is_index:
         # All characters of data.chars, so that the classes do not depend on which of them the labels use.
-        return Alphabet("".join(dict.fromkeys(filter(None, read_chars(chars)))))
+        return Alphabet("".join(dict.fromkeys(filter(None, read_chars(chars, config.encoding)))))
+    for labels in files:
+        _refuse_invisible(labels)
     return Alphabet(text_of(np.unique(np.concatenate([labels.codes for labels in files]))))
 
 
@@ -95,7 +105,7 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
     labels = read_labels(path, data, chars_path(data))
     classes = alphabet.encode_codes(labels.codes)
     rows = _split(len(labels), data.val_fraction, train=train)
-    unknown = np.intersect1d(_unknown_lines(labels, classes), rows)
+    unknown = np.intersect1d(_rows_with(labels, classes == UNKNOWN), rows)
     if len(unknown) and data.on_unknown == "error":
         raise _unknown_error(labels, alphabet, unknown)
     rows = np.setdiff1d(rows, unknown)
@@ -123,6 +133,28 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
         num_unknown=len(unknown),
         num_too_long=int((~fits).sum()),
     )
+
+
+def check_images(lines: SelectedLines) -> None:
+    """Check that the image of each line exists, before training.
+
+    Raises:
+        DataError: Images are missing. Shows how many, and the first of them.
+    """
+    labels, rows, folder = lines.labels, lines.rows.tolist(), lines.folder
+    if folder is None:
+        absent = missing_images(labels.path, labels.lines[lines.rows].tolist())
+        missing = [row for row in rows if int(labels.lines[row]) in absent]
+    else:
+        missing = [row for row in rows if not os.path.isfile(folder / labels.name(row))]
+    if missing:
+        names = [escape_invisible(labels.name(row)) if folder else f"image-{labels.lines[row]:09d}" for row in missing]
+        raise DataError(
+            f"{len(missing):,} of {len(rows):,} images of {short_path(labels.path)} are missing",
+            given="\n".join(name[:200] for name in names[:3]) + ("\n…" if len(names) > 3 else ""),
+            where=f"{labels.where(missing[0])}" + (f", in the folder {folder}" if folder else ""),
+            fix="Restore the images, delete the lines, or set data.images to the folder of all images.",
+        )
 
 
 def label_path(config: DataConfig, *, train: bool) -> Path:
@@ -209,9 +241,26 @@ def _groups(labels: Labels, widths: tuple[int, ...], rows: IntArray, folder: Pat
     return nearest_width(widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
 
 
-def _unknown_lines(labels: Labels, classes: IntArray) -> IntArray:
-    """Return the rows of labels with a character that is not in the alphabet."""
-    return np.unique(np.searchsorted(labels.text_ends, np.flatnonzero(classes == UNKNOWN), side="right"))
+def _rows_with(labels: Labels, chosen: BoolArray) -> IntArray:
+    """Return the rows of labels with one of the chosen characters, given for each of `labels.codes`."""
+    return np.unique(np.searchsorted(labels.text_ends, np.flatnonzero(chosen), side="right"))
+
+
+def _refuse_invisible(labels: Labels) -> None:
+    """Refuse characters that would become classes although no image shows them."""
+    invisible = [sign for sign in text_of(np.unique(labels.codes)) if is_invisible(sign)]
+    if not invisible:
+        return
+    rows = _rows_with(labels, np.isin(labels.codes, [ord(sign) for sign in invisible]))
+    text = labels.text(int(rows[0]))
+    first = next(sign for sign in text if sign in invisible)
+    raise DataError(
+        f"a label has the invisible character {show_character(first)}",
+        given=escape_invisible(text)[:60],
+        where=labels.where(int(rows[0])),
+        cause=f"{len(rows):,} of {len(labels):,} lines have such characters, which would become classes",
+        fix="Remove it from the labels. If it is to be a class, set data.alphabet to a file with all characters.",
+    )
 
 
 def _unknown_error(labels: Labels, alphabet: Alphabet, rows: IntArray) -> DataError:

@@ -1,14 +1,14 @@
-"""Read the lines of an untrusted label file in chunks, in UTF-8 or GBK."""
+"""Read the lines of an untrusted label file in chunks."""
 
 from __future__ import annotations
 
-import codecs
 import io
 from collections.abc import Iterator
 from pathlib import Path
 
 from samebits.config.load import short_path
 from samebits.config.plain_file import read_plain
+from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 
 _CHUNK_LINES, _CHUNK_BYTES = 100_000, 1 << 24
@@ -30,17 +30,15 @@ def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
     Raises:
         DataError: The file cannot be read or decoded, or has too many lines or a too long line.
     """
-    content = _content(path)
+    content = to_utf8(path, _content(path), encoding, "data.encoding")
     if content.count(b"\n") > MAX_LINES:
         raise DataError(
             f"{path} has {content.count(10):,} lines", allowed=f"at most {MAX_LINES:,}", fix="Split the file."
         )
-    name = _encoding_of(path, content, encoding)
     lines = io.BytesIO(content)
     number = 0
     while chunk := _next_lines(path, lines, number):
-        # In these encodings, no other character contains the byte of a line break, so bytes can be split into lines.
-        texts = b"".join(chunk).decode(name).removeprefix("\ufeff").split("\n")
+        texts = b"".join(chunk).decode().split("\n")
         rows = [(line_number, line) for line_number, line in enumerate(texts, start=number + 1) if line.strip()]
         number += len(chunk)
         if rows:
@@ -72,24 +70,3 @@ def _content(path: Path) -> bytes:
             allowed="a file with labels",
             fix="Set data.train and data.eval to readable files.",
         ) from error
-
-
-def _encoding_of(path: Path, content: bytes, encoding: str) -> str:
-    # gb18030 contains GBK.
-    names = {"auto": ("utf-8", "gb18030"), "utf-8": ("utf-8",), "gbk": ("gb18030",)}[encoding]
-    for name in names:
-        try:
-            # Decoded in chunks: the whole text would need up to four times the memory.
-            decoder = codecs.getincrementaldecoder(name)()
-            for start in range(0, len(content), _CHUNK_BYTES):
-                decoder.decode(content[start : start + _CHUNK_BYTES])
-            decoder.decode(b"", final=True)
-            return name
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, start + error.start) + 1
-    raise DataError(
-        f"{path}:{line} can't be decoded",
-        given=f"data.encoding={encoding}",
-        allowed="UTF-8 or GBK",
-        fix="Save it as UTF-8.",
-    )

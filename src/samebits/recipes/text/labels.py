@@ -82,18 +82,30 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
     return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.encoding, config.normalize)
 
 
+def padded_row(labels: Labels) -> str:
+    """Describe texts that begin or end with a space, for the head of a run; empty if there are none."""
+    filled = np.flatnonzero(np.diff(labels.text_ends, prepend=0))
+    ends = labels.text_ends[filled]
+    starts = np.concatenate([[0], labels.text_ends])[filled]
+    spaces = [ord(sign) for sign in text_of(np.unique(labels.codes)) if sign.isspace()]
+    rows = filled[np.isin(labels.codes[starts], spaces) | np.isin(labels.codes[ends - 1], spaces)]
+    if not len(rows):
+        return ""
+    return f"{len(rows):,} of {len(labels):,} begin or end with a space, such as {labels.where(int(rows[0]))}"
+
+
 # The files of training and validation.
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str) -> Labels:
     if path.is_dir():
-        texts = packed_lmdb.read_texts(path)
+        texts = packed_lmdb.read_texts(path, encoding)
         return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalize)])
     table: list[str] = []
     pieces: list[_Piece] = []
     for rows in read_chunks(path, encoding):
         if not pieces:
             form = _form_of(path, form, rows, chars)
-            table = read_chars(chars) if form == "index" and chars is not None else []
+            table = read_chars(chars, encoding) if form == "index" and chars is not None else []
         if form == "index":
             pieces.append(_pack_index(path, rows, table))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ _MAX_LABEL_BYTES = 1 << 20
 _CREATE_AGAIN = "Create the dataset again, or use another."
 
 
-def read_texts(folder: Path) -> list[str]:
+def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
     """Read all labels of a dataset, in order.
 
     Raises:
-        DataError: The folder has another layout, or a label is missing or not UTF-8.
+        DataError: The folder has another layout, or a label is missing or in another encoding.
     """
     with _reading(folder), _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
@@ -45,9 +45,13 @@ def read_texts(folder: Path) -> list[str]:
                     fix=_CREATE_AGAIN,
                 )
             try:
-                texts.append(label.decode())
-            except UnicodeDecodeError as error:
-                raise DataError(f"label-{number:09d} of {folder} is not UTF-8", fix=_CREATE_AGAIN) from error
+                texts.append(label.decode(encoding))
+            except UnicodeError as error:
+                raise DataError(
+                    f"label-{number:09d} of {folder} is not {encoding}",
+                    given=label[:60],
+                    fix="Set data.encoding to the encoding of all labels, such as gb18030 or cp1252.",
+                ) from error
     if not texts:
         raise DataError(f"{folder} has no lines", given="num-samples 0", fix=_CREATE_AGAIN)
     return texts
@@ -67,6 +71,16 @@ def read_image(folder: Path, number: int) -> bytes:
         if len(content) > MAX_FILE_BYTES:
             raise too_large(f"image-{number:09d} of {folder}", len(content))
         return bytes(content)
+
+
+def missing_images(folder: Path, numbers: Sequence[int]) -> set[int]:
+    """Return those of the numbers, from 1, that have no image.
+
+    Raises:
+        DataError: The dataset can't be read.
+    """
+    with _reading(folder), _environment(folder).begin(buffers=True) as transaction:
+        return {number for number in numbers if transaction.get(b"image-%09d" % number) is None}
 
 
 _open: dict[Path, Any] = {}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from samebits.data.names import overlap_rows
+from samebits.data.sources.plain_text import escape_invisible
 from samebits.engine.parts import Parts
 from samebits.metrics.text import TextMetric
 from samebits.module.freeze import freeze
@@ -15,7 +16,8 @@ from samebits.recipes.text.config import HEIGHT_PX, Config
 from samebits.recipes.text.data import LineImages, ground_truths
 from samebits.recipes.text.decode import read
 from samebits.recipes.text.drawing import draw_samples, draw_worst
-from samebits.recipes.text.files import SelectedLines, choose, find_alphabet
+from samebits.recipes.text.files import SelectedLines, check_images, choose, find_alphabet
+from samebits.recipes.text.labels import padded_row
 from samebits.recipes.text.loss import ctc
 from samebits.recipes.text.model import build_model
 from samebits.recipes.text.predict import draw_prediction, read_line, to_prediction
@@ -23,16 +25,21 @@ from samebits.storage.pretrained import load_pretrained
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
-    """Find the alphabet, and count the lines left out.
+    """Find the alphabet, check that all images exist, and count the lines left out.
 
     Raises:
-        DataError: Labels can't be found or read.
+        DataError: Labels can't be found or read, or images are missing.
     """
     alphabet = find_alphabet(config.data)
+    for name in config.data.eval_sets:
+        check_images(choose(_with_set(config, name), alphabet, train=False))
     splits = {"training": choose(config, alphabet, train=True), "validation": choose(config, alphabet, train=False)}
+    for lines in splits.values():
+        check_images(lines)
     return {
         "alphabet": alphabet.characters,
         "left_out": _left_out(splits),
+        "padded": "\n".join(dict.fromkeys(filter(None, (padded_row(lines.labels) for lines in splits.values())))),
         "warnings": overlap_rows(splits["training"].names(), splits["validation"].names()),
     }
 
@@ -77,6 +84,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
             **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
             **dataset_info.get("warnings", {}),
+            **({"labels": dataset_info["padded"]} if dataset_info.get("padded") else {}),
         },
     )
 
@@ -87,9 +95,13 @@ def _open_lines(config: Config, alphabet: Alphabet, *, train: bool) -> LineImage
 
 def _open_set(config: Config, alphabet: Alphabet, name: str) -> LineImages:
     """Open a set of data.eval_sets: all lines of its file, like a data.eval of that name."""
+    config = _with_set(config, name)
+    return LineImages(choose(config, alphabet, train=False), config.data, train=False)
+
+
+def _with_set(config: Config, name: str) -> Config:
     data = config.data.model_copy(update={"eval": config.data.eval_sets[name], "val_fraction": None})
-    config = config.model_copy(update={"data": data})
-    return LineImages(choose(config, alphabet, train=False), data, train=False)
+    return config.model_copy(update={"data": data})
 
 
 def _left_out(parts: Mapping[str, SelectedLines]) -> str:
@@ -108,4 +120,7 @@ def _left_out(parts: Mapping[str, SelectedLines]) -> str:
 
 
 def _shortened(characters: Sequence[str]) -> str:
-    return "".join(characters[:20]) + (" ..." if len(characters) > 20 else "")
+    unseen = [shown for sign in characters if (shown := escape_invisible(sign)) != sign]
+    first = "".join(sign for sign in characters[:20] if escape_invisible(sign) == sign)
+    named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
+    return first + (" ..." if len(characters) > 20 else "") + named
