@@ -94,7 +94,15 @@ def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) ->
     (run / "checkpoints" / "step-000001" / "manifest.json").write_text("{}")
     code, error = refused(f"train --run-dir {run} --resume auto epochs=5", tmp_path)
     assert code == 2
-    assert f"model.weights={run}/weights.safetensors epochs=5" in " ".join(error.split())
+    command = f"samebits train {run}/config.yaml --run-dir NEW epochs=5 model.weights={run}/weights.safetensors"
+    assert command in " ".join(error.split())
+
+
+@pytest.mark.parametrize("length", ["epochs=4", "max_steps=60"])
+def test_a_resume_with_another_length_shows_the_command_of_a_new_run(run: Path, tmp_path: Path, length: str) -> None:
+    _, error = refused(f"train --run-dir {run} --resume auto {length}", tmp_path)
+    assert f"samebits train {run}/config.yaml --run-dir NEW {length}" in error
+    assert "model.weights" not in error  # digits does not take weights
 
 
 def test_the_same_settings_are_not_refused(run: Path) -> None:

@@ -40,7 +40,8 @@ def test_a_run_stops_early_after_the_same_step_in_any_world_and_is_verified(tmp_
     assert weights(tmp_path / "run-1") == weights(tmp_path / "run-2")
     assert result(tmp_path / "run-1")["root"] == result(tmp_path / "run-2")["root"]
     again = samebits("train", TINY, *settings, "--resume", "auto", "--run-dir", tmp_path / "run-1", cwd=tmp_path)
-    assert "this run is already complete" in again.stdout
+    assert "this run is already complete. To train longer, start a new run:" in again.stdout
+    assert f"samebits train {tmp_path}/run-1/config.yaml --run-dir NEW epochs=N" in again.stdout
     assert "verified   every step of the run" in samebits("verify", tmp_path / "run-2", "--all", cwd=tmp_path).stdout
 
 

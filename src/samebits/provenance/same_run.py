@@ -52,7 +52,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
             f"run folder {folder.path} holds a run with other settings",
             given="\n".join(other),
             fix="Give the same settings to resume it, or another --run-dir for a new run."
-            + _more_epochs(other, config, folder),
+            + _longer(other, config, folder),
         )
 
 
@@ -75,7 +75,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",
             given="\n".join(other),
-            fix="Give the same settings, or start a new run." + _more_epochs(other, config, folder),
+            fix="Give the same settings, or start a new run." + _longer(other, config, folder),
         )
 
 
@@ -159,16 +159,32 @@ def result_settings(config: RunConfig) -> dict[str, Any]:
     return settings | {"recipe": Path(config.recipe).name}
 
 
-def _more_epochs(other: list[str], config: RunConfig, folder: RunFolder) -> str:
-    """Return how to train on with another number of epochs, where that is what differs."""
-    if not any(line.startswith("epochs:") for line in other):
+def _longer(other: list[str], config: RunConfig, folder: RunFolder) -> str:
+    """Return how to train longer, where the length of the run is what differs."""
+    name = next((name for name in ("epochs", "max_steps") for line in other if line.startswith(f"{name}:")), None)
+    if name is None:
         return ""
-    # The schedule of the learning rate covers all epochs, so another number of them is another run.
-    if not hasattr(getattr(config, "model", None), "weights"):
-        return "\nThe learning rate follows from epochs, so a run keeps its number of epochs."
+    # The schedule of the learning rate covers the whole run, so a run of another length is another run.
     return (
-        "\nTo train further from its weights, start a new run:\n"
-        f"  --run-dir NEW model.weights={shlex.quote(str(folder.weights))} epochs={config.epochs}"
+        f"\nThe learning rate follows from {name}, so a run keeps its {name}.\n"
+        f"{ways_to_train_longer(folder, config, f'{name}={getattr(config, name)}')}"
+    )
+
+
+def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str) -> str:
+    """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start.
+
+    Args:
+        folder: The run's folder.
+        config: Its settings.
+        length: The setting of the new length, such as epochs=20.
+    """
+    command = f"samebits train {shlex.quote(str(folder.config))} --run-dir NEW {length}"
+    if not hasattr(getattr(config, "model", None), "weights"):
+        return f"To train longer, start a new run:\n  {command}"
+    return (
+        "To train further from its weights, start a new run:\n"
+        f"  {command} model.weights={shlex.quote(str(folder.weights))}"
     )
 
 

@@ -19,6 +19,7 @@ from samebits.engine.run_spec import RunSpec
 from samebits.extras import is_installed, pip_line
 from samebits.module.precision import describe_precision
 from samebits.optim.schedule import num_warmup_steps
+from samebits.provenance.same_run import ways_to_train_longer
 from samebits.provenance.statement import FILE_NAME as PROVENANCE
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.idle import idle_row
@@ -116,7 +117,8 @@ def finish(
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
-        reports.notify("this run is already complete")
+        length = "epochs=N" if job.config.max_steps is None else "max_steps=N"
+        reports.notify(f"this run is already complete. {ways_to_train_longer(folder, job.config, length)}")
         return
     progress = job.progress
     sha256 = weights_sha256(state)
