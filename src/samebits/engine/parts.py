@@ -46,8 +46,8 @@ class Parts:
         draw_prediction: Draws the prediction for one file: (path, the result of `postprocess`) -> an image.
         input_shape: Shape of the model's input for one sample, without the batch dimension, such as (3, 224, 224).
             None: the shape of the first validation sample (`export`) or training sample (`plan`).
-        metadata: What users of an exported model need: classes, alphabet, skeleton, mean and standard deviation, as
-            plain JSON. `export` writes it into the file.
+        metadata: What users of an exported model need: classes, alphabet, skeleton, preprocessing, as plain JSON.
+            `export` writes it into the file.
         describe: Rows for the header of the run: `{"data": "UCI digits", "model": "cnn"}`.
     """
 

@@ -229,7 +229,7 @@ def test_the_command_prints_what_was_checked(capsys: pytest.CaptureFixture[str])
     assert lines[1:] == [
         "  input    (batch, 1, 8, 8)",
         "  checked  largest difference 0 of the largest output, 0 at most",
-        "  metadata classes, mean, std",
+        "  metadata classes, mean, std, preprocess",
     ]
     assert command(["export", "w.safetensors", "--preset", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == "model.safetensors"

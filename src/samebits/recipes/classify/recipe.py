@@ -14,7 +14,7 @@ from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.checking import drop_unreadable
 from samebits.recipes.classify.config import Config
-from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
+from samebits.recipes.classify.data import ImageFiles, open_files, preprocess, resize_px
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
 from samebits.recipes.classify.folders import Files, kind_of, order_row
 from samebits.recipes.classify.listing import find_images, list_validation, take_all
@@ -90,7 +90,16 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         draw_samples=partial(draw_samples, classes=classes),
         draw_prediction=draw_prediction,
         input_shape=(3, config.data.size_px, config.data.size_px),
-        metadata={"classes": classes, "mean": config.data.mean, "std": config.data.std},
+        metadata={
+            "classes": classes,
+            "mean": config.data.mean,
+            "std": config.data.std,
+            "preprocess": {
+                "colors": "RGB",
+                "resize_shorter_px": resize_px(config.data),
+                "crop_px": config.data.size_px,
+            },
+        },
         describe={name: text for name, text in rows.items() if text},
     )
 

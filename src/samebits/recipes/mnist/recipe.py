@@ -33,6 +33,11 @@ def build(config: Config) -> Parts:
         draw=partial(draw_evaluation, scale=scale),
         draw_samples=partial(draw_samples, scale=scale),
         input_shape=(1, scale.size_px, scale.size_px),
-        metadata={"classes": [str(digit) for digit in range(NUM_CLASSES)], "mean": scale.mean, "std": scale.std},
+        metadata={
+            "classes": [str(digit) for digit in range(NUM_CLASSES)],
+            "mean": scale.mean,
+            "std": scale.std,
+            "preprocess": {"colors": "gray, light on dark", "resize_px": [scale.size_px, scale.size_px]},
+        },
         describe={"data": TITLES[config.data.name], "model": config.model.name},
     )

@@ -45,7 +45,12 @@ def build(config: Config) -> Parts:
         draw_prediction=partial(draw_prediction, skeleton=skeleton),
         draw_samples=partial(draw_samples, skeleton=skeleton),
         input_shape=(3, config.data.size_px, config.data.size_px),
-        metadata={"skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs}, "mean": MEAN, "std": STD},
+        metadata={
+            "skeleton": {"joints": skeleton.joints, "limbs": skeleton.limbs},
+            "mean": MEAN,
+            "std": STD,
+            "preprocess": {"colors": "RGB"},
+        },
         describe={
             "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
             "model": f"HigherHRNet-W{config.model.width}",

@@ -58,7 +58,12 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         draw_samples=partial(draw_samples, classes=classes),
         draw_prediction=partial(draw_prediction, classes=classes),
         input_shape=(3, *data.size_px),
-        metadata={"classes": classes, "mean": MEAN, "std": STD},
+        metadata={
+            "classes": classes,
+            "mean": MEAN,
+            "std": STD,
+            "preprocess": {"colors": "RGB", "resize_px": data.size_px},
+        },
         describe={name: text for name, text in rows.items() if text},
     )
 

@@ -77,6 +77,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "blank": BLANK,
             "mean": config.data.mean,
             "std": config.data.std,
+            "preprocess": {"colors": "gray", "resize_px": [HEIGHT_PX, config.data.widths[-1]]},
         },
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
