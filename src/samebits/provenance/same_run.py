@@ -171,14 +171,15 @@ def _longer(other: list[str], config: RunConfig, folder: RunFolder) -> str:
     )
 
 
-def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str) -> str:
+def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | None = None) -> str:
     """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start.
 
     Args:
         folder: The run's folder.
         config: Its settings.
-        length: The setting of the new length, such as epochs=20.
+        length: The setting of the new length, such as epochs=20. None: epochs=N or max_steps=N.
     """
+    length = length or ("epochs=N" if config.max_steps is None else "max_steps=N")
     command = f"samebits train {shlex.quote(str(folder.config))} --run-dir NEW {length}"
     if not hasattr(getattr(config, "model", None), "weights"):
         return f"To train longer, start a new run:\n  {command}"

@@ -117,8 +117,7 @@ def finish(
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
-        length = "epochs=N" if job.config.max_steps is None else "max_steps=N"
-        reports.notify(f"this run is already complete. {ways_to_train_longer(folder, job.config, length)}")
+        reports.notify(f"this run is already complete. {ways_to_train_longer(folder, job.config)}")
         return
     progress = job.progress
     sha256 = weights_sha256(state)

@@ -72,13 +72,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         draw_samples=partial(draw_samples, data=config.data, read_truths=partial(ground_truths, alphabet=alphabet)),
         draw_prediction=draw_prediction,
         input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
-        metadata={
-            "alphabet": alphabet.characters,
-            "blank": BLANK,
-            "mean": config.data.mean,
-            "std": config.data.std,
-            "preprocess": {"colors": "gray", "resize_px": [HEIGHT_PX, config.data.widths[-1]]},
-        },
+        metadata=_metadata(config, alphabet),
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
@@ -88,6 +82,18 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             **({"labels": dataset_info["padded"]} if dataset_info.get("padded") else {}),
         },
     )
+
+
+def _metadata(config: Config, alphabet: Alphabet) -> Mapping[str, Any]:
+    data = config.data
+    steps = {"colors": "gray", "resize_px": [HEIGHT_PX, data.widths[-1]]}
+    return {
+        "alphabet": alphabet.characters,
+        "blank": BLANK,
+        "mean": data.mean,
+        "std": data.std,
+        "preprocess": steps,
+    }
 
 
 def _open_lines(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
