@@ -11,16 +11,20 @@ Where each value of the references is written, read on 2026-11-23:
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm.data
 import timm.scheduler
 import torch
+from PIL import Image, ImageDraw
 from torch import nn
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, v2
 
+import samebits as samebits_package
 from samebits.config.load import load
 from samebits.optim.schedule import factor
 from samebits.recipes.catalog import find
@@ -148,3 +152,38 @@ def test_samples_skip_residual_blocks_in_training_and_none_in_evaluation() -> No
     first, last = ((branch.flatten(1) == 0).all(1).sum().item() for branch in branches[:2])
     assert first == 0
     assert 16 < last < 48
+
+
+@pytest.mark.parametrize(("name", "px"), [("classify", 96), ("classify/resnet34", 224)])
+def test_a_preset_for_own_images_names_its_size(name: str, px: int) -> None:
+    assert preset(name).data.size_px == px
+    presets = Path(samebits_package.__file__).parent / "recipes/classify/presets"
+    text = (presets / f"{Path(name).name}.yaml").read_text(encoding="utf-8")
+    assert f"{px} px" in text.splitlines()[0]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(2400)  # a minute on two free cores
+def test_the_defaults_of_classify_learn_from_three_classes_of_40_photos(tmp_path: Path) -> None:
+    # The objects differ in color and shape; position, size and background are random.
+    for number, (name, color) in enumerate(
+        {"apple": (190, 40, 40), "banana": (220, 200, 60), "leaf": (60, 150, 60)}.items()
+    ):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(40):
+            random = np.random.default_rng([number, index])
+            noise = random.integers(60, 200, (12, 16, 3), dtype=np.uint8)
+            image = Image.fromarray(noise).resize((320, 240), Image.Resampling.BICUBIC)
+            size, x, y = int(random.integers(60, 110)), int(random.integers(60, 260)), int(random.integers(60, 180))
+            box = (x - size // 2, y - size // 2, x + size // 2, y + size // 2)
+            shade = tuple(int(value) for value in np.array(color) + random.integers(-30, 30, 3))
+            if name == "banana":
+                ImageDraw.Draw(image).arc(
+                    box, int(random.integers(90)), int(random.integers(170, 250)), shade, size // 4
+                )
+            else:
+                ImageDraw.Draw(image).regular_polygon((x, y, size // 2), 20 if name == "apple" else 4, 0, shade)
+            image.save(tmp_path / "photos" / name / f"{index}.jpg")
+    run = samebits_package.train("classify", {"data.root": str(tmp_path / "photos")}, procs=2, run_dir=tmp_path / "run")
+    assert run.metrics["top1"] >= 0.7  # chance is a third; 0.87 was seen
