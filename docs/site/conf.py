@@ -32,6 +32,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["table.js"]
 html_search_language = "en-zh"
+html_search_scorer = str(Path(__file__).with_name("static") / "scorer.js")
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 html_theme_options = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from itertools import chain
 from pathlib import Path
 
 # Pages that are files outside docs/.
@@ -27,55 +28,31 @@ FOLDERS = {
 # A line of each page that generate.py writes; they are committed.
 GENERATED = "<!-- Generated: edit the code or docs/site, then run `make reference` and commit. -->"
 
-# Section page: (title, its first paragraph, the pages that it lists).
-SECTIONS: dict[str, tuple[str, str, list[str]]] = {
+# Section page: (title, its first paragraph, the pages that it lists: by the heading of their group, "" for none).
+SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
     "guides.md": (
         "Guides",
         "One page for each job.",
-        [
-            "own-images",
-            "segment",
-            "own-model",
-            "data",
-            "lightning",
-            "notebooks",
-            "own-loop",
-            "accelerate",
-            "transformers",
-            "resume",
-            "run-folder",
-            "runs",
-            "trackers",
-            "trust",
-            "diff",
-            "two-machines",
-            "slurm",
-            "launchers",
-            "containers",
-            "export",
-            "publish",
-            "debug-a-hang",
-            "faults",
-            "recovery",
-            "find",
-            "sweeps",
-            "memory",
-            "speed",
-            "simulate",
-            "kernels",
-            "clusters",
-            *(f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")),
-        ],
+        {
+            "Train on your data": ["own-images", "segment", "text", "pose", "own-model", "data", "notebooks"],
+            "Make your training script exact": ["own-loop", "lightning", "accelerate", "transformers"],
+            "Look after runs": ["resume", "run-folder", "runs", "trackers", "find", "sweeps"],
+            "Check and share a model": ["trust", "diff", "export", "publish"],
+            "Several machines": ["two-machines", "slurm", "launchers", "containers", "clusters", "simulate"],
+            "When something fails": ["debug-a-hang", "faults", "recovery"],
+            "Memory and speed": ["memory", "speed", "kernels"],
+            "Recipes": [f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")],
+        },
     ),
     "reference/index.md": (
         "Reference",
         "Generated from the code.",
-        ["reference/cli", "reference/settings", "reference/api"],
+        {"": ["reference/cli", "reference/settings", "reference/api"]},
     ),
     "developers.md": (
         "Development",
         "For those who change Samebits.",
-        ["contributing", "tour", "adr/README", "results", "security", "changelog"],
+        {"": ["contributing", "tour", "adr/README", "results", "security", "changelog"]},
     ),
 }
 ROOT = ["getting-started", "guides", "reference/index", "developers", "zh-CN/index"]
@@ -89,21 +66,25 @@ def section_pages(docs: Path, generated: dict[str, str]) -> list[tuple[str, str]
         generated: Pages that are generated with these, by name.
     """
     found = []
-    for name, (title, intro, pages) in SECTIONS.items():
+    for name, (title, intro, groups) in SECTIONS.items():
         lines = [f"# {title}\n", f"{intro}\n"]
-        for page in pages:
-            file = docs.parent / STAGED[f"{page}.md"] if f"{page}.md" in STAGED else docs / f"{page}.md"
-            text = generated.get(f"{page}.md") or file.read_text(encoding="utf-8")
-            target = posixpath.relpath(file.as_posix(), (docs / name).parent.as_posix())
-            lines.append(f"- [{heading(text)}]({target}){summary(text, page)}")
-        found.append((name, "\n".join([*lines, ""])))
+        for group, pages in groups.items():
+            if group:
+                lines.append(f"## {group}\n")
+            for page in pages:
+                file = docs.parent / STAGED[f"{page}.md"] if f"{page}.md" in STAGED else docs / f"{page}.md"
+                text = generated.get(f"{page}.md") or file.read_text(encoding="utf-8")
+                target = posixpath.relpath(file.as_posix(), (docs / name).parent.as_posix())
+                lines.append(f"- [{heading(text)}]({target}){summary(text, page)}")
+            lines.append("")
+        found.append((name, "\n".join(lines)))
     return found
 
 
 def write_sections(out: Path) -> None:
     """Append the tables of contents to the pages of the site, and write the list of the Chinese ones."""
     chinese = {path.stem for path in (out / "zh-CN").glob("*.md")} - {"index"}
-    in_order = [name for name in ("getting-started", *SECTIONS["guides.md"][2]) if name in chinese]
+    in_order = [name for name in ("getting-started", *chain(*SECTIONS["guides.md"][2].values())) if name in chinese]
     lines = [
         "# 中文文档\n",
         "Samebits 在任意多个进程、GPU 和机器上训练 PyTorch 视觉模型，并且每次得到同一个模型。其他页面只有英文版。\n",
@@ -112,20 +93,21 @@ def write_sections(out: Path) -> None:
         text = (out / f"zh-CN/{name}.md").read_text(encoding="utf-8")
         lines.append(f"- [{heading(text)}]({name}.md){summary(text, name)}")
     (out / "zh-CN/index.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    contents = {name: pages for name, (_, _, pages) in SECTIONS.items()}
-    contents["index.md"] = ROOT
-    contents["zh-CN/index.md"] = [f"zh-CN/{name}" for name in in_order]
-    contents["adr/README.md"] = [f"adr/{path.stem}" for path in sorted((out / "adr").glob("[0-9]*.md"))]
+    contents = {name: groups for name, (_, _, groups) in SECTIONS.items()}
+    contents["index.md"] = {"": ROOT}
+    contents["zh-CN/index.md"] = {"": [f"zh-CN/{name}" for name in in_order]}
+    contents["adr/README.md"] = {"": [f"adr/{path.stem}" for path in sorted((out / "adr").glob("[0-9]*.md"))]}
     settings = sorted((out / "reference").glob("settings-*.md"))
-    contents["reference/settings.md"] = [f"reference/{path.stem}" for path in settings]
-    for name, pages in contents.items():
+    contents["reference/settings.md"] = {"": [f"reference/{path.stem}" for path in settings]}
+    for name, groups in contents.items():
         with (out / name).open("a", encoding="utf-8") as file:
-            file.write(toctree(pages))
+            file.write("".join(toctree(group, pages) for group, pages in groups.items()))
 
 
-def toctree(pages: list[str]) -> str:
-    """A table of contents that only the navigation shows."""
-    return "\n".join(["\n", "```{toctree}", ":hidden:", *(f"/{page}" for page in pages), "```", ""])
+def toctree(group: str, pages: list[str]) -> str:
+    """A table of contents that only the navigation shows, below the name of its group."""
+    options = [":hidden:", *([f":caption: {group}"] if group else [])]
+    return "\n".join(["\n", "```{toctree}", *options, "", *(f"/{page}" for page in pages), "```", ""])
 
 
 def heading(text: str) -> str:

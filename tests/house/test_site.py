@@ -88,6 +88,15 @@ def test_the_search_finds_chinese_words(site: Path) -> None:
     assert "checkpoint" in terms
 
 
+@pytest.mark.full
+def test_guides_are_grouped_and_the_search_ranks_decisions_last(site: Path) -> None:
+    page = (site / "text.html").read_text(encoding="utf-8")
+    for group in ("Train on your data", "Make your training script exact", "Several machines"):
+        assert f'<span class="caption-text">{group}</span>' in page
+    script = (site / "_static/language_data.js").read_text(encoding="utf-8")
+    assert re.search(r'page\.startsWith\("adr/"\).*return score - 100', script)
+
+
 def _copy(repo: Path, to: Path, text: str) -> None:
     """A checkout whose page on speed ends with `text`."""
     for name in ("docs", "src", "examples"):
@@ -152,7 +161,10 @@ def test_pages_fit_on_a_phone_and_the_search_finds_them(site: Path, address: str
     for name in ("measure.html", "wide.html"):
         (site / name).unlink()
     found = json.loads(dom[dom.index("RESULT") + 6 : dom.rindex("END")])
-    assert any("resume.html" in link for link in found.pop("search checkpoints"))
+    links = found.pop("search checkpoints")
+    assert any("resume.html" in link for link in links)
+    is_decision = ["/adr/" in link for link in links]
+    assert is_decision == sorted(is_decision), "decisions come after guides"
     assert any("zh-CN/launchers.html" in link for link in found.pop(f"search {CHINESE_WORD}"))
     assert found.pop("wide.html")[0] >= 500
     assert sorted(found) == pages
