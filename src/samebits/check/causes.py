@@ -53,6 +53,7 @@ class Cause:
         file: The user's source file; empty if it is not known.
         line: The line in it.
         phase: What the recipe was doing.
+        acts: Whether the result was seen to differ by it alone; None for what was not tried.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Cause:
     file: str = ""
     line: int = 0
     phase: str = ""
+    acts: bool | None = None
 
 
 def candidates(notes: dict[str, Any], stage: str, where: str) -> list[Cause]:
@@ -77,6 +79,10 @@ def candidates(notes: dict[str, Any], stage: str, where: str) -> list[Cause]:
     found = [cause for cause in _all(notes) if cause.phase in phases and cause.kind in kinds]
     if where == "again":  # what happens once, before the first sample, cannot differ in one process
         found = [cause for cause in found if cause.phase not in ("import", "build", "open")]
+    if any(cause.acts for cause in found):
+        found = [cause for cause in found if cause.acts]
+    elif where == "again" and any(notes["checks"].get(f"other than state {phase}") for phase in phases):
+        kinds = tuple(sorted(kinds, key=lambda kind: kind in (GENERATOR, STATE, CACHE)))
     if stage == compare.LOSS:  # the state of the loss function before that of the model
         found.sort(key=lambda cause: not cause.what.startswith("loss"))
     return sorted(found, key=lambda cause: (kinds.index(cause.kind), phases.index(cause.phase), not cause.file))
@@ -89,7 +95,7 @@ def _all(notes: dict[str, Any]) -> Iterable[Cause]:
         kind = IMPORT if each["phase"] == "import" else each["kind"]
         name = each["path"] if each["what"] in (each["path"], "buffer", "parameter") else f"{each['path']}"
         what = f"{name} ({each['what']})" if kind == GENERATOR else name
-        yield Cause(kind, what, each["file"], each["line"], each["phase"])
+        yield Cause(kind, what, each["file"], each["line"], each["phase"], each.get("acts"))
     for phase in ("open", "build", "training sample", "forward"):
         for file, line in _sets(notes):
             yield Cause(SET_ORDER, "a set", file, line, phase)

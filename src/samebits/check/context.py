@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from samebits.check.line_watch import LineWatch
 from samebits.check.sources import SourceTracer
-from samebits.check.state import Cell, LineWatch, find_cells, user_modules
+from samebits.check.state import Cell, find_cells, user_modules
+from samebits.check.undo import Undo, find_acting
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader
 from samebits.data.samples import Samples
@@ -29,7 +31,8 @@ class Notes:
     Attributes:
         tracer: Traces what the recipe reads.
         phase: What the recipe is doing.
-        state: The state that changes: plain values of phase, kind, path, what, file and line.
+        state: The state that changes: plain values of phase, kind, path, what, file, line, and whether it acts.
+        acting: Path of a piece of state -> whether it alone makes a result differ; without those that are not proved.
         checks: Results by name.
         settings: Settings of the trials.
     """
@@ -37,6 +40,7 @@ class Notes:
     tracer: SourceTracer = field(default_factory=SourceTracer)
     phase: str = "import"
     state: list[dict[str, Any]] = field(default_factory=list)
+    acting: dict[str, bool] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
     settings: list[str] = field(default_factory=list)
 
@@ -56,8 +60,24 @@ class Notes:
         """
         for cell in cells:
             file, line = lines.get(cell.path, ("", 0))
-            place = {"file": file, "line": line}
+            place = {"file": file, "line": line, "acts": self.acting.get(cell.path)}
             self.state.append({"phase": self.phase, "kind": cell.kind, "path": cell.path, "what": cell.what, **place})
+
+    def prove(
+        self, phase: str, undo: Mapping[str, Undo], advance: Callable[[], object], is_equal: Callable[[], bool]
+    ) -> None:
+        """Find which of the state that a call changes makes its result differ; see `undo.find_acting`.
+
+        Args:
+            phase: What the call does.
+            undo: Restores each piece of state, by its path.
+            advance: Makes the calls after which the result differs.
+            is_equal: Computes the result again, and returns whether it is that of the first call.
+        """
+        found = find_acting(undo, advance, is_equal)
+        self.acting |= found or {}
+        if found is None:
+            self.checks[f"other than state {phase}"] = True
 
     def watch(self, phase: str, suspects: list[Cell], roots: Mapping[str, object], call: Callable[[], object]) -> None:
         """Repeat a call to find the line at which each suspicious piece of state changes, and note it.

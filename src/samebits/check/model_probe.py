@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from samebits.check.compare import first_in_pass
 from samebits.check.context import REPLACED, UNSAVED, WRITTEN, Probed
 from samebits.check.digest import ModuleRecorder, digests, gradients
-from samebits.check.state import Cell, LineWatch, changed
+from samebits.check.line_watch import LineWatch
+from samebits.check.state import Cell, changed
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, Samples
 from samebits.data.seeding import seed_forward, seeded
@@ -21,6 +22,7 @@ from samebits.engine.build import prepare_model
 from samebits.engine.parts import Parts
 
 Pass = dict[str, Any]
+MAX_PASSES = 12  # of one micro-batch, where the model or the loss keeps state
 
 
 class _Model:
@@ -110,13 +112,24 @@ def probe_model(probed: Probed, parts: Parts, train: Samples, leaves: list[Micro
     def run(number: int = 0) -> None:
         passes.append(tried.run(batches[number], leaves[number].forward_key))
 
+    def advance(num_passes: int) -> None:
+        for number in range(num_passes):
+            run(number % len(batches))
+
+    def difference() -> Any:
+        run()
+        return first_in_pass(passes[0], passes[-1])
+
     roots = probed.roots(model=tried.model, loss=parts.loss)
     with seeded(0):
-        suspects = changed(roots, run)
-        if len(batches) > 1:
-            run(1)
-        run()
-        notes.checks["repeat"] = first_in_pass(passes[0], passes[-1])
+        suspects, undo = changed(roots, run)
+        run(len(batches) - 1)
+        notes.checks["repeat"], num_passes = difference(), 2
+        # A counter may act in a few passes only, such as each fourth one.
+        while suspects and notes.checks["repeat"] is None and num_passes < MAX_PASSES:
+            notes.checks["repeat"], num_passes = difference(), num_passes + 1
+        if suspects and notes.checks["repeat"] is not None:
+            notes.prove("forward", undo, lambda: advance(num_passes), lambda: difference() is None)
         notes.watch("forward", suspects, roots, run)
         _watch_own_state(tried, passes[0]["own state"], run)
         tried.recorder.remove()

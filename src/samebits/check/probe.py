@@ -10,11 +10,12 @@ from pathlib import Path
 
 from samebits.check.context import Notes, Probed
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
+from samebits.check.line_watch import LineWatch
 from samebits.check.metric_probe import probe_metric
 from samebits.check.model_probe import probe_model
 from samebits.check.sample_probe import probe_samples
 from samebits.check.sizes import small_sizes
-from samebits.check.state import LineWatch, global_generators
+from samebits.check.state import global_generators
 from samebits.cluster import codec
 from samebits.cluster.world import alone
 from samebits.data.micro_batches import Alone

@@ -40,17 +40,28 @@ def _probe(probed: Probed, name: str, samples: Samples, request: Request) -> Non
         return sample_digests(batch)
 
     first: dict[int, str] = {}
-    suspects = changed(_roots(probed, samples), lambda: first.update(read(loader)))
-    again = read(loader)
+
+    def differing() -> list[int]:
+        again = read(loader)
+        return [index for index in first if first[index] != again[index]]
+
+    suspects, undo = changed(_roots(probed, samples), lambda: first.update(read(loader)))
     checks: dict[str, Any] = probed.notes.checks
-    checks[f"reread {name}"] = [index for index in first if first[index] != again[index]]
+    checks[f"reread {name}"] = differing()
     checks[f"kept {name}"] = False
+    if suspects and checks[f"reread {name}"]:
+        probed.notes.prove(phase, undo, lambda: read(loader), lambda: not differing())
     if suspects:
         # Other keys, as in another epoch: a dataset that keeps its samples returns those of the first reading.
         other = keys(probed.config.seed, 1, request[0])
         kept = sample_digests(loader.batch(request[0], other))
         new = _open(probed, name)
-        checks[f"kept {name}"] = kept != sample_digests(probed.loader(new).batch(request[0], other))
+        fresh = sample_digests(probed.loader(new).batch(request[0], other))
+        checks[f"kept {name}"] = kept != fresh
+        if kept != fresh and not checks[f"reread {name}"]:
+            probed.notes.prove(
+                phase, undo, lambda: read(loader), lambda: sample_digests(loader.batch(request[0], other)) == fresh
+            )
         new = _open(probed, name)  # a cache changes only at the first reading
         probed.notes.watch(phase, suspects, _roots(probed, new), lambda: read(probed.loader(new)))
 

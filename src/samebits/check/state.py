@@ -1,8 +1,8 @@
 """What a recipe remembers between calls: generators, counters, caches, values in attributes and in globals.
 
 `snapshot` walks the objects that are reachable from a recipe's parts and takes a comparable value of each piece of
-state. Two snapshots around a call give the state that the call changed. `LineWatch` then repeats the call and names the
-line at which each piece changes.
+state. Two snapshots around a call give the state that the call changed. `line_watch` then repeats the call and names
+the line at which each piece changes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samebits.frames import Line, is_user, user_line
+from samebits.check.undo import Holder, Undo, keep_value
+from samebits.frames import is_user
 
 MAX_OBJECTS = 5_000  # visited at most: a dataset may list millions of files
 MAX_ITEMS = 500  # of one container
 MAX_BYTES = 1 << 22  # of one array that is read whole
+MAX_KEPT_BYTES = 1 << 28  # of all values together: a dataset may hold its images in memory
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _MAIN = ("__main__", "__mp_main__")
@@ -54,12 +57,18 @@ class Cell:
         kind: GENERATOR, CACHE or STATE.
         what: Its type: "numpy.random.Generator".
         read: Returns a comparable value.
+        keep: Keeps the present value, and returns what restores it; None for state of the engine.
+        drop: Removes the attribute; None for others.
+        num_bytes: Size of an array or tensor, otherwise 0.
     """
 
     path: str
     kind: str
     what: str
     read: Callable[[], object]
+    keep: Callable[[], Undo] | None = None
+    drop: Undo | None = None
+    num_bytes: int = 0
 
 
 def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
@@ -71,36 +80,36 @@ def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     seen: dict[int, object] = {}  # the objects themselves are kept, so that no id is used twice
     # Breadth first, so that MAX_OBJECTS leaves out what is deepest.
-    waiting: deque[tuple[str, object, Callable[[], object] | None]] = deque(
-        (name, each, None) for name, each in roots.items()
-    )
+    waiting: deque[tuple[str, object, Holder | None]] = deque((name, each, None) for name, each in roots.items())
     while waiting and len(seen) < MAX_OBJECTS:
-        path, value, read = waiting.popleft()
+        path, value, place = waiting.popleft()
+        undo = partial(keep_value, value, place), None if place is None else place.drop
         if isinstance(value, _ATOMS):
-            if read is not None:
-                cells.setdefault(path, Cell(path, STATE, type(value).__name__, read))
+            if place is not None:
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, place.get, *undo))
             continue
         if id(value) in seen:
             continue
         seen[id(value)] = value
         if (known := _known(value)) is not None:
-            kind, what = known
             # Read through the owner where there is one: an attribute may get another object.
-            cells.setdefault(path, Cell(path, kind, what, partial(_state, read or partial(_same, value))))
+            read = partial(_state, partial(_same, value) if place is None else place.get)
+            cells.setdefault(path, Cell(path, *known, read, *undo, getattr(value, "nbytes", 0)))
         elif not isinstance(value, ModuleType) or _is_users(value):
             if isinstance(value, dict | list | set):
-                cells.setdefault(path, Cell(path, STATE, type(value).__name__, partial(_plain_items, value)))
+                read = partial(_plain_items, value)
+                cells.setdefault(path, Cell(path, STATE, type(value).__name__, read, *undo))
             waiting.extend((f"{path}{name}", child, below) for name, child, below in _children(value))
     return cells
 
 
 def snapshot(cells: Mapping[str, Cell]) -> dict[str, object]:
     """Return the present values of some cells."""
-    return {path: _value(cell) for path, cell in cells.items()}
+    return {path: value_of(cell) for path, cell in cells.items()}
 
 
-def changed(roots: Mapping[str, object], call: Callable[[], object]) -> list[Cell]:
-    """Return the state that a call changes, generators first.
+def changed(roots: Mapping[str, object], call: Callable[[], object]) -> tuple[list[Cell], dict[str, Undo]]:
+    """Return the state that a call changes, generators first, and what restores each piece, by its path.
 
     Args:
         roots: Objects by name.
@@ -108,11 +117,26 @@ def changed(roots: Mapping[str, object], call: Callable[[], object]) -> list[Cel
     """
     before_cells = find_cells(roots)
     before = snapshot(before_cells)
+    undo = keep_all(before_cells.values())
     call()
     after_cells = find_cells(roots)
     after = snapshot(after_cells)
     found = [cell for path, cell in after_cells.items() if path not in before or before[path] != after[path]]
-    return sorted(found, key=lambda cell: (GENERATOR, CACHE, STATE).index(cell.kind))
+    found.sort(key=lambda cell: (GENERATOR, CACHE, STATE).index(cell.kind))
+    undo |= {cell.path: cell.drop for cell in found if cell.drop is not None and cell.path not in before}
+    return found, {cell.path: undo[cell.path] for cell in found if cell.path in undo}
+
+
+def keep_all(cells: Iterable[Cell]) -> dict[str, Undo]:
+    """Keep pieces of state, and return what restores each, by its path; without those that are too large."""
+    found: dict[str, Undo] = {}
+    left = MAX_KEPT_BYTES
+    for cell in cells:
+        left -= cell.num_bytes
+        if cell.keep is not None and left >= 0:
+            with suppress(Exception):  # an object of the user may refuse to be copied: then nothing is proved of it
+                found[cell.path] = cell.keep()
+    return found
 
 
 def global_generators() -> dict[str, Cell]:
@@ -127,51 +151,6 @@ def global_generators() -> dict[str, Cell]:
     }
 
 
-class LineWatch:
-    """Names the user's line at which each cell changes, while a block of code runs.
-
-    Args:
-        cells: What to watch; each is read once a line.
-
-    Attributes:
-        lines: Path of a cell -> the line that changed it first.
-    """
-
-    def __init__(self, cells: Mapping[str, Cell]) -> None:
-        self._cells = cells
-        self._values: dict[str, object] = {}
-        self._last: Line | None = None
-        self.lines: dict[str, Line] = {}
-
-    def __enter__(self) -> LineWatch:
-        self._values = snapshot(self._cells)
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        self._look()
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        return self._local if is_user(frame.f_code.co_filename) else None
-
-    def _local(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if event not in ("line", "return"):
-            return self._local
-        self._look()
-        self._last = (frame.f_code.co_filename, frame.f_lineno) if event == "line" else user_line(frame.f_back)
-        return self._local
-
-    def _look(self) -> None:
-        if self._last is None:
-            return
-        for path, cell in self._cells.items():
-            value = _value(cell)
-            if path not in self.lines and value != self._values[path]:
-                self.lines[path] = self._last
-            self._values[path] = value
-
-
 def user_modules() -> dict[str, ModuleType]:
     """Return the loaded modules of the user, by their name."""
     # A copy of the list: reading an attribute of a lazy module may import others.
@@ -179,7 +158,8 @@ def user_modules() -> dict[str, ModuleType]:
     return {name: module for name, module in named.items() if is_user(str(module.__file__)) and name not in _MAIN}
 
 
-def _value(cell: Cell) -> object:
+def value_of(cell: Cell) -> object:
+    """Return the present value of a cell, comparable; None if it cannot be read."""
     try:
         return cell.read()
     except Exception:  # an object that cannot be read has no comparable state
@@ -217,8 +197,8 @@ def _same(value: object) -> object:
     return value
 
 
-def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | None]]:
-    """Yield the parts of an object that can hold state: accessor (".rng", "[3]"), part, and how to read it again."""
+def _children(value: Any) -> Iterator[tuple[str, object, Holder | None]]:
+    """Yield the parts of an object that can hold state: accessor (".rng", "[3]"), part, and its place in the object."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", item, None) for key, item in itertools.islice(list(value.items()), MAX_ITEMS))
     elif isinstance(value, list | tuple | set | frozenset):
@@ -229,7 +209,11 @@ def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | 
         yield ".self", value.__self__, None
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            yield f".{name}", _content(cell), partial(_content, cell)
+            yield (
+                f".{name}",
+                _content(cell),
+                Holder(partial(_content, cell), partial(setattr, cell, "cell_contents")),
+            )
         yield from ((f".default {index}", item, None) for index, item in enumerate(value.__defaults__ or ()))
         yield from _attributes(value, vars(value))
     elif isinstance(value, ModuleType):
@@ -246,11 +230,16 @@ def _children(value: Any) -> Iterator[tuple[str, object, Callable[[], object] | 
         yield " (class)", type(value), None
 
 
-def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, object, Callable[[], object]]]:
+def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, object, Holder]]:
     for name in list(names):
         if not (name.startswith("__") and name.endswith("__")):
-            read = partial(vars(owner).get, name)
-            yield f".{name}", read(), read
+            place = Holder(partial(vars(owner).get, name), partial(setattr, owner, name), partial(_drop, owner, name))
+            yield f".{name}", place.get(), place
+
+
+def _drop(owner: Any, name: str) -> None:
+    if name in vars(owner):
+        delattr(owner, name)
 
 
 def _content(cell: CellType) -> object:

@@ -28,7 +28,7 @@ def data_places(config: RunConfig) -> dict[str, Path]:
 
 def describe_places(config: RunConfig) -> str:
     """Return where the data is, in one line; empty for data that needs no path, such as the bundled digits."""
-    return ", ".join(f"{name} {path}" for name, path in data_places(config).items())
+    return ", ".join(f"{name} {path}" for name, path in data_places(config).items() if os.path.lexists(path))
 
 
 def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[str]) -> None:

@@ -174,7 +174,7 @@ def _judge(
     notes = [*files.notes, *done.notes]
     if files.log.first_step:
         notes.append(f"steps before {files.log.first_step:,} were replayed without a record to compare with")
-    others = ", ".join([*not_compared(request.run), "times in metrics.jsonl and result.json"])
+    others = ", ".join([*not_compared(request.run), "times"])
     notes.append(f"not compared: {others}")
     return Verdict(
         root="" if files.record is None else files.record.root,

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.check.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
+from samebits.check.line_watch import LineWatch
+from samebits.check.state import CACHE, GENERATOR, STATE, changed, find_cells
 
 SOURCE = """
 class Reader:
@@ -51,7 +52,7 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
 @pytest.mark.parametrize("rng", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1)])
 def test_a_generator_that_draws_is_found(module: ModuleType, rng: object) -> None:
     reader = module.Reader(rng)
-    (cell,) = changed({"dataset": reader}, reader.draw)
+    (cell,), _ = changed({"dataset": reader}, reader.draw)
     assert (cell.path, cell.kind) == ("dataset.rng", GENERATOR)
 
 
@@ -61,7 +62,7 @@ def test_a_torch_generator_in_a_closure_is_found() -> None:
     def loss() -> torch.Tensor:
         return torch.rand(1, generator=generator)
 
-    (cell,) = changed({"loss": loss}, loss)
+    (cell,), _ = changed({"loss": loss}, loss)
     assert (cell.path, cell.what) == ("loss.generator", "torch.Generator")
 
 
@@ -81,14 +82,14 @@ def test_counters_containers_arrays_and_caches_are_found() -> None:
             self.double(1)
 
     keeper = Keeper()
-    found = {cell.path: cell.kind for cell in changed({"it": keeper}, keeper.change)}
+    found = {cell.path: cell.kind for cell in changed({"it": keeper}, keeper.change)[0]}
     expected = dict.fromkeys(["it.rows", "it.array", "it.tensor", "it.ids"], STATE)
     assert found == {**expected, "it.double": CACHE}
 
 
 def test_parameters_and_buffers_of_a_module_are_not_listed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert changed({"model": model}, lambda: model(torch.randn(4, 2)).sum().backward()) == []
+    assert changed({"model": model}, lambda: model(torch.randn(4, 2)).sum().backward()) == ([], {})
 
 
 def test_the_line_that_changes_a_value_is_named(module: ModuleType, tmp_path: Path) -> None:

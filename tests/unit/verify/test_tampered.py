@@ -34,7 +34,7 @@ def test_an_honest_run_is_verified_and_not_changed(honest: Path) -> None:
     verdict = verified(honest)
     assert lines(verdict) == [
         "  ok       20 of 20 steps: equal samples, loss, gradient norm and weights",
-        "  note     not compared: logs, recipe.json, recipe.py, times in metrics.jsonl and result.json",
+        "  note     not compared: logs, recipe.json, recipe.py, times",
         "verified   every step of the run",
     ]
     assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before

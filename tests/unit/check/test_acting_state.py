@@ -1,0 +1,145 @@
+"""Where a recipe keeps several things that change, the one that acts on the result is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.check_faults import MARK, Fault, source_of
+from samebits.check.finding import Finding
+from samebits.check.judge import judge
+from samebits.check.probe import probe
+from samebits.cluster import codec
+
+# Name -> (set up, acting, inert), with the value that changes as `{x}`. Each is a state that is there in both forms.
+KINDS = {
+    "generator": (
+        "self.rng = np.random.default_rng(0)",
+        f"{{x}} = {{x}} + self.rng.normal()  {MARK}",
+        "self.noise = self.rng.normal()",
+    ),
+    "torch generator": (
+        "self.torch_rng = torch.Generator().manual_seed(0)",
+        f"{{x}} = {{x}} + torch.rand(1, generator=self.torch_rng)  {MARK}",
+        "torch.rand(1, generator=self.torch_rng)",
+    ),
+    "counter": (
+        "self.calls = 0",
+        f"self.calls += 1  {MARK}\n        {{x}} = {{x}} * (1 + self.calls / 10)",
+        "self.calls += 1",
+    ),
+    "history": (
+        "self.seen = []",
+        f"self.seen.append(0)  {MARK}\n        {{x}} = {{x}} * (1 + len(self.seen) / 10)",
+        "self.seen.append(0)",
+    ),
+    "table": (
+        "self.table = {}",
+        f"self.table[len(self.table)] = 1  {MARK}\n        {{x}} = {{x}} + len(self.table) / 10",
+        "self.table[len(self.table)] = 1",
+    ),
+    "count": (
+        "self.ids = itertools.count()",
+        f"{{x}} = {{x}} + next(self.ids) / 10  {MARK}",
+        "next(self.ids)",
+    ),
+    "array": (
+        "self.sums = np.zeros(3)",
+        f"self.sums[0] += 1  {MARK}\n        {{x}} = {{x}} + float(self.sums[0]) / 10",
+        "self.sums[0] += 1",
+    ),
+    "average": (
+        "self.mean = torch.zeros(1)",
+        f"self.mean = 0.9 * self.mean + 0.1  {MARK}\n        {{x}} = {{x}} + self.mean",
+        "self.mean = 0.9 * self.mean + 0.1",
+    ),
+    "class attribute": (
+        "type(self).total = 0",
+        f"type(self).total += 1  {MARK}\n        {{x}} = {{x}} + self.total / 10",
+        "type(self).total += 1",
+    ),
+    "last": (
+        "self.latest = 0.0",
+        f"before, self.latest = self.latest, 1.0  {MARK}\n        {{x}} = {{x}} + before",
+        "self.latest += 1.0",
+    ),
+}
+NAMES = list(KINDS)
+QUICK = [("generator", "model"), ("table", "dataset"), ("average", "model"), ("class attribute", "dataset")]
+
+
+def planted(acting: str, place: str) -> str:
+    number = NAMES.index(acting)
+    inert = [NAMES[(number + 1) % len(NAMES)], NAMES[(number + 4) % len(NAMES)]]
+    set_up, code, value = ("MODEL", "FORWARD", "x") if place == "model" else ("DATA", "SAMPLE", "point")
+    lines = [KINDS[inert[0]][2], KINDS[acting][1].replace("{x}", value), KINDS[inert[1]][2]]
+    starts = [KINDS[name][0] for name in (acting, *inert)]
+    # The last inert state comes first, so that neither the order of the lines nor that of the attributes tells.
+    source = {set_up: "\n        ".join(reversed(starts)), code: "\n        ".join(lines)}
+    return source_of(Fault(acting, (), source))
+
+
+def found(source: str, folder: Path) -> list[Finding]:
+    (folder / "planted.py").write_text(source)
+    (folder / "answers").mkdir()
+    probe(str(folder / "planted.py"), ["device=cpu"], folder / "answers")
+    return judge(codec.decode((folder / "answers" / "rank-0").read_bytes(), torch.device("cpu")), [])
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize(
+    ("acting", "place"),
+    [
+        pytest.param(name, place, marks=[] if (name, place) in QUICK else pytest.mark.full)
+        for name in NAMES
+        for place in ("model", "dataset")
+    ],
+)
+def test_the_acting_one_of_three_suspicious_states_is_named(acting: str, place: str, tmp_path: Path) -> None:
+    source = planted(acting, place)
+    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+    (finding,) = found(source, tmp_path)
+    assert finding.line == marked
+    assert finding.others == []
+
+
+def test_the_clock_is_named_beside_states_that_do_not_act(tmp_path: Path) -> None:
+    lines = [KINDS["counter"][2], f"x = x + time.perf_counter() % 1  {MARK}", KINDS["generator"][2]]
+    source = source_of(
+        Fault("clock", (), {
+            "MODEL": "\n        ".join(KINDS[name][0] for name in ("counter", "generator")),
+            "FORWARD": "\n        ".join(lines),
+        })
+    )  # fmt: skip
+    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+    (finding,) = found(source, tmp_path)
+    assert (finding.kind, finding.line) == ("clock", marked)
+
+
+def test_states_that_do_not_act_are_no_fault(tmp_path: Path) -> None:
+    starts, lines = ([KINDS[name][index] for name in ("generator", "counter", "table")] for index in (0, 2))
+    code = {"MODEL": "\n        ".join(starts), "FORWARD": "\n        ".join(lines)}
+    assert found(source_of(Fault("none", (), code)), tmp_path) == []
+
+
+def test_a_state_that_acts_in_each_fourth_pass_only_is_named(tmp_path: Path) -> None:
+    lines = [KINDS["generator"][2], f"self.calls += 1  {MARK}", "x = x * (2 if self.calls % 4 == 0 else 1)"]
+    source = source_of(
+        Fault("fourth", (), {
+            "MODEL": "\n        ".join(KINDS[name][0] for name in ("counter", "generator")),
+            "FORWARD": "\n        ".join(lines),
+        })
+    )  # fmt: skip
+    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+    (finding,) = found(source, tmp_path)
+    assert finding.line == marked
