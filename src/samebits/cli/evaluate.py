@@ -44,10 +44,11 @@ def evaluate(
     if as_json:
         print(json.dumps(metrics))
         return
+    from samebits.errors import printable
     from samebits.report.format import metric_value
 
-    width = max((len(name) for name in metrics), default=0)
+    width = max((len(printable(name)) for name in metrics), default=0)
     for name, value in metrics.items():
         is_none = metric_value(name, value) == "none"  # an average over no ground truth
         text = "none" if is_none else int(value) if value.is_integer() else f"{value:.6g}"
-        print(f"{name:<{width}}  {text}")
+        print(f"{printable(name):<{width}}  {text}")  # names of classes are a stranger's

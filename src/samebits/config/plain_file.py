@@ -40,6 +40,19 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         return file.read(max_bytes)
 
 
+def json_text(value: object, **options: Any) -> bytes:
+    """Return a JSON value as text in UTF-8, in which a lone surrogate is an escape.
+
+    A file name that is not UTF-8 has lone surrogates in Python, and so may a text of a stranger's JSON file.
+
+    Args:
+        value: The value.
+        options: As for `json.dumps`.
+    """
+    # Python's escape of a surrogate is JSON's.
+    return json.dumps(value, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
+
+
 def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
     """Parse a JSON value.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.errors import CheckpointError, ConfigError, cannot_write_result
+from samebits.config.plain_file import json_text
+from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
 from samebits.scratch import partial_path, sweep_partials
@@ -164,7 +164,7 @@ def _to_program(model: nn.Module, inputs: Tensor, metadata: Mapping[str, Any]) -
 
     program = _traced(model, inputs)
     stream = io.BytesIO()
-    torch.export.save(program, stream, extra_files={FIELD: json.dumps(metadata, ensure_ascii=False)})
+    torch.export.save(program, stream, extra_files={FIELD: json_text(metadata).decode()})
     return stream.getvalue()
 
 
@@ -283,6 +283,6 @@ def _largest(values: Iterable[float]) -> float:
 def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata as strings, which is all that these formats hold: other values are written as JSON."""
     return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        name: printable(value) if isinstance(value, str) else json_text(value).decode()
         for name, value in metadata.items()
     }

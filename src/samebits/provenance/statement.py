@@ -13,7 +13,6 @@ Formats: https://in-toto.io/Statement/v1 and https://slsa.dev/spec/v1.0/provenan
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError
 from samebits.provenance.environment import COMPUTING
 from samebits.version import __version__
@@ -36,8 +35,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 def sha256_of_json(value: object) -> str:
     """Return the SHA-256 of a JSON value: keys sorted, no spaces, floats in their shortest form."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json_text(value, sort_keys=True, separators=(",", ":"))).hexdigest()
 
 
 @dataclass(frozen=True)

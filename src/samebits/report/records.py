@@ -184,8 +184,9 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with _writing(path), _opened(path) as file:
-        records = [json.loads(line) for line in _lines(file) if _step(line) < math.inf]
-    return [record for record in records if kind in (None, record.get("kind"))]
+        # One record at a time, and only those that may be of the kind: a run of weeks has millions of steps.
+        parsed = (_record(line) for line in _lines(file) if kind is None or f'"{kind}"'.encode() in line)
+        return [record for record in parsed if record and kind in (None, record.get("kind"))]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -212,15 +213,20 @@ def _writing(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from None
 
 
-def _step(line: bytes) -> float:
-    """Return the step of a record; infinite for a line that a crash truncated."""
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line; None for a line that a crash truncated."""
     if not line.endswith(b"\n"):
-        return math.inf
+        return None
     try:
         record = parse_json(line)
-        return float(record["step"]) if isinstance(record, dict) else math.inf
+        return record if isinstance(record, dict) and float(record["step"]) < math.inf else None
     except (ValueError, KeyError, TypeError, OverflowError):
-        return math.inf
+        return None
+
+
+def _step(line: bytes) -> float:
+    record = _record(line)
+    return math.inf if record is None else float(record["step"])
 
 
 def _is_eval(line: bytes) -> bool:

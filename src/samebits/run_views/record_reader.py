@@ -11,7 +11,8 @@ from samebits.config.plain_file import parse_json
 from samebits.report.records import FILE_NAME
 from samebits.run_views.files import count, number
 
-_MAX_BYTES = 256 * 1024 * 1024  # of a file, about 500,000 records
+_MAX_BYTES = 256 * 1024 * 1024  # of a file
+_MAX_RECORDS = 500_000  # of a file: about 500 MB of memory and 10 s
 _CHUNK_BYTES = 4 * 1024 * 1024
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
@@ -31,6 +32,7 @@ class RecordReader:
         self._path = run / FILE_NAME
         self._position = 0
         self._inode = -1
+        self._num_lines = 0
         self.num_skipped = 0  #: Number of lines that are no records.
         self.is_cut = False  #: Whether the file is larger than what is read.
 
@@ -47,7 +49,7 @@ class RecordReader:
                 return [], False
             is_new = status.st_ino != self._inode or status.st_size < self._position
             if is_new:
-                self._position, self._inode = 0, status.st_ino
+                self._position, self._inode, self._num_lines = 0, status.st_ino, 0
             return self._read(descriptor), is_new
         except OSError:
             return [], False
@@ -56,7 +58,7 @@ class RecordReader:
 
     def _read(self, descriptor: int) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
-        while self._position < _MAX_BYTES:
+        while self._position < _MAX_BYTES and self._num_lines < _MAX_RECORDS:
             chunk = os.pread(descriptor, _CHUNK_BYTES, self._position)
             end = chunk.rfind(b"\n") + 1
             if not end:
@@ -64,7 +66,9 @@ class RecordReader:
                 self.is_cut = self.is_cut or len(chunk) == _CHUNK_BYTES
                 return records
             self._position += end
-            for line in chunk[:end].splitlines():
+            lines = chunk[:end].splitlines()
+            self._num_lines += len(lines)
+            for line in lines:
                 record = _parse(line)
                 if record is None:
                     self.num_skipped += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import tempfile
@@ -13,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
 from samebits.scratch import partial_path, remove_named, sweep_partials
 from samebits.storage.foreign_files import is_checkpoint, is_own_log
 from samebits.storage.run_entries import check_entries
 from samebits.storage.run_lock import LOCK, RunLock, is_lock
+from samebits.storage.run_path import check_utf8
 
 # Files and folders that a run writes and would replace, in addition to its lock.
 _WRITTEN = (
@@ -168,7 +168,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""
-        write_atomically(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_atomically(self.path / name, json_text(content, indent=2) + b"\n")
 
     def _repair(self, name: str) -> str:
         if name == "result.json":
@@ -207,6 +207,7 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
     Raises:
         CheckpointError: It cannot, or files in it that no run wrote would be lost.
     """
+    check_utf8(path)
     try:
         _try_out(_nearest(path))
     except OSError as error:

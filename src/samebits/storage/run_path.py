@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -34,12 +35,23 @@ def check_version(path: Path) -> None:
     Raises:
         CheckpointError: It is one.
     """
+    check_utf8(path)
     if not has_present_version(path):
         raise CheckpointError(
             f"{path} was written by a version from before the package was called samebits",
             where=path / "environment.json",
             fix="Use the version that wrote it, or train again in another run folder.",
         )
+
+
+def check_utf8(path: Path) -> None:
+    """Refuse a run folder whose path is not UTF-8: safetensors and TensorBoard, among others, cannot open its files.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    if re.search(r"[\ud800-\udfff]", str(path.absolute())):
+        raise CheckpointError(f"the path of the run folder {path.absolute()} is not UTF-8", fix="Rename it.")
 
 
 def has_present_version(path: Path) -> bool:

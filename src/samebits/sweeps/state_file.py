@@ -5,7 +5,6 @@ The file is replaced as a whole, so a killed sweep leaves one that can be resume
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from samebits.config.load import Loaded
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.recipes.catalog import RecipeSpec, find
@@ -92,8 +91,7 @@ class Sweep:
             CheckpointError: It cannot be written.
         """
         plain = {"format": _FORMAT, **{each.name: getattr(self, each.name) for each in fields(self)}}
-        text = json.dumps(plain, indent=1, ensure_ascii=False, default=asdict)
-        write_atomically(folder / FILE_NAME, text.encode() + b"\n")
+        write_atomically(folder / FILE_NAME, json_text(plain, indent=1, default=asdict) + b"\n")
 
 
 def is_sweep(folder: Path) -> bool:
@@ -112,7 +110,10 @@ def read_sweep(folder: Path) -> Sweep:
         plain = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
         if not isinstance(plain, dict) or plain.pop("format", None) != _FORMAT:
             raise ValueError("it is of another version")
-        return TypeAdapter(Sweep).validate_python(plain)
+        sweep = TypeAdapter(Sweep).validate_python(plain)
+        if any(number >= len(sweep.trials) for number in sweep.outcomes):
+            raise ValueError(f"it has {len(sweep.trials)} trials, and outcomes of others")
+        return sweep
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}", fix="Give the folder of a sweep.") from None
     except (ValueError, RecursionError) as error:

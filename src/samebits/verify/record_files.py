@@ -151,8 +151,18 @@ def _of_typed_settings(folder: RunFolder) -> list[str]:
     return [
         f"{_DIFF}: {name} is {value}, in config.yaml {every.get(name)}"
         for name, value in typed.items()
-        if every.get(name) != value
+        if every.get(name) != value and not _is_typed_path(value, every.get(name))
     ]
+
+
+def _is_typed_path(typed: object, kept: object) -> bool:
+    """Return whether a setting is a relative path as the user typed it, which config.yaml has as an absolute one."""
+    if isinstance(typed, list) and isinstance(kept, list) and len(typed) == len(kept):
+        return all(a == b or _is_typed_path(a, b) for a, b in zip(typed, kept, strict=True))
+    if not (isinstance(typed, str) and isinstance(kept, str)) or os.path.isabs(typed) or not os.path.isabs(kept):
+        return False
+    parts = [part for part in Path(os.path.normpath(typed)).parts if part not in (".", "..", "~")]
+    return Path(kept).parts[-len(parts) :] == tuple(parts) if parts else True
 
 
 def _of_result(record: RunRecord, log: StepLog, result: Mapping[str, Any]) -> list[str]:
