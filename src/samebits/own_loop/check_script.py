@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
 TAIL_LINES = 12  # of a failing script's output
 TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
+_OWN_RANKS_FIX = (
+    "Call init_process_group() without init_method, rank and world_size: torchrun sets RANK and MASTER_ADDR."
+)
 # torchrun's own variables: this command may run inside of a world itself.
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
@@ -97,7 +101,8 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{script} made fewer than {NUM_STEPS} steps in {TIMEOUT_S:.0f} s on {world.name}",
-            fix="Check it on a smaller dataset or model.",
+            cause=_own_ranks(script) or None,
+            fix=_OWN_RANKS_FIX if _own_ranks(script) else "Check it on a smaller dataset or model.",
         ) from None
     finally:
         _end(process)
@@ -108,10 +113,21 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
         raise ConfigError(
             f"{script} failed, or made no exact step, on {world.name} (exit code {process.returncode})",
             given=tail or None,
-            fix=f"Run it without this command; it has to call samebits.exact and train for {NUM_STEPS} steps.",
+            cause=_own_ranks(script) or None,
+            fix=_OWN_RANKS_FIX
+            if _own_ranks(script)
+            else f"Run it without this command; it has to call samebits.exact and train for {NUM_STEPS} steps.",
         )
     samples = {name: value for record in records for name, value in record["samples"].items()}
     return _Outcome(samples, records[0]["states"], records[0]["settings"])
+
+
+def _own_ranks(script: str) -> str:
+    """Return the cause of a failure if a script takes rank and address from its own options; else an empty text."""
+    source = Path(script).read_text(encoding="utf-8", errors="replace")
+    if not re.search(r"""["']--(?:rank|local[-_]rank|node[-_]rank)["']|["'](?:tcp|file)://""", source):
+        return ""
+    return "each process has its rank and address from the script's own options or init_method, which are equal for all"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

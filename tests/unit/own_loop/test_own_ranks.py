@@ -1,0 +1,35 @@
+"""A script that gives its ranks itself, under `samebits check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samebits.errors import ConfigError
+from samebits.own_loop import check_script
+from samebits.own_loop.check_script import _own_ranks
+
+
+@pytest.mark.parametrize(
+    ("line", "is_own"),
+    [
+        ('init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=args.rank)', True),
+        ("parser.add_argument('--rank', type=int)", True),
+        ('parser.add_argument("--local_rank")', True),
+        ('init_process_group("gloo")', False),
+    ],
+)
+def test_a_script_with_ranks_of_its_own_is_recognized(line: str, is_own: bool, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(line)
+    assert bool(_own_ranks(str(tmp_path / "s.py"))) is is_own
+
+
+def test_a_failure_of_a_script_with_ranks_of_its_own_names_them(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text('ADDRESS = "tcp://127.0.0.1:29500"\nraise OSError("EADDRINUSE")\n')
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        check_script._run(str(script), [], check_script._FIRST, tmp_path / "out" / "0")
+    assert "its rank and address from the script's own options" in caught.value.slots["cause"]
+    assert "without init_method, rank and world_size" in caught.value.slots["fix"]
