@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def json_text(value: object, **options: Any) -> bytes:
     """
     # Python's escape of a surrogate is JSON's.
     return json.dumps(value, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
+
+
+def finite_numbers(values: object) -> dict[str, int | float]:
+    """Return the numbers in a JSON object that a float can have; JSON allows integers of any length."""
+    found = values.items() if isinstance(values, dict) else ()
+    return {name: v for name, v in found if isinstance(v, int | float) and abs(v) <= sys.float_info.max}
 
 
 def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:

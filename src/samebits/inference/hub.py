@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from samebits.config.plain_file import json_text, parse_json, read_plain
+from samebits.config.plain_file import finite_numbers, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
@@ -185,7 +184,7 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
     name = str(result.get("name", config.recipe))
     is_classifier = "classes" in parts.metadata and parts.monitor[0] == "top1"
     task = "image-classification" if is_classifier else "other"
-    metrics = _numbers(result.get("metrics"))
+    metrics = {printable(name): value for name, value in finite_numbers(result.get("metrics")).items()}
     network = str(getattr(getattr(config, "model", None), "name", ""))
     data = ModelCardData(
         library_name="timm" if network.startswith("timm/") else "samebits",
@@ -216,16 +215,6 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
         "```console\n$ samebits pull THIS --out model\n$ samebits predict model FILE\n```\n\n"
         f"| setting or metric | value |\n|---|---|\n{table}\n"
     ).save(path)
-
-
-def _numbers(metrics: object) -> dict[str, int | float]:
-    """Return the finite metrics; JSON allows integers that no float can have."""
-    found = {} if not isinstance(metrics, dict) else metrics
-    return {
-        printable(key): value
-        for key, value in found.items()
-        if isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    }
 
 
 def _plain(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.config.plain_file import json_text, parse_json
+from samebits.config.plain_file import finite_numbers, json_text, parse_json
 from samebits.errors import CheckpointError
 from samebits.inference import hub
 from samebits.provenance.statement import sha256_of_json
@@ -41,10 +41,10 @@ def test_the_hash_of_json_is_that_of_its_text_in_utf8() -> None:
     assert sha256_of_json({"b": 1.5, "a": "ü"}) == hashlib.sha256('{"a":"ü","b":1.5}'.encode()).hexdigest()
 
 
-def test_metrics_of_a_model_card_are_finite_floats_with_printable_names() -> None:
+def test_metrics_of_a_model_card_are_those_that_a_float_can_have() -> None:
     metrics = {"top1": 0.5, "huge": 10**400, "nan": float("nan"), SURROGATE: 1.0, "text": "x"}
-    assert hub._numbers(metrics) == {"top1": 0.5, "a\\ud800b": 1.0}
-    assert hub._numbers([1]) == {}
+    assert finite_numbers(metrics) == {"top1": 0.5, SURROGATE: 1.0}
+    assert finite_numbers([1]) == {}
 
 
 def test_a_run_folder_whose_path_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_outcomes_of_trials_that_a_sweep_does_not_list_are_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("typed", "kept", "is_path"),
     [
-        ("data", "/home/a/data", True),
-        ("../data/./x", "/home/data/x", True),
-        (["a", "/b"], ["/home/a", "/b"], True),
-        ("data", "/home/a/other", False),
-        ("/x/data", "/home/a/data", False),
+        ("data", "/disk/a/data", True),
+        ("../data/./x", "/disk/data/x", True),
+        (["a", "/b"], ["/disk/a", "/b"], True),
+        ("data", "/disk/a/other", False),
+        ("/x/data", "/disk/a/data", False),
         ("sgd", "adam", False),
         (3, 4, False),
     ],
