@@ -26,8 +26,8 @@ FOLDERS = {
         "own_loop": 3_350,  # names habits of loops that would train another model in each world; comments at traps
         "parallel": 4_220,
         "provenance": 1_650,  # weights and best.json are compared with the statement by each command
-        "report": 2_740,  # comments at traps
-        "storage": 2_300,  # names nodes that are waited for, lost or refused
+        "report": 2_770,  # comments at traps
+        "storage": 2_330,  # names nodes that are waited for, lost or refused
         "watchdog": 430,
     },
     # Commands that look at a run or its parts. Target: 9,000.
