@@ -151,6 +151,17 @@ class Synced(Small):
         self.model[1] = nn.SyncBatchNorm(8)
 
 
+class Skipping(Small):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+class SkippingSome(Small):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if (batch[1] == 0).sum() > 1 else loss
+
+
 def refusals():
     weighted = loader(sampler=WeightedRandomSampler(torch.ones(NUM_SAMPLES), NUM_SAMPLES))
     pairs = {"one": loader(), "two": loader()}
@@ -163,6 +174,9 @@ def refusals():
         "sampler": refused(data=weighted),
         "loaders": refused(data=pairs),
         "closure": refused(module=Closing),
+        "no loss": refused(module=Skipping),
+        "no loss in some": refused(module=SkippingSome),
+        "one sample": refused(data=loader(33, shuffle=True)),
         "option": refusal(lambda: ExactStrategy(global_batch=4, find_unused_parameters=True)),
     }
 

@@ -155,6 +155,9 @@ def test_a_model_is_tested_on_each_sample_once(found: dict[str, Any]) -> None:
         ("sampler", "WeightedRandomSampler"),
         ("loaders", "2 training dataloaders"),
         ("closure", "called the closure itself"),
+        ("no loss", "training_step() returned None"),
+        ("no loss in some", "training_step() returned None"),
+        ("one sample", "a micro-batch of one sample"),
         ("option", "find_unused_parameters"),
     ],
 )

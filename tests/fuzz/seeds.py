@@ -26,7 +26,7 @@ from samebits.verify.segments import Segment
 from samebits.verify.verdict import Verdict
 
 # Of formats that are not in the list: refused by their content, whatever they are called.
-REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg")
+REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg", "gbk.txt")
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,20 @@ def encoded(form: str, mode: str = "RGB", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def encoded16() -> bytes:
+    """A PNG of 16 bits that uses all of them: 12-bit values are refused."""
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(image("L")).astype(np.uint16) * 257).save(file, "PNG")
+    return file.getvalue()
+
+
 def pictures() -> list[Seed]:
     exif = Image.Exif()
     exif[0x0112] = 6
     files = {
         "a.jpg": encoded("JPEG"), "b.jpg": encoded("JPEG", progressive=True), "c.jpg": encoded("JPEG", exif=exif),
         "d.jpg": encoded("JPEG", "CMYK"), "e.jpg": encoded("MPO", save_all=True, append_images=[image()]),
-        "a.png": encoded("PNG", "RGBA"), "b.png": encoded("PNG", "P", exif=exif), "c.png": encoded("PNG", "I;16"),
+        "a.png": encoded("PNG", "RGBA"), "b.png": encoded("PNG", "P", exif=exif), "c.png": encoded16(),
         "a.webp": encoded("WEBP", "RGBA", lossless=True), "b.webp": encoded("WEBP"), "a.bmp": encoded("BMP"),
         "b.bmp": encoded("BMP", "P"), "a.gif": encoded("GIF", "P", save_all=True, append_images=[image("P")]),
         "a.tif": encoded("TIFF"), "b.tif": encoded("TIFF", compression="tiff_lzw"),

@@ -31,12 +31,12 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
+from samebits.integrations import lightning_refusals as refusals
 from samebits.integrations.lightning_data import StepLoader
 from samebits.integrations.lightning_evaluation import EvalSteps, EvaluationBatches
 from samebits.integrations.lightning_log import ExactResults
 from samebits.integrations.lightning_metrics import metrics_kept
 from samebits.integrations.lightning_package import find
-from samebits.integrations.lightning_refusals import check_loaders, check_optimizers, check_options, check_trainer
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
 from samebits.own_loop.current import current_world, watch
@@ -82,7 +82,7 @@ class ExactStrategy(DDPStrategy):
         hang_timeout_s: float | None = 300.0,
         **options: Any,
     ) -> None:
-        check_options(options)
+        refusals.check_options(options)
         super().__init__(**options)
         self._global_batch, self._micro_batch, self._seed = global_batch, micro_batch, seed
         self._num_threads, self._hang_timeout_s = num_threads, hang_timeout_s
@@ -100,7 +100,7 @@ class ExactStrategy(DDPStrategy):
         is_fit = trainer.state.fn == TrainerFn.FITTING
         self._trainer, self._loader, self._loop = trainer, None, None
         if is_fit:
-            check_trainer(trainer, self)
+            refusals.check_trainer(trainer, self)
             check_modules([self.lightning_module])
         self.accelerator.setup(trainer)
         # Training and evaluation have loaders of their own.
@@ -114,7 +114,7 @@ class ExactStrategy(DDPStrategy):
         self._replace_loops()
         if is_fit:
             self.setup_optimizers(trainer)
-            check_optimizers(self.optimizers)
+            refusals.check_optimizers(self.optimizers)
             self._loop = self._make_loop()
         else:
             module = self.lightning_module
@@ -178,7 +178,7 @@ class ExactStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         """Check the loaders, which Lightning has made by now."""
-        check_loaders(self._trainer.fit_loop._combined_loader)
+        refusals.check_loaders(self._trainer.fit_loop._combined_loader)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Keep the step's first micro-batch, after Lightning has moved it to the device."""
@@ -187,7 +187,8 @@ class ExactStrategy(DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the LightningModule's training_step: on the current micro-batch, or in manual optimization on all."""
         if self._is_running:
-            return super().training_step(self._batch, *args[1:], **kwargs)
+            step = super().training_step
+            return refusals.loss_of(lambda: step(self._batch, *args[1:], **kwargs), self.lightning_module)
         if self.lightning_module.automatic_optimization:
             raise ConfigError(
                 "optimizer_step() of the LightningModule has called the closure itself",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.errors import ConfigError
 from samebits.integrations.lightning_package import find
+from samebits.own_loop.refusals import one_sample
 
 GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
 StochasticWeightAveraging = find("callbacks", "StochasticWeightAveraging")
@@ -116,6 +117,29 @@ def check_loaders(combined: Any) -> None:
             cause="How they are combined decides the samples of a step.",
             fix="Combine the datasets into one, whose samples are tuples or dicts.",
         )
+
+
+def loss_of(training_step: Callable[[], Any], module: Any) -> Any:
+    """Return what training_step returns for a micro-batch.
+
+    Args:
+        training_step: Calls it.
+        module: The LightningModule.
+
+    Raises:
+        ConfigError: It returned None in automatic optimization, or batch norm had one sample.
+    """
+    try:
+        result = training_step()
+    except ValueError as error:
+        raise (one_sample(error) or error) from None
+    if result is None and module.automatic_optimization:
+        raise ConfigError(
+            "training_step() returned None",
+            cause="Each micro-batch of a step is part of its mean gradient, on whichever rank it is.",
+            fix="Return a loss for each: weight samples to leave out by zero; where all are left out, give 0.0 * loss.",
+        )
+    return result
 
 
 def _has(callbacks: Mapping[type, Any], kind: type) -> bool:

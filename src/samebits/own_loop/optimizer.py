@@ -191,9 +191,10 @@ def attach_module(module: nn.Module, loop: ExactLoop) -> None:
         try:
             return base.__call__(self, *args, **kwargs)
         except ValueError as error:
-            if not loop.is_inside or "more than 1 value per channel" not in str(error):
+            named = one_sample(error) if loop.is_inside else None
+            if named is None:
                 raise
-            raise one_sample(error) from error
+            raise named from error
 
     def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not loop.is_inside:

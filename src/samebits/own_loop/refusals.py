@@ -115,8 +115,10 @@ def check_caller(frame: FrameType | None) -> None:
 _WRAPPERS = ("torch/nn/parallel/distributed.py", "torch/nn/parallel/data_parallel.py")
 
 
-def one_sample(error: ValueError) -> ConfigError:
-    """Return the error for a micro-batch of one sample under batch norm, which torch refuses."""
+def one_sample(error: ValueError) -> ConfigError | None:
+    """Return the error for a micro-batch of one sample under batch norm, which torch refuses; None for other errors."""
+    if "more than 1 value per channel" not in str(error):
+        return None
     return ConfigError(
         "batch norm has a micro-batch of one sample, and no variance to divide by",
         given=str(error),

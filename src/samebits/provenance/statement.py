@@ -23,7 +23,6 @@ from pydantic import Field, TypeAdapter
 
 from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError
-from samebits.provenance.environment import COMPUTING
 from samebits.version import __version__
 
 FILE_NAME = "provenance.json"
@@ -99,6 +98,8 @@ def make_statement(
         started_at: Unix time, seconds.
         finished_at: Unix time, seconds.
     """
+    from samebits.provenance.environment import COMPUTING  # late: it loads torch, which readers do without
+
     packages = record.environment[-1] if record.environment else {}
     internal = asdict(record)
     settings = internal.pop("settings")

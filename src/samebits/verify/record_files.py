@@ -10,15 +10,18 @@ from typing import Any
 
 from samebits.config.document import parse
 from samebits.config.given import flat
+from samebits.config.load import load, mapping_layer
 from samebits.config.plain_file import read_plain
 from samebits.config.schema import RunConfig
 from samebits.engine.output.publish import evaluations_of
 from samebits.errors import CheckpointError, SamebitsError
-from samebits.provenance.same_run import result_settings, settings_of
-from samebits.provenance.stated import altered_settings, best_finding
+from samebits.provenance.altered import altered_settings
+from samebits.provenance.same_run import result_settings
+from samebits.provenance.stated import best_finding
 from samebits.provenance.statement import RunRecord, distinct
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog
+from samebits.recipes.catalog import RecipeSpec
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.records import read_records
 from samebits.storage.manifest import WEIGHTS, sha256_of_file
@@ -62,7 +65,7 @@ def compare_record(
         notes.append(f"{METRICS} is not published")
     else:
         found += _of_evaluations(folder, record) + _of_steps(run, log)
-    found += _of_environment(folder, record) + _of_typed_settings(folder)
+    found += _of_environment(folder, record)
     for name, sha256 in subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name not in (WEIGHTS, STEPS):
@@ -138,31 +141,35 @@ def _of_environment(folder: RunFolder, record: RunRecord) -> list[str]:
     ]
 
 
-def _of_typed_settings(folder: RunFolder) -> list[str]:
-    """Compare the settings that the user typed, `config.diff.yaml`, with all settings, `config.yaml`."""
-    path = folder.path / _DIFF
+def typed_settings(run: Path, recipe: RecipeSpec) -> list[str]:
+    """Compare the settings that the user typed, `config.diff.yaml`, with all settings.
+
+    They are put on top of all settings: whatever form the user typed, such as 1e-3 or a list as text, changes nothing.
+
+    Args:
+        run: The run folder.
+        recipe: Its recipe, with the settings in `config.yaml`.
+    """
+    path = run / _DIFF
     if not os.path.lexists(path):
         return []
     try:
-        typed = flat(parse(read_plain(path, _MAX_DIFF_BYTES).decode(), _DIFF).values)
-        every = flat(settings_of(folder))
+        typed = parse(read_plain(path, _MAX_DIFF_BYTES).decode(), _DIFF).values
+        typed.pop("recipe", None)
+        found = load(recipe.config_class, (*recipe.layers, mapping_layer(typed, _DIFF))).config
     except (OSError, UnicodeDecodeError, SamebitsError) as error:
         return [f"{_DIFF} can't be read: {error}".split(chr(10))[0]]
+    now, every = (flat(each.model_dump()) for each in (found, recipe.load().config))
     return [
-        f"{_DIFF}: {name} is {value}, in config.yaml {every.get(name)}"
-        for name, value in typed.items()
-        if every.get(name) != value and not _is_typed_path(value, every.get(name))
+        f"{_DIFF}: {name} is {now.get(name)}, in config.yaml {every.get(name)}"
+        for name in flat(typed)
+        if now.get(name) != every.get(name) and not _is_path(now.get(name))
     ]
 
 
-def _is_typed_path(typed: object, kept: object) -> bool:
-    """Return whether a setting is a relative path as the user typed it, which config.yaml has as an absolute one."""
-    if isinstance(typed, list) and isinstance(kept, list) and len(typed) == len(kept):
-        return all(a == b or _is_typed_path(a, b) for a, b in zip(typed, kept, strict=True))
-    if not (isinstance(typed, str) and isinstance(kept, str)) or os.path.isabs(typed) or not os.path.isabs(kept):
-        return False
-    parts = [part for part in Path(os.path.normpath(typed)).parts if part not in (".", "..", "~")]
-    return Path(kept).parts[-len(parts) :] == tuple(parts) if parts else True
+def _is_path(value: object) -> bool:
+    # Relative paths were typed in another folder, from which config.yaml has them absolute.
+    return any(isinstance(each, Path) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _of_result(record: RunRecord, log: StepLog, result: Mapping[str, Any]) -> list[str]:

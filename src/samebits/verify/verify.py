@@ -23,7 +23,7 @@ from samebits.recipes.catalog import RecipeSpec
 from samebits.report.console import Console
 from samebits.verify.files import RunFiles, open_run
 from samebits.verify.plan import Plan, Replay
-from samebits.verify.record_files import not_compared
+from samebits.verify.record_files import not_compared, typed_settings
 from samebits.verify.replay import replay
 from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
 from samebits.verify.verdict import Verdict
@@ -66,6 +66,7 @@ def verify(
     recipe, config = model.settings()
     check_replay(request.run, config, "verify a run")
     files = open_run(request.run, config)
+    files.mismatches += typed_settings(request.run, recipe)
     if files.num_steps == 0:
         raise ConfigError(
             f"{request.run} has no record of steps, so there is nothing to verify",

@@ -12,6 +12,7 @@ from benchmarks.check_faults import MARK, Fault, source_of
 from samebits.check.finding import Finding
 from samebits.check.judge import judge
 from samebits.check.probe import probe
+from samebits.check.state import user_modules
 from samebits.cluster import codec
 
 # Name -> (set up, acting, inert), with the value that changes as `{x}`. Each is a state that is there in both forms.
@@ -85,6 +86,14 @@ def planted(acting: str, place: str) -> str:
 def found(source: str, folder: Path) -> list[Finding]:
     (folder / "planted.py").write_text(source)
     (folder / "answers").mkdir()
+    # Of this process, only the planted module is the user's: tests of others have thousands of objects.
+    mine = lambda: {name: each for name, each in user_modules().items() if str(folder) in str(each.__file__)}  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samebits.check.context.user_modules", mine)
+        return _found(folder)
+
+
+def _found(folder: Path) -> list[Finding]:
     probe(str(folder / "planted.py"), ["device=cpu"], folder / "answers")
     return judge(codec.decode((folder / "answers" / "rank-0").read_bytes(), torch.device("cpu")), [])
 

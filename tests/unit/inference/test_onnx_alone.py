@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from samebits.inference.export import export
 from samebits.inference.predict import predict
@@ -33,6 +34,9 @@ def draw(path: str, width: int, height: int) -> None:
 def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     _, settings = model_of("shapes")
     settings += more
+    state = load_file("w.safetensors")
+    # Fresh weights give nearly equal probabilities, of which either may be the largest.
+    save_file({name: value * 50 if name.startswith("fc.") else value for name, value in state.items()}, "w.safetensors")
     export("w.safetensors", "onnx", "net.onnx", settings, preset="shapes")
     files = ["wide.png", "high.png"]
     draw(files[0], 90, 60)

@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> RunFolder:
     """A run with a checkpoint."""
     folder = RunFolder(tmp_path)
     (folder.checkpoints / "step-000002").mkdir(parents=True)
+    (folder.checkpoints / "step-000002" / "manifest.json").touch()
     _write(folder, CONFIG.model_dump(mode="json"))
     return folder
 

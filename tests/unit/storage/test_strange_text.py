@@ -18,7 +18,6 @@ from samebits.run_views import record_reader
 from samebits.storage.run_folder import RunFolder, check_run_dir
 from samebits.storage.run_path import check_run_path
 from samebits.sweeps.state_file import FILE_NAME, read_sweep
-from samebits.verify.record_files import _is_typed_path
 
 SURROGATE = "a\ud800b"
 NOT_UTF8 = os.fsdecode(b"run\xfe")
@@ -86,19 +85,3 @@ def test_outcomes_of_trials_that_a_sweep_does_not_list_are_refused(tmp_path: Pat
     (tmp_path / FILE_NAME).write_text(json.dumps({**plain, "outcomes": {"1": {"state": "done"}}}))
     with pytest.raises(CheckpointError, match="is not the file of a sweep"):
         read_sweep(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("typed", "kept", "is_path"),
-    [
-        ("data", "/disk/a/data", True),
-        ("../data/./x", "/disk/data/x", True),
-        (["a", "/b"], ["/disk/a", "/b"], True),
-        ("data", "/disk/a/other", False),
-        ("/x/data", "/disk/a/data", False),
-        ("sgd", "adam", False),
-        (3, 4, False),
-    ],
-)
-def test_a_path_as_the_user_typed_it_is_no_difference(typed: object, kept: object, is_path: bool) -> None:
-    assert _is_typed_path(typed, kept) is is_path

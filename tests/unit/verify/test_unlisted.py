@@ -103,3 +103,23 @@ def test_settings_that_contradict_the_statement_are_named(
     lines = [line for line in (shown.out + shown.err).splitlines() if line.startswith("altered")]
     assert len(lines) == 1
     assert "config.yaml: seed is 7, recorded 0" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_equal"),
+    [
+        ("epochs: 4\noptim: {lr: 5e-2, betas: [9e-1, 0.999]}\ncheckpoint: {every: 4 steps}\n", True),
+        ("optim: {lr: 0.05}\nreport: {tensorboard: false}\n", True),
+        ("epochs: 5\n", False),
+        ("optim: {schedule: constant}\n", False),
+        ("unheard: 1\n", False),
+    ],
+)
+def test_typed_settings_are_compared_by_their_meaning(
+    honest: Path, tmp_path: Path, typed: str, *, is_equal: bool
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    (run / "config.diff.yaml").write_text(typed)
+    found = [text for text in verified(run, steps=(0, 1)).mismatches if text.startswith("config.diff.yaml")]
+    assert (found == []) == is_equal

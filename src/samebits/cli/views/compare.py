@@ -22,7 +22,7 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
     Settings, versions, code and data are listed where they differ; --html draws curves. Run folders are only read.
     To find the first step and value that differ, use samebits diff.
     """
-    from samebits.provenance.stated import altered_in
+    from samebits.provenance.altered import altered_in
     from samebits.report.console import Console
     from samebits.run_views.compare import compare as compare_runs
     from samebits.run_views.history import read_history
