@@ -5,7 +5,6 @@ A repository is a folder, or one on the Hub. Only names that begin with hf:// us
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
+from samebits.storage.manifest import sha256_of_file
 from samebits.version import __version__
 
 if TYPE_CHECKING:
@@ -226,12 +226,13 @@ def _check(model: Path, source: str) -> None:
     try:
         statement = parse_json(read_plain(model / _PROVENANCE))
         expected = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}[_WEIGHTS]
+        found = sha256_of_file(model / _WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{_PROVENANCE} of {source} can't be read", cause=str(error)[:200], fix="Pull from another source."
+            f"the weights or {_PROVENANCE} of {source} can't be read",
+            cause=str(error)[:200],
+            fix="Pull from another source.",
         ) from error
-    with (model / _WEIGHTS).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise CheckpointError(
             f"the weights of {source} are not those of its {_PROVENANCE}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,3 +125,15 @@ def test_typed_settings_are_compared_by_their_meaning(
     (run / "config.diff.yaml").write_text(typed)
     found = [text for text in verified(run, steps=(0, 1)).mismatches if text.startswith("config.diff.yaml")]
     assert (found == []) == is_equal
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="holes in files")
+@pytest.mark.parametrize("name", ["weights.safetensors", "steps.bin"])
+def test_a_sparse_file_of_40_gigabytes_is_a_finding_at_once(honest: Path, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    with (run / name).open("wb") as file:
+        file.truncate(40 * 1024**3)
+    began = time.monotonic()
+    assert any(text.startswith(name) for text in verified(run, steps=(0, 1)).mismatches)
+    assert time.monotonic() - began < 20
