@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("samebits")
 
 MAX_ROW_GROUP_BYTES = 1 << 30  # decoded
+_SMALL_GROUP_BYTES, _MAX_RATIO = 1 << 26, 100
 _MAX_OPEN = 16  # files of one dataset that are open at the same time in a process; each keeps its footer in memory
 _LARGE_BYTES = 1 << 25  # of a row group: decoding it takes tens of milliseconds
 _MAX_BATCH_ROWS = 4096
@@ -216,7 +217,7 @@ def _row_groups(path: str, file: int, metadata: pyarrow.parquet.FileMetaData) ->
 
     The metadata of single columns is left alone: of a damaged footer, pyarrow 26 ends the process when it is read.
     """
-    num_rows = 0
+    num_rows, file_bytes = 0, os.stat(path).st_size
     for number in range(metadata.num_row_groups):
         found = metadata.row_group(number)
         group = RowGroup(file, number, found.num_rows, found.total_byte_size)
@@ -225,6 +226,9 @@ def _row_groups(path: str, file: int, metadata: pyarrow.parquet.FileMetaData) ->
             raise DataError(f"{path} is damaged", where=f"row group {number}", cause="a negative size", fix=_AGAIN)
         if group.num_bytes > MAX_ROW_GROUP_BYTES:
             raise _too_large(path, number, f"{group.num_bytes:,} bytes")
+        # Images do not shrink by Parquet's compression. A bomb of 7 kB has one value of 100 MB, once for each row.
+        if group.num_bytes > max(_SMALL_GROUP_BYTES, _MAX_RATIO * file_bytes):
+            raise _too_large(path, number, f"{group.num_bytes:,} bytes, from a file of {file_bytes:,}")
         if group.num_rows:
             yield group
     if num_rows != metadata.num_rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -142,3 +143,19 @@ def test_without_pyarrow_the_package_to_install_is_named(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "reading Parquet requires the package pyarrow" in done.stdout
     assert 'Run pip install "samebits[parquet]".' in done.stdout
+
+
+@pytest.mark.parametrize(("num_rows", "num_bytes"), [(25, 100_000_000), (2, 80_000_000), (200, 70_000_000)])
+def test_a_small_file_that_decodes_to_gigabytes_is_refused_before_it_is_decoded(
+    tmp_path: Path, num_rows: int, num_bytes: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    one = pyarrow.array([bytes(num_bytes)])
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * num_rows, pyarrow.int32()), one)
+    pyarrow.parquet.write_table(pyarrow.table({"image": rows}), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="too large to be decoded") as raised:
+        ParquetRows([str(path)])
+    assert "from a file of" in raised.value.slots["given"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
