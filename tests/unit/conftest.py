@@ -1,4 +1,4 @@
-"""Disks that have no room, or take nothing."""
+"""Disks that have no room, or take nothing; an honest run; torch as it was before a test."""
 
 from __future__ import annotations
 
@@ -31,3 +31,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def make_read_only(disk: Path) -> None:
     """Let a mounted disk take nothing more."""
     _mount("-o", "remount,ro", str(disk))
+
+
+@pytest.fixture
+def torch_as_before() -> Iterator[None]:
+    """Restore torch's threads and choice of algorithms, which training in this process sets."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An honest run of the tiny recipe, trained once in this process; tests copy it before they change it."""
+    from benchmarks.verify_trials.runs import prepare_process, train  # late: most unit tests need no torch
+
+    folder = tmp_path_factory.mktemp("honest") / "run"
+    prepare_process()
+    train(folder)
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,12 +97,7 @@ def _found(folder: Path) -> list[Finding]:
     return judge(codec.decode((folder / "answers" / "rank-0").read_bytes(), torch.device("cpu")), [])
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 @pytest.mark.parametrize(

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.verify_trials.forgery import edit_json, edit_tensors
-from benchmarks.verify_trials.runs import prepare_process, train
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.predict import evaluate
 from samebits.inference.trained_model import TrainedModel
 from samebits.storage.weights import read, weights_sha256
 
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stated") / "run"
-    prepare_process()
-    train(folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 def replace_the_weights(run: Path) -> None:
