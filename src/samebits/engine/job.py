@@ -151,7 +151,7 @@ class Job:
 
     def begin_evaluation(self) -> None:
         """Remember the progress, for `forget_evaluation`."""
-        names = ("evaluated_step", "metrics", "best", "stop_best", "num_stale", "has_stopped_early")
+        names = ("evaluated_step", "metrics", "evaluations", "best", "stop_best", "num_stale", "has_stopped_early")
         self._before_evaluation = {name: getattr(self.progress, name) for name in names}
 
     def forget_evaluation(self) -> None:

@@ -21,6 +21,7 @@ from samebits.version import __version__
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 # No infinity or NaN: a step's times are added to it, so it would stay for the rest of the run.
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hash = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
 
 
@@ -33,6 +34,7 @@ class Progress:
     num_samples: Count = 0  #: Number of samples trained on, counted in each epoch, without those of skipped steps.
     evaluated_step: Count = 0  #: `step` at the last validation.
     metrics: dict[str, float] = field(default_factory=dict)  #: The metrics of that validation.
+    evaluations: Hash = ""  #: Hash of all validations so far (`provenance.statement.add_evaluation`).
     best: dict[str, Any] | None = None  #: Step, metric and value of the best validation so far.
     stop_best: float | None = None  #: Best value so far by the rule of `stop_early`.
     num_stale: Count = 0  #: Number of validations since then.
@@ -52,7 +54,7 @@ class Progress:
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
     #: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if steps are
     #: not recorded.
-    chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    chain: Hash = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as plain JSON."""

@@ -27,6 +27,7 @@ from samebits.frames import error_line
 from samebits.metrics.early_stop import Patience, metric_of
 from samebits.metrics.eval_sets import with_set
 from samebits.metrics.metric import Metric
+from samebits.provenance.statement import Evaluation, add_evaluation
 
 LOGGER = logging.getLogger("samebits")
 NUM_SAMPLES = 4
@@ -56,6 +57,9 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
     name, better = job.parts.monitor
     if name not in metrics:
         raise no_metric(name, metrics)
+    if progress.evaluations or not progress.evaluated_step:  # not in runs whose first checkpoints had no such hash
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        progress.evaluations = add_evaluation(progress.evaluations, Evaluation.of(progress.step, finite))
     progress.metrics, progress.evaluated_step = metrics, progress.step
     value, sign = metrics[name], 1.0 if better == "max" else -1.0
     # NaN is never the best: every comparison with it is false, so no later value could replace it.

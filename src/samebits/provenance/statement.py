@@ -50,6 +50,11 @@ class Evaluation:
         return cls(step, {name: _as_float(value) for name, value in metrics.items()})
 
 
+def add_evaluation(before: str, evaluation: Evaluation) -> str:
+    """Return the hash of a run's evaluations with one more, 64 hex digits; `before` is "" for the first."""
+    return sha256_of_json([before, asdict(evaluation)])
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """The record of a run: what its root stands for."""

@@ -7,12 +7,14 @@ import math
 import time
 
 from samebits.engine.job import Job
+from samebits.engine.progress import Progress
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError
 from samebits.provenance import step_log
 from samebits.provenance.run_identity import DATASET_INFO
 from samebits.provenance.same_run import result_settings
-from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, distinct, make_statement
+from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, add_evaluation, distinct, make_statement
+from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.records import read_records
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of, sha256_of_file
@@ -88,3 +90,20 @@ def evaluations_of(folder: RunFolder) -> list[Evaluation]:
         Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
         for record in read_records(folder.path, "eval")
     ]
+
+
+def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
+    """Compare the evaluations in `metrics.jsonl`, from which the statement is made, with a resumed checkpoint's hash.
+
+    Returns:
+        A warning if they differ; empty if they are equal, or the run has none of them, as with another's checkpoint.
+    """
+    found, every = "", evaluations_of(folder)
+    for each in every:
+        found = add_evaluation(found, each)
+    if not every or not progress.evaluations or found == progress.evaluations:
+        return ""
+    return (
+        f"the evaluations in {folder.path / METRICS} are not those of the checkpoint: the file was altered\n"
+        "  the statement will have what the file has, and samebits verify will find the difference"
+    )

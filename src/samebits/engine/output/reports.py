@@ -13,6 +13,7 @@ from samebits.data.order import Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
 from samebits.engine.output.device_records import DeviceRecords
+from samebits.engine.output.publish import altered_evaluations
 from samebits.engine.output.quality import Quality, learn_more, lower_lr
 from samebits.engine.output.recorder import StepRecorder
 from samebits.engine.output.waits import Waits
@@ -98,7 +99,8 @@ class Reports:
             self._recorder.resume(job)
         else:
             self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
-            if text := self._recorder.start(job):
+            altered = "" if self._records is None else altered_evaluations(self._folder, job.progress)
+            for text in filter(None, (self._recorder.start(job), altered)):
                 self.notify(text)
             self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
