@@ -18,7 +18,7 @@ FOLDERS = {
         "cluster": 3_780,
         "config": 1_940,
         "data": 4_970,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
-        "engine": 4_290,  # comments at traps
+        "engine": 4_330,  # comments at traps; altered evaluations are named
         "launch": 5_130,  # names nodes that are waited for, lost or refused
         "metrics": 940,
         "module": 740,  # runs a model on shapes to find batch norm over one value
@@ -53,10 +53,10 @@ FOLDERS = {
 
 # Lines of a whole: the wings, the package (target: 60,000, then 52,000), the tests (46,000) and the benchmarks (8,000).
 SUMS = {
-    "kernel": 38_060,  # comments at traps
+    "kernel": 38_100,  # comments at traps
     "tools": 12_920,  # comments at traps; verify compares more files, check proves causes
     "edges": 15_140,  # the same, labels and classes, and the preprocessing of each recipe in exports
-    "package": 66_110,  # comments at traps; what is checked before training: statement, labels, classes
-    "tests": 53_640,  # weights that no statement lists, data in a run folder
+    "package": 66_150,  # comments at traps; what is checked before training: statement, labels, classes
+    "tests": 53_690,  # weights that no statement lists, data in a run folder
     "benchmarks": 7_960,
 }
