@@ -150,8 +150,29 @@ def report_errors() -> None:
         else:
             # Whatever hook was there: notebooks and debuggers have their own.
             before(kind, error, trace)
+            if (named := _of_backward(error)) is not None:
+                _report(named, is_main=all(loader.loop.is_main for loader in _LOADERS))
 
     sys.excepthook = hook
+
+
+def _of_backward(error: BaseException) -> TrainError | None:
+    """Return what an error of `loss.backward()` means, in a script with an exact loader; None for any other error."""
+    if not (isinstance(error, RuntimeError) and _LOADERS):
+        return None
+    if "does not require grad" in str(error):
+        return TrainError(
+            "the loss of a micro-batch has no gradient",
+            cause="It was detached, computed by argmax() or from whole numbers, or under torch.no_grad().",
+            fix="Compute it from the model's outputs with differentiable torch functions.",
+        )
+    if "implicitly created only for scalar outputs" in str(error):
+        return TrainError(
+            "the loss of a micro-batch is not one number",
+            cause="With reduction='none', a loss has one value for each sample.",
+            fix="Take the mean over the micro-batch's samples: loss.mean().backward().",
+        )
+    return None
 
 
 def watch_end(loader: _Loader) -> None:

@@ -151,6 +151,26 @@ def test_a_script_that_ends_inside_a_step_has_an_error_and_an_exit_code(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        ("(model(x) - y).square().mean().detach()", "the loss of a micro-batch has no gradient"),
+        ("(model(x).round().long() != y.long()).sum()", "the loss of a micro-batch has no gradient"),
+        ("(model(x) - y).square()", "the loss of a micro-batch is not one number"),
+    ],
+)
+def test_what_backward_raises_is_explained_after_its_traceback(tmp_path: Path, loss: str, text: str) -> None:
+    script = SCRIPT.replace("(model(x) - y).square().mean()", f"({loss})")
+    script = script.replace("for number in range(NUM):\n    x, y = next(batches)", "for x, y in loader:")
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert f"training error: {text}" in done.stderr.partition("RuntimeError")[2]
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda optimizer: OneCycleLR(optimizer, 0.1, epochs=3, steps_per_epoch=8),
