@@ -82,6 +82,10 @@ def planted(acting: str, place: str) -> str:
     return source_of(Fault(acting, (), source))
 
 
+def marked(source: str) -> int:
+    return next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+
+
 def found(source: str, folder: Path) -> list[Finding]:
     (folder / "planted.py").write_text(source)
     (folder / "answers").mkdir()
@@ -110,39 +114,30 @@ pytestmark = pytest.mark.usefixtures("torch_as_before")
 )
 def test_the_acting_one_of_three_suspicious_states_is_named(acting: str, place: str, tmp_path: Path) -> None:
     source = planted(acting, place)
-    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
     (finding,) = found(source, tmp_path)
-    assert finding.line == marked
+    assert finding.line == marked(source)
     assert finding.others == []
 
 
+def model_with(names: list[str], lines: list[str]) -> str:
+    code = {"MODEL": [KINDS[name][0] for name in names], "FORWARD": lines}
+    return source_of(Fault("several", (), {slot: "\n        ".join(each) for slot, each in code.items()}))
+
+
 def test_the_clock_is_named_beside_states_that_do_not_act(tmp_path: Path) -> None:
-    lines = [KINDS["counter"][2], f"x = x + time.perf_counter() % 1  {MARK}", KINDS["generator"][2]]
-    source = source_of(
-        Fault("clock", (), {
-            "MODEL": "\n        ".join(KINDS[name][0] for name in ("counter", "generator")),
-            "FORWARD": "\n        ".join(lines),
-        })
-    )  # fmt: skip
-    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+    clock = f"x = x + time.perf_counter() % 1  {MARK}"
+    source = model_with(["counter", "generator"], [KINDS["counter"][2], clock, KINDS["generator"][2]])
     (finding,) = found(source, tmp_path)
-    assert (finding.kind, finding.line) == ("clock", marked)
+    assert (finding.kind, finding.line) == ("clock", marked(source))
 
 
 def test_states_that_do_not_act_are_no_fault(tmp_path: Path) -> None:
-    starts, lines = ([KINDS[name][index] for name in ("generator", "counter", "table")] for index in (0, 2))
-    code = {"MODEL": "\n        ".join(starts), "FORWARD": "\n        ".join(lines)}
-    assert found(source_of(Fault("none", (), code)), tmp_path) == []
+    names = ["generator", "counter", "table"]
+    assert found(model_with(names, [KINDS[name][2] for name in names]), tmp_path) == []
 
 
 def test_a_state_that_acts_in_each_fourth_pass_only_is_named(tmp_path: Path) -> None:
-    lines = [KINDS["generator"][2], f"self.calls += 1  {MARK}", "x = x * (2 if self.calls % 4 == 0 else 1)"]
-    source = source_of(
-        Fault("fourth", (), {
-            "MODEL": "\n        ".join(KINDS[name][0] for name in ("counter", "generator")),
-            "FORWARD": "\n        ".join(lines),
-        })
-    )  # fmt: skip
-    marked = next(number for number, line in enumerate(source.splitlines(), start=1) if MARK in line)
+    acting = [f"self.calls += 1  {MARK}", "x = x * (2 if self.calls % 4 == 0 else 1)"]
+    source = model_with(["counter", "generator"], [KINDS["generator"][2], *acting])
     (finding,) = found(source, tmp_path)
-    assert finding.line == marked
+    assert finding.line == marked(source)
