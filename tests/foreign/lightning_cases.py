@@ -48,7 +48,10 @@ class Small(L.LightningModule):
         self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
         self.train_acc, self.val_acc = (MulticlassAccuracy(num_classes=3, average="micro") for _ in range(2))
         self.val_error, self.val_mean = MeanSquaredError(), MeanMetric()
-        self.seen = []
+        self.seen, self.num_zeroed = [], 0
+
+    def on_before_zero_grad(self, optimizer):
+        self.num_zeroed += 1
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -122,7 +125,7 @@ def summary(trainer, model):
 def fit(procs=1, ckpt_path=None, val=(13,), **options):
     model, trainer = Small(), trainer_of(procs, **options)
     trainer.fit(model, loader(shuffle=True), [loader(size) for size in val], ckpt_path=ckpt_path)
-    return {**summary(trainer, model), "seen": model.seen}
+    return {**summary(trainer, model), "seen": model.seen, "num_zeroed": model.num_zeroed}
 
 
 def refusal(make):

@@ -140,6 +140,11 @@ def test_a_gradient_scaler_leaves_out_the_same_steps_at_one_and_two_processes(fo
     assert rates == [rate for *_, rate, _ in found["one"]["seen"]]
 
 
+@pytest.mark.parametrize("case", ["one", "two limited", "max_steps", "one fp16"])
+def test_the_hook_before_zero_grad_counts_steps_and_not_micro_batches(found: dict[str, Any], case: str) -> None:
+    assert found[case]["num_zeroed"] == found[case]["steps"]
+
+
 def test_a_model_is_tested_on_each_sample_once(found: dict[str, Any]) -> None:
     assert found["tested"]["num_val"] == 13
 

@@ -225,16 +225,20 @@ class ExactStrategy(DDPStrategy):
         """Run all micro-batches of the current step; the last one stays open."""
         assert self._loader is not None
         run, result = self._loader.run, None
-        results: ExactResults = self._trainer.fit_loop.epoch_loop._results
+        loops = self._trainer.fit_loop.epoch_loop
+        results: ExactResults = loops._results
         callbacks = [(each._on_before_step, each._on_after_step) for each in self._lightning_optimizers]
         for number, micro_batch in enumerate(run.step.micro_batches):
             if number:
                 self._batch = self._moved(run.begin_next())
+                # The user's hook of zero_grad counts steps too, as an average of the weights does.
+                loops.automatic_optimization._on_before_zero_grad = lambda optimizer: None
             for wrapper, (before, after) in zip(self._lightning_optimizers, callbacks, strict=True):
                 # They count steps.
                 wrapper._on_before_step = before if self.loop.is_last else do_nothing_closure
                 wrapper._on_after_step = after if self.loop.is_last else do_nothing_closure
             result = self._run_one(micro_batch, work, results)
+        vars(loops.automatic_optimization).pop("_on_before_zero_grad", None)
         self._batch = None
         results.num_samples = run.step.num_samples
         results.merge()
@@ -265,14 +269,10 @@ class ExactStrategy(DDPStrategy):
         self.loop.finish()
         self._loader.end_step()
 
-    # Evaluation.
-
     def on_validation_end(self) -> None:
         """Seed the generators again: ranks have drawn different numbers in their batches."""
         if self._loop is not None:
             seed_between(self.root_device, self._seed, self._loop.step, AFTER_EVALUATION)
-
-    # Collectives.
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce over ranks; see DDPStrategy. The mean of equal values is that value, in every bit.
