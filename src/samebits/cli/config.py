@@ -108,8 +108,7 @@ def hanging(head: str, text: str, width: int) -> list[str]:
 
     Args:
         head: Start of the first line. On a narrow terminal it has a line of its own.
-        text: The text to wrap.
-        width: Width of the terminal in columns.
+        text, width: The text to wrap, and the columns of the terminal.
     """
     if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
         return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]

@@ -44,11 +44,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str], error_file: str | None = None) -> int:
-    """Run one command in this process.
-
-    Args:
-        arguments: What follows `samebits` on a command line.
-        error_file: Where to write an error as JSON too, for `samebits.train`.
+    """Run one command in this process; an error is also written to `error_file` as JSON, for `samebits.train`.
 
     Returns:
         The exit code: 0; 1 to 6 for an error, by its kind; 130 after Ctrl-C; 141 if standard output was closed. A bug

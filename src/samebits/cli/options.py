@@ -31,9 +31,7 @@ def path_option(name: str, metavar: str, help: str) -> Any:
     """Return an option that is a path.
 
     Args:
-        name: Its name, such as --out.
-        metavar: What stands for its value in the help.
-        help: Its meaning.
+        name, metavar, help: Its name, such as --out, what stands for its value in the help, and its meaning.
     """
     return typer.Option(name, parser=path_of(name), metavar=metavar, help=help)
 

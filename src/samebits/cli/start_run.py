@@ -51,12 +51,9 @@ def train_command(
     """Join the world that another launcher started, or start one.
 
     Args:
-        found: The recipe.
-        loaded: Its resolved settings. No process reads the user's files again.
-        run_dir: The run folder; None: a new one below runs/.
-        resume: "never", "auto", or the folder of a checkpoint.
-        options: Processes and machines.
-        stop_after: Number of steps after which training stops and is saved; None: at its end.
+        found, loaded: The recipe and its resolved settings. No process reads the user's files again.
+        run_dir, resume: See `check_before_start`.
+        options, stop_after: Processes and machines; the step after which training stops and is saved, or None.
 
     Returns:
         The exit code: 0, or 128 + a signal's number if the run was stopped after it saved.
@@ -142,8 +139,7 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
     The ranks check all of it again, and what needs torch.
 
     Args:
-        config: The resolved settings.
-        run_dir: The run folder; None: a new one.
+        config, run_dir: The resolved settings and the run folder; None: a new one below runs/.
         resume: "never", "auto", or the folder of a checkpoint.
 
     Raises:

@@ -37,12 +37,7 @@ class Activity:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def enter(self, doing: str, *, waits: bool = False) -> None:
-        """Enter an activity.
-
-        Args:
-            doing: Its name, for logs and error texts.
-            waits: Whether it waits for other ranks.
-        """
+        """Enter an activity of this name, and note whether it waits for other ranks."""
         self.doing, self.waits = doing, waits
         self.num_beats += 1
 
@@ -59,12 +54,7 @@ class Activity:
             self.enter(before[0], waits=before[1])
 
     def begin_step(self, step: int, device: torch.device) -> None:
-        """Start a step, and with it this rank's own work.
-
-        Args:
-            step: The optimizer step, from 0.
-            device: Device of the computation; CUDA events time the work there.
-        """
+        """Start a step, counted from 0, and with it this rank's own work; CUDA events time it on a GPU."""
         self.step = step
         self._step_began, self._waited_s, self._work_before = time.perf_counter(), 0.0, self.work_s
         if device.type == "cuda":

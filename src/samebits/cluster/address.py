@@ -24,10 +24,7 @@ class ReservedPort:
         self._socket: socket.socket | None = None
 
     def renew(self, host: str = "127.0.0.1") -> int:
-        """Release the reserved port, if any, and reserve another.
-
-        Args:
-            host: An address of this machine; "" for all of them.
+        """Release the reserved port, if any, and reserve and return another; `host` may be "" for all addresses.
 
         Returns:
             The port.
@@ -162,12 +159,7 @@ def link_speed(init: str) -> float | None:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this machine's address as seen from `host`; empty if unknown.
-
-    Args:
-        host: Host name or IP address.
-        port: Any port of it.
-    """
+    """Return this machine's address as seen from a host, by its name or IP address; empty if unknown."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

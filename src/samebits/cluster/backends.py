@@ -90,12 +90,7 @@ def add_group() -> None:
 
 
 def group_for(peer: int, *, is_receive: bool) -> dist.ProcessGroup:
-    """Return the group of a message between this rank and another one.
-
-    Args:
-        peer: The other one's rank in the default group.
-        is_receive: Whether this rank receives it.
-    """
+    """Return the group of a message that this rank receives from, or sends to, a rank of the default group."""
     default = dist.distributed_c10d._get_default_group()
     # A message goes upwards if it is received from a lower rank, or sent to a higher one.
     is_upwards = (peer < default.rank()) == is_receive

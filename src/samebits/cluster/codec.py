@@ -49,11 +49,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, device: torch.device | None = None) -> Any:
-    """Decode a message of `encode`.
-
-    Args:
-        data: The message.
-        device: Device for tensors that were not on the CPU; None: keep them on the CPU.
+    """Decode a message of `encode`; tensors that were not on the CPU go to `device`, if one is given.
 
     Returns:
         The value. Tensors and arrays have the shape and dtype that they were encoded with.

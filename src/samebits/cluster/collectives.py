@@ -25,11 +25,7 @@ MAX_BYTES = 1 << 30
 
 
 def gather_object(world: World, value: T) -> list[T] | None:
-    """Gather every rank's value on rank 0.
-
-    Args:
-        world: The ranks.
-        value: This rank's value; `codec.encode` lists the supported types.
+    """Gather every rank's value, of a type that `codec.encode` lists, on rank 0.
 
     Returns:
         The values by rank on rank 0; None elsewhere.
@@ -59,9 +55,8 @@ def broadcast_object(world: World, value: T, src: int = 0) -> T:
     """Return one rank's value on every rank.
 
     Args:
-        world: The ranks.
+        world, src: The ranks, and the one that sends its value.
         value: This rank's value; ignored on the other ranks.
-        src: The rank that sends its value.
     """
     if world.size == 1:
         return value
@@ -88,13 +83,9 @@ def any_rank(world: World, flag: bool) -> bool:
 
 
 def are_equal(world: World, value: object) -> bool:
-    """Return on every rank whether all ranks have the same value.
+    """Return on every rank whether all ranks have the same value, also in the order of dicts.
 
     Compares digests with rank 0's: what a rank receives does not grow with the world, as the values of all ranks do.
-
-    Args:
-        world: The ranks.
-        value: This rank's value; `codec.encode` lists the supported types. Dicts must have the same order.
     """
     if world.size == 1:
         return True
@@ -171,12 +162,7 @@ def run_on_rank0(world: World, make: Callable[[], T]) -> T:
 
 
 def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
-    """Copy rank 0's tensors into every rank's tensors, in place.
-
-    Args:
-        world: The ranks.
-        tensors: Tensors of any shape. Shapes and types must be equal on all ranks.
-    """
+    """Copy rank 0's tensors, of any shape, into every rank's tensors of the same shapes and types, in place."""
     if world.size == 1:
         return
     # Collectives need contiguous tensors; a channels_last tensor is copied through a contiguous buffer.
@@ -193,13 +179,9 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
 
 
 def barrier(world: World, timeout_s: float) -> None:
-    """Wait until every rank has reached this point.
+    """Wait, for `timeout_s` seconds at most, until every rank has reached this point.
 
     Uses the store and not the process group, because only the store can identify the ranks that are missing.
-
-    Args:
-        world: The ranks.
-        timeout_s: Longest wait, seconds.
 
     Raises:
         LaunchError: Some ranks did not reach the barrier in time; names all of them.

@@ -45,12 +45,7 @@ _ALIVE, _DONE, _COUNT = "connect/alive", "connect/done", "connect/count"
 
 
 def time_left(join_timeout_s: float, start: float) -> float:
-    """Return how long connecting may take, seconds.
-
-    Args:
-        join_timeout_s: How long joining and connecting may take together.
-        start: When joining started, by `time.monotonic`.
-    """
+    """Return how long connecting may take, seconds, if joining started at `start` by the monotonic clock."""
     return max(join_timeout_s - (time.monotonic() - start), min(join_timeout_s, LEAST_S))
 
 
@@ -68,11 +63,8 @@ def connect(
 
     Args:
         start: Starts the group; returns once this rank is connected to all others.
-        rank: This process's rank.
-        infos: All processes of the world, by rank.
-        store: Shared by all ranks.
-        limit_s: How long connecting may take.
-        report: Called with a text every few seconds while a rank has not connected.
+        rank, infos, store: This process's rank, all processes by rank, and the store that they share.
+        limit_s, report: How long connecting may take; called with a text every few seconds meanwhile.
         has_agent_store: torchrun's agent serves the store; otherwise rank 0 does.
 
     Raises:
@@ -91,9 +83,7 @@ def wait_for_all(store: Store, size: int, limit_s: float) -> None:
     """Wait until all ranks have connected: one that leaves earlier breaks the connections of the others.
 
     Args:
-        store: Shared by all ranks.
-        size: Number of ranks.
-        limit_s: Longest wait, seconds.
+        store, size, limit_s: Shared by so many ranks; longest wait, seconds.
     """
     end = time.monotonic() + limit_s
     with suppress(dist.DistError):  # rank 0 has ended: it had waited, so all have connected

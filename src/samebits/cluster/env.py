@@ -67,8 +67,7 @@ def read_assignment(
     Args:
         environ: Environment variables.
         init: Value of `--init`; `env://` takes the address from MASTER_ADDR and MASTER_PORT.
-        rank: Value of `--rank`.
-        world_size: Value of `--world-size`.
+        rank, world_size: Values of `--rank` and `--world-size`.
 
     Raises:
         LaunchError: A value is missing, is not a number, or contradicts another.
@@ -185,11 +184,7 @@ def _command(args: Sequence[str]) -> str:
 
 
 def check_init(init: str, where: str = "--init") -> str:
-    """Return `init` if it is a valid address of a rendezvous.
-
-    Args:
-        init: The address.
-        where: The option or variable that it comes from.
+    """Return `init` if it is a valid address of a rendezvous; `where` names its option or variable.
 
     Raises:
         LaunchError: It is not valid.

@@ -27,10 +27,8 @@ class Generations:
     """The generation of this process: one world of the job.
 
     Args:
-        assignment: This process's rank.
-        store: The run's part of the shared store.
-        start: When the rendezvous started, by `time.monotonic`.
-        timeout_s: How long the rendezvous may take.
+        assignment, store: This process's rank, and the run's part of the shared store.
+        start, timeout_s: When the rendezvous started, by `time.monotonic`, and how long it may take, seconds.
     """
 
     def __init__(self, assignment: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:

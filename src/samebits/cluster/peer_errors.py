@@ -49,11 +49,8 @@ def still_waiting(
     """Format the log line for a group that takes long to connect.
 
     Args:
-        infos: All ranks.
-        missing: Ranks that have not connected.
-        waited_s: How long this rank has waited, seconds.
-        limit_s: Timeout of connecting, seconds.
-        quiet: Missing ranks that have stopped reporting.
+        infos, missing, quiet: All ranks, those that have not connected, and those that have stopped reporting.
+        waited_s, limit_s: How long this rank has waited, and the timeout of connecting, seconds.
     """
     names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
     have = "has" if len(missing) == 1 else "have"
@@ -88,10 +85,8 @@ def gave_up(
     """Return the error for a group that has not connected in time.
 
     Args:
-        missing: Ranks that have not connected.
-        limit_s: Timeout of connecting, seconds.
-        stopped: Missing ranks of this host that a signal or a debugger has stopped.
-        quiet: Missing ranks that had stopped reporting.
+        missing, limit_s: Ranks that have not connected within the timeout, seconds.
+        stopped, quiet: Those of this host that a signal or a debugger has stopped, and those that no longer report.
     """
     what = f"gave up connecting: {ranks_text(missing)} had not connected after {limit_s:.0f} s"
     where = "cluster.join_timeout_s"
@@ -120,8 +115,7 @@ def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = ""
     """Return the error for a group that torch failed to connect although all ranks are alive.
 
     Args:
-        info: The rank that could not connect.
-        failure: The exception that torch raised.
+        info, failure: The rank that could not connect, and the exception that torch raised.
         refusals: Evidence that another program writes to the store; empty if there is none.
     """
     if is_too_many_files(failure):
@@ -142,12 +136,7 @@ def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = ""
 
 
 def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
-    """Return a verdict as plain JSON for the store.
-
-    Args:
-        error: The error that all ranks raise.
-        num_lost: Number of lost ranks, which cannot read the verdict.
-    """
+    """Return a verdict, the error that all ranks but `num_lost` raise, as plain JSON for the store."""
     return {**error_to_json(error), "num_lost": num_lost}
 
 

@@ -70,10 +70,8 @@ def rendezvous(
     """Wait until every rank of the world has joined.
 
     Args:
-        assignment: This process's rank and the address of the store.
-        mine: This process's identity.
-        timeout_s: How long to wait for all ranks, seconds.
-        report: Called with a text every few seconds while ranks are missing.
+        assignment, mine: This process's rank with the address of the store, and its identity.
+        timeout_s, report: How long to wait for all ranks, seconds; called with a text every few seconds meanwhile.
 
     Returns:
         The store, restricted to this world's keys, and all ranks' identities by rank.
@@ -111,9 +109,7 @@ def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) ->
     """Leave the rendezvous: rank 0 serves the store until the other ranks have left, and removes a file store.
 
     Args:
-        assignment: This process's rank and the address of the store.
-        store: The store that `rendezvous` returned.
-        timeout_s: How long rank 0 waits, seconds.
+        assignment, store, timeout_s: This process's rank, the store, and how long rank 0 waits, seconds.
     """
     if assignment.agent_store:
         return

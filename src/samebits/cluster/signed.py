@@ -68,11 +68,7 @@ class Seal:
         return f"{self._mac(name, text)} {text}"
 
     def read(self, name: str, message: bytes) -> Any:
-        """Verify a message and return its value.
-
-        Args:
-            name: Key of the store that the message was read from.
-            message: The bytes found there.
+        """Verify a message that was found under the key `name`, and return its value.
 
         Raises:
             ForgedError: The signature is wrong, or the bytes are not a message.

@@ -33,12 +33,7 @@ class StackDumper:
             faulthandler.register(SIGNAL, file=self._file, all_threads=True)
 
     def write(self, path: Path, head: str) -> None:
-        """Write the stacks of this process and its child processes to a file; a failed write is ignored.
-
-        Args:
-            path: The file.
-            head: Its first line.
-        """
+        """Write the stacks of this process and its child processes to a file, after `head`; errors are ignored."""
         self._file.truncate(0)
         # The file is used again for each request.
         self._file.seek(0)
@@ -84,10 +79,8 @@ def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
     """Write the stacks of a process of this machine that cannot do so itself.
 
     Args:
-        pid: The process.
-        descriptor: Descriptor of its anonymous file, in that process.
-        path: File for the stacks.
-        head: First line of that file.
+        pid, descriptor: The process, and in it the descriptor of its anonymous file.
+        path, head: The file for the stacks, and its first line.
 
     Returns:
         Whether there were stacks; a stopped process dumps none.

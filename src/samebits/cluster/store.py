@@ -40,9 +40,7 @@ def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[s
     """Open the store at the assignment's address; ranks other than 0 wait until rank 0 serves it.
 
     Args:
-        assignment: This process's rank and the address.
-        timeout_s: How long to wait for rank 0, seconds.
-        report: Called with a text every few seconds.
+        assignment, timeout_s, report: See `rendezvous`.
 
     Raises:
         LaunchError: The store cannot be served or reached, or belongs to another program.
@@ -150,11 +148,9 @@ def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "
     """Serve a store to the other processes.
 
     Args:
-        host: This machine's name or address.
-        port: Port to listen on.
-        init: The address that the user gave, for errors.
+        host, port: This machine's name or address, and the port to listen on.
+        init, name: The address that the user gave, and the name of this process, for errors.
         timeout_s: Timeout of this process's own calls, seconds.
-        name: Name of this process, for errors.
 
     Raises:
         LaunchError: The port is in use, or cannot be listened on.
@@ -212,14 +208,9 @@ def wait_for_listener(
     """Wait until a process listens at an address.
 
     Args:
-        host: Host of the listener.
-        port: Port of the listener.
-        init: The address as the user gave it.
-        timeout_s: Longest wait, seconds.
-        report: Called with a text every few seconds.
-        name: Name of this process, for texts.
-        peer: Name of the process that should listen.
-        command: Command that starts the peer; empty if unknown.
+        host, port, init: Where to connect, and the address as the user gave it.
+        timeout_s, report: Longest wait, seconds; called with a text every few seconds meanwhile.
+        name, peer, command: Names of this process and of the listener, and the command that starts that, if known.
 
     Raises:
         LaunchError: No process listens there in time.
@@ -257,11 +248,8 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
     """Connect to a store, in a thread: torch waits forever for the answer of a listener that is not a store.
 
     Args:
-        host: Host of the store.
-        port: Port of the store.
-        init: The address as the user gave it.
-        timeout_s: Timeout of the store's calls, seconds.
-        peer: Name of the process that should serve it.
+        host, port, init: See `wait_for_listener`.
+        timeout_s, peer: Timeout of the store's calls, seconds, and the name of the process that should serve it.
 
     Raises:
         LaunchError: The listener is not a store, or has ended.

@@ -94,10 +94,7 @@ class World:
 
 
 def alone(device: str = "auto") -> World:
-    """Return a world of this process only; starts nothing.
-
-    Args:
-        device: auto, cpu or cuda.
+    """Return a world of this process only, on auto, cpu or cuda; starts nothing.
 
     Raises:
         LaunchError: The device does not exist.
@@ -126,8 +123,7 @@ def join(
         assignment: This process's rank and the address of the rendezvous.
         device: auto, cpu or cuda. auto uses CUDA if it is available.
         backend: auto, gloo, nccl or mpi. auto uses nccl for CUDA, gloo otherwise.
-        join_timeout_s: How long to wait until all ranks have joined, seconds.
-        timeout_s: Longest wait in a collective, seconds.
+        join_timeout_s, timeout_s: Longest wait until all ranks have joined, and then in a collective, seconds.
         report: Called with log lines about missing ranks.
 
     Raises:

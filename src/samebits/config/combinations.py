@@ -79,12 +79,7 @@ def find_exclusion(config: Settings) -> str | None:
 
 
 def first_met(config: Settings, *conditions: str) -> str:
-    """Return the first condition that the settings meet, with the value: `mode=fast` for `mode!=exact`; or "".
-
-    Args:
-        config: The settings.
-        conditions: Each as in `Exclusion`.
-    """
+    """Return the first condition, as in `Exclusion`, that is met, with the value: `mode=fast`; or ""."""
     for condition in conditions:
         name, equals, wanted = condition.partition("=")
         is_negated = name.endswith("!")

@@ -64,12 +64,7 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
-    """Return a row for every setting, those of the root before the sections.
-
-    Args:
-        model: The settings' model.
-        config: The values to show as defaults (`model_dump(mode="json")`): those of the preset.
-    """
+    """Return a row for every setting, those of the root before the sections, with the values of `config`."""
     everything = list(settings(model))
     everything.sort(key=lambda setting: len(setting.path) > 1 or setting.is_section)
     return [
@@ -84,9 +79,7 @@ def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dic
     All keys but `recipe` may be left out of the file, since its values override a preset's.
 
     Args:
-        model: The settings' model.
-        config: The values to show as defaults (`model_dump(mode="json")`).
-        title: The schema's title, which editors show.
+        model, config, title: The settings' model, the values of its preset (`model_dump(mode="json")`), and a title.
     """
     document = model.model_json_schema()
     definitions = document.pop("$defs", {})

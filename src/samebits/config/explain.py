@@ -69,9 +69,7 @@ def explain(
     """Return the first problem in full, and the others in one line each.
 
     Args:
-        model: The settings' model.
-        error: What pydantic reported.
-        values: The merged values that were checked.
+        model, error, values: The settings' model, and what pydantic reported about the merged values.
         origins: Where each key was given.
         source: The argument of `samebits config` that shows these settings.
     """

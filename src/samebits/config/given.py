@@ -50,11 +50,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def check_exists(setting: str, path: Path | None) -> None:
-    """Check that the file or folder of a setting exists, if one is set.
-
-    Args:
-        setting: The dotted key, such as data.root.
-        path: Its value.
+    """Check that the file or folder of a setting, such as data.root, exists, if one is set.
 
     Raises:
         DataError: It does not exist.
@@ -68,11 +64,7 @@ def check_exists(setting: str, path: Path | None) -> None:
 
 
 def given_path(text: str | Path, name: str) -> Path:
-    """Return the path of an option or argument, with ~ expanded to the user's home folder.
-
-    Args:
-        text: The value that the user gave.
-        name: Name of the option or argument, for errors.
+    """Return the path in an option or argument, `name`, with ~ expanded to the user's home folder.
 
     Raises:
         ConfigError: The text is empty, as from an unset shell variable: `Path("")` would be the current folder. Or

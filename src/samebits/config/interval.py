@@ -18,8 +18,7 @@ class Interval:
         """Return whether the interval ends at a step.
 
         Args:
-            step: Number of optimizer steps done.
-            steps_per_epoch: Number of steps of one epoch.
+            step, steps_per_epoch: Optimizer steps done, and those of one epoch.
             elapsed_s: Seconds since the interval last ended.
         """
         if self.steps is not None:

@@ -72,8 +72,7 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
     """Merge the layers and the overrides, where later ones win, and validate the result.
 
     Args:
-        model: The recipe's `Config`.
-        layers: Presets first.
+        model, layers: The recipe's `Config`, and presets before other layers.
         overrides: `section.key=value`, with the value as YAML.
 
     Raises:
@@ -91,9 +90,7 @@ def preview(
     """Merge and validate settings for display. Unlike `load`, missing settings are left out.
 
     Args:
-        model: The recipe's `Config`.
-        layers: Presets first.
-        overrides: `section.key=value`, with the value as YAML.
+        model, layers, overrides: See `load`.
 
     Returns:
         All values, and those that differ from the preset, as nested plain values.
@@ -108,13 +105,7 @@ def preview(
 def _resolve(
     model: type[C], layers: Sequence[Layer], overrides: Sequence[str], *, may_lack: bool
 ) -> tuple[C | None, dict[str, Any], dict[str, Any]]:
-    """Merge and validate settings.
-
-    Args:
-        model: The recipe's `Config`.
-        layers: Presets first.
-        overrides: `section.key=value`, with the value as YAML.
-        may_lack: Whether settings may be missing. The config is then None.
+    """Merge and validate settings, of which some may be missing if `may_lack`: the config is then None.
 
     Returns:
         The config; all values; and those that differ from the preset.

@@ -42,13 +42,9 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def json_text(value: object, **options: Any) -> bytes:
-    """Return a JSON value as text in UTF-8, in which a lone surrogate is an escape.
+    """Return a JSON value as text in UTF-8, in which a lone surrogate is an escape; options of `json.dumps`.
 
     A file name that is not UTF-8 has lone surrogates in Python, and so may a text of a stranger's JSON file.
-
-    Args:
-        value: The value.
-        options: As for `json.dumps`.
     """
     # Python's escape of a surrogate is JSON's.
     return json.dumps(value, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
@@ -61,11 +57,7 @@ def finite_numbers(values: object) -> dict[str, int | float]:
 
 
 def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
-    """Parse a JSON value.
-
-    Args:
-        content: The text.
-        max_memory_bytes: Largest memory that the value may take, as estimated, in bytes. None: no limit.
+    """Parse a JSON value that takes at most so much memory, as estimated, in bytes; None: no limit.
 
     Raises:
         ValueError: The content is not JSON, is nested too deeply to be read, or would take too much memory.

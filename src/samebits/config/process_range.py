@@ -52,9 +52,7 @@ def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
     """Parse `4` or `2:4`.
 
     Args:
-        text: The value that the user gave.
-        option: Name of the option, for errors.
-        limit: Largest number allowed.
+        text, option, limit: The value of an option, its name for errors, and the largest number allowed.
 
     Raises:
         ConfigError: The text has neither form, the range is empty, or it exceeds the limit.

@@ -197,11 +197,7 @@ class RunConfig(Settings):
 
 
 def marks_of(name: str) -> frozenset[Mark]:
-    """Return the marks of a setting. One that only a recipe has determines the result.
-
-    Args:
-        name: Its dotted name.
-    """
+    """Return the marks of a setting, by its dotted name. One that only a recipe has determines the result."""
     section, _, inside = name.partition(".")
     if section == "data":
         return frozenset({DATA_MARKS.get(inside.partition(".")[0], Mark.RESULT)})

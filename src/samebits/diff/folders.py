@@ -164,12 +164,7 @@ class FolderDifference:
 
 
 def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
-    """Compare two run folders. If one run is longer, the common part is compared.
-
-    Args:
-        a: The first run.
-        b: The second run.
-    """
+    """Compare two run folders. If one run is longer, the common part is compared."""
     settings = _changes(a.settings, b.settings)
     recipe = [each for each in settings if each.name == "recipe"]
     num_compared, step = first_difference(a.log, b.log)
@@ -201,10 +196,6 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
 
     All records are compared at once: a log of a million steps takes milliseconds, so that bisection over the links of
     the chains would save nothing.
-
-    Args:
-        a: The steps of the first run.
-        b: The steps of the second run.
 
     Returns:
         The number of steps that both logs have, and the first difference.

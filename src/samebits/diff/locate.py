@@ -47,12 +47,7 @@ class FirstDifference:
 
 
 def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:
-    """Return the first difference before the update; None if both steps apply equal gradients.
-
-    Args:
-        a: The step of the first run.
-        b: The same step of the second run.
-    """
+    """Return the first difference of one step of both runs before the update; None if gradients are equal."""
     if (place := _samples(a.micro_batches, b.micro_batches)) is not None:
         return place
     for index, (one, other) in enumerate(zip(a.micro_batches, b.micro_batches, strict=True)):

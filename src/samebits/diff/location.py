@@ -63,9 +63,7 @@ def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes:
     """Describe a difference that begins after the gradients: learning rate, buffers or update.
 
     Args:
-        sides: Both runs, after the step.
-        records: The records of the step.
-        notes: Notes for the description.
+        sides, records, notes: Both runs and their records after the step, and notes for the description.
     """
     a, b = records
     kinds = [type(side.job.optimizer).__name__ for side in sides]
@@ -108,8 +106,7 @@ def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRe
 
     Args:
         sides: Both runs, after the step.
-        agrees: Whether each one's replay agrees with its record.
-        record: The step's record in both replays.
+        agrees, record: Whether each one's replay agrees with its record, and the step's record in both.
     """
     step = sides[0].step_number - 1
     wrong = [side for side, is_as_recorded in zip(sides, agrees, strict=True) if not is_as_recorded]

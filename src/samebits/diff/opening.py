@@ -34,8 +34,7 @@ def open_job(
     """Open a run, with a fresh model.
 
     Args:
-        recorded: What the run folder states.
-        overrides: Settings that do not change the result.
+        recorded, overrides: What the run folder states, and settings that do not change the result.
         recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
         stack: Leaves the world of one process.
 

@@ -44,9 +44,7 @@ class Side:
     """One run, as a job of one process. In exact mode it has the bits of any number of processes.
 
     Args:
-        name: "a" or "b".
-        recorded: What its folder states.
-        overrides: Settings that do not change the result.
+        name, recorded, overrides: "a" or "b", what its folder states, and settings that do not change the result.
         recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
         stack: Closes the run.
 
@@ -172,10 +170,7 @@ class Side:
         job.progress = copy.deepcopy(snapshot.progress)
 
     def stored(self, step: int) -> Iterator[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]]]:
-        """Yield each state of the run folder after a number of steps, with the current state.
-
-        Args:
-            step: Number of steps, all of which are done.
+        """Yield each state of the run folder after a number of steps that are done, with the current state.
 
         Yields:
             The file's name, its tensors, and the current ones, each of any shape, by name.

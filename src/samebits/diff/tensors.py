@@ -30,11 +30,9 @@ def module_of(tensor: str) -> str:
 
 
 def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
-    """Return the first tensor that differs, and the first element of it. Names may differ, if the order is the same.
+    """Return the first of the tensors, of any shape, that differs, and its first element that does.
 
-    Args:
-        a: Tensors of any shape, by name.
-        b: The other tensors.
+    Names may differ, if the order is the same.
     """
     names = list(zip(a, b, strict=False))
     if len(a) != len(b) or any(a[one].shape != b[other].shape for one, other in names):
@@ -53,11 +51,9 @@ def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str,
 def largest_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
     """Return the tensor that differs most, relative to its largest value, and the element that differs most.
 
-    None if another module differs almost as much, so that no single tensor stands out.
+    Both have the same names, and tensors of the same shapes.
 
-    Args:
-        a: Tensors of any shape, by name.
-        b: Tensors of the same names and shapes.
+    None if another module differs almost as much, so that no single tensor stands out.
     """
     scores: dict[str, tuple[float, int]] = {}
     for name in a:

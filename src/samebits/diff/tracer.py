@@ -53,12 +53,7 @@ _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in me
 
 
 def trace_step(side: Side, keep: Collection[Key] = ()) -> StepTrace:
-    """Run the next step of a run, and trace it.
-
-    Args:
-        side: The run; it is advanced by a step.
-        keep: Keys of tensors to keep.
-    """
+    """Run the next step of a run, and trace it; keep the tensors with these keys."""
     side.num_replays += 1
     tracer = _Tracer(side, keep)
     job, loader = side.job, side.loader

@@ -32,12 +32,7 @@ class CheckResult:
 
 
 def merged(by_rank: Sequence[Sequence[CheckResult]], hosts: Sequence[str]) -> list[CheckResult]:
-    """Merge the results of all machines: one result if they are equal, one per machine if they differ.
-
-    Args:
-        by_rank: The results of each rank, in the order of the checks.
-        hosts: The host of each rank.
-    """
+    """Merge the results of all ranks: one result if they are equal, one per host if they differ."""
     by_host: dict[str, Mapping[str, CheckResult]] = {}
     for host, results in zip(hosts, by_rank, strict=True):
         by_host.setdefault(host, {result.check: result for result in results})

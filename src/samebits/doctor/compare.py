@@ -41,8 +41,7 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
     """Describe this rank's software, hardware, settings and data.
 
     Args:
-        world: The world, with the device of this rank.
-        config: The settings; None if `doctor` runs without a recipe.
+        world, config: The world and the settings; None if `doctor` runs without a recipe.
         data: The datasets, training set first; empty without a recipe.
 
     Returns:
@@ -66,12 +65,7 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
 
 
 def examine(world: World, own: Mapping[str, str]) -> list[CheckResult]:
-    """Compare the summaries of all ranks. Returns the same list on every rank.
-
-    Args:
-        world: The ranks.
-        own: The summary of this rank.
-    """
+    """Compare the summaries of all ranks. Returns the same list on every rank."""
     gathered = collectives.all_gather_object(world, (world.host, dict(own)))
     hosts = [host for host, _ in gathered]
     names = dict.fromkeys(name for _, texts in gathered for name in texts)
@@ -84,8 +78,7 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckRes
 
     Args:
         name: Name of the value, such as "torch".
-        values: The value on each rank.
-        hosts: The host of each rank.
+        values, hosts: The value on each rank, and its host.
     """
     (usual, _), *others = Counter(values).most_common()
     if not others:

@@ -86,12 +86,7 @@ class ExactAccelerator(Accelerator):
 
     @classmethod
     def adopt(cls, accelerator: Any, settings: ExactSettings) -> Any:
-        """Make an existing accelerator exact, for a framework that fetches several micro-batches at once.
-
-        Args:
-            accelerator: An `Accelerator` that has prepared nothing yet.
-            settings: What decides the result.
-        """
+        """Make an accelerator that has prepared nothing exact, for a framework that fetches micro-batches ahead."""
         # A new class for the same object, since the framework that made it has references to it.
         accelerator.__class__ = cls
         accelerator._begin_exact(settings)
@@ -118,8 +113,7 @@ class ExactAccelerator(Accelerator):
         """Place and cast a model, without DistributedDataParallel.
 
         Args:
-            model: The model.
-            device_placement: Whether to place it on the device; None: as the accelerator does.
+            model, device_placement: The model, and whether to move it to the device; None: as the accelerator does.
             evaluation_mode: Accepted, without effect: no model is wrapped.
         """
         if any(parameter.requires_grad for parameter in model.parameters()):
@@ -153,8 +147,8 @@ class ExactAccelerator(Accelerator):
         """Prepare a DataLoader to evaluate on; `prepare` takes the one to train on.
 
         Args:
-            data_loader: The DataLoader.
-            device_placement: Whether to place its batches on the device; None: as the accelerator does.
+            data_loader, device_placement: The DataLoader, and whether to move batches to the device; see
+                `prepare_model`.
             slice_fn_for_dispatch: For iterable datasets; see `Accelerator.prepare_data_loader`.
         """
         if getattr(data_loader, "_is_accelerate_prepared", False) or isinstance(data_loader.dataset, IterableDataset):
@@ -249,9 +243,7 @@ class ExactAccelerator(Accelerator):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather results of all processes, each sample's once; batches of different sizes are allowed.
 
-        Args:
-            input_data: Tensors of shape (N, ...) with a row for each sample, nested or not, or a list of objects.
-            use_gather_object: Gather tensors as objects.
+        Tensors, nested or not, have a row for each sample, (N, ...). Objects come as a list.
         """
         active = self.gradient_state.active_dataloader
         if not isinstance(active, TrainingLoader | EvaluationLoader):
@@ -267,9 +259,7 @@ class ExactAccelerator(Accelerator):
         """Save all states, and the position in the data; see `Accelerator.save_state`.
 
         Args:
-            output_dir: The folder; None with automatic names.
-            safe_serialization: Save the weights as safetensors.
-            **kwargs: Arguments of `Accelerator.save_state`.
+            output_dir, safe_serialization, **kwargs: See `Accelerator.save_state`.
 
         Raises:
             ConfigError: It is called within a step.
@@ -285,9 +275,7 @@ class ExactAccelerator(Accelerator):
         """Load all states, also those of another number of processes; see `Accelerator.load_state`.
 
         Args:
-            input_dir: The folder; None with automatic names.
-            load_kwargs: Arguments of the function that loads.
-            **kwargs: Arguments of `Accelerator.load_state`.
+            input_dir, load_kwargs, **kwargs: See `Accelerator.load_state`.
 
         Raises:
             CheckpointError: The folder is incomplete, or its position belongs to other data or batch sizes.

@@ -16,9 +16,8 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
     """Gather the current batch's results in the order of the ranks.
 
     Args:
-        accelerator: The accelerator.
+        accelerator, loader: The accelerator, and the loader that the loop iterates over.
         data: Tensors of shape (N, ...) with a row for each sample, or (); nested or not. Or a list of plain values.
-        loader: The loader that the loop iterates over.
         as_objects: Gather tensors as objects.
     """
     is_repeated = loader.num_counted == 0

@@ -42,8 +42,7 @@ class TrainingLoader(_PreparedLoader):
     """This rank's micro-batches. Its length is the number of steps of an epoch, at any world size.
 
     Args:
-        source: What the script's DataLoader reads.
-        order: The order of the samples.
+        source, order: What the script's DataLoader reads, and the order of the samples.
         make: Returns the loader of the exact loop, once models and optimizers are prepared.
         device: Device of the batches.
     """
@@ -84,10 +83,7 @@ class TrainingLoader(_PreparedLoader):
         self.loader.load_state_dict(state)
 
     def check_skip(self, num_steps: int) -> None:
-        """Check that a script skips as many steps as its checkpoint has done.
-
-        Args:
-            num_steps: Steps of the epoch to skip.
+        """Check that a script skips as many steps of the epoch as its checkpoint has done.
 
         Raises:
             ConfigError: The loader is at another position.
@@ -126,9 +122,7 @@ class EvaluationLoader(_PreparedLoader):
     results do not count.
 
     Args:
-        source: What the script's DataLoader reads.
-        world: The ranks.
-        device: Device of the batches.
+        source, world, device: What the script's DataLoader reads, the ranks, and the device of the batches.
     """
 
     def __init__(self, source: LoaderSource, world: World, device: torch.device | None) -> None:

@@ -92,10 +92,7 @@ class ExactPart:
             )
 
     def load_position(self, origin: object) -> None:
-        """Continue at the position that was read.
-
-        Args:
-            origin: The checkpoint, for the error.
+        """Continue at the position that was read from a checkpoint.
 
         Raises:
             CheckpointError: The position belongs to other data or batch sizes.
@@ -153,11 +150,7 @@ def check_supported(accelerator: Any) -> None:
 
 
 def write_position(folder: Path, position: dict[str, Any]) -> None:
-    """Write the position beside a framework's checkpoint.
-
-    Args:
-        folder: The checkpoint.
-        position: Plain values by name.
+    """Write a position, plain values by name, beside a framework's checkpoint.
 
     Raises:
         CheckpointError: It cannot be written.

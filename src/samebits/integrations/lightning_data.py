@@ -28,8 +28,7 @@ class StepRun:
 
     Args:
         step: The step, with this rank's micro-batches, padded.
-        read: Reads the samples of the next micro-batch.
-        loop: The engine.
+        read, loop: Reads the samples of the next micro-batch; the engine.
     """
 
     def __init__(self, step: Step, read: Callable[[MicroBatch], Any], loop: ExactLoop) -> None:
@@ -51,9 +50,7 @@ class StepLoader:
     The strategy runs the step's other micro-batches (`run`) before it takes the next item.
 
     Args:
-        source: The DataLoader's dataset, collation and workers.
-        order: The order of the samples.
-        world: The ranks.
+        source, order, world: Dataset, collation and workers; the order of the samples; the ranks.
         loop: Returns the engine, which is made later than the loader.
         fit_loop: Lightning's loop: it knows the position, also after a resume.
     """

@@ -40,8 +40,7 @@ class EvaluationBatches:
     The dataset is cut into batches in its own order. Each rank has a contiguous part of them.
 
     Args:
-        source: The DataLoader's dataset, collation and workers.
-        world: The ranks.
+        source, world: The DataLoader's dataset, collation and workers; the ranks.
         seed: Seed of random numbers in the dataset and in validation_step.
         steps: Knows how many batches Lightning takes, and which one is current.
     """
@@ -82,12 +81,7 @@ class EvaluationBatches:
 
 
 class EvalSteps:
-    """What the loops of validation and test do for an item.
-
-    Args:
-        trainer: Lightning's Trainer.
-        device: Device of this rank.
-    """
+    """What the loops of validation and test do for an item."""
 
     def __init__(self, trainer: Any, device: torch.device) -> None:
         self._trainer, self._device = trainer, device

@@ -47,9 +47,7 @@ class ExactResults(_ResultCollection):
     """Replaces the collection of logged values of one of Lightning's loops.
 
     Args:
-        training: Whether the loop trains.
-        module: What logs.
-        world: The ranks.
+        training, module, world: Whether the loop trains, what logs, and the ranks.
     """
 
     def __init__(self, training: bool, module: Any, world: World) -> None:
@@ -66,8 +64,7 @@ class ExactResults(_ResultCollection):
         """Collect what is logged in the block as values of one batch.
 
         Args:
-            index: Position in the order in which batches are merged.
-            size: Number of samples.
+            index, size: Position in the order in which batches are merged, and number of samples.
             is_muted: Drop the values, because another rank has the batch too.
         """
         self._batch, self._is_muted = (index, size), is_muted
@@ -81,10 +78,8 @@ class ExactResults(_ResultCollection):
         """Take a value; see `LightningModule.log`.
 
         Args:
-            fx: Name of the hook that logs.
-            name: Name of the value.
+            fx, name, **options: Name of the hook that logs, and the other arguments of `LightningModule.log`.
             value: A tensor, (), or a torchmetrics metric.
-            **options: The other arguments of `LightningModule.log`.
         """
         if self._batch is None:
             super().log(fx, name, value, **options)
@@ -143,11 +138,7 @@ class ExactResults(_ResultCollection):
 
 
 def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float, int]:
-    """Merge values in the order of their batches, in float64.
-
-    Args:
-        items: Batch, value and number of samples.
-        reduce_fx: mean, sum, min or max.
+    """Merge (batch, value, number of samples) in the order of the batches, in float64, by mean, sum, min or max.
 
     Returns:
         The value, and the number of samples.

@@ -22,12 +22,7 @@ State = dict[str, Any]  # name -> tensor of any shape, or list of tensors
 
 
 class MetricStates:
-    """The states of a module's metrics, by batch.
-
-    Args:
-        module: Has the metrics as submodules.
-        world: The ranks.
-    """
+    """The states of the metrics that a module has as submodules, by batch."""
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self._world = world
@@ -37,11 +32,7 @@ class MetricStates:
 
     @contextmanager
     def of_batch(self, index: int) -> Iterator[None]:
-        """Take the states of what the block updates; other metrics keep theirs.
-
-        Args:
-            index: Position of the batch in the order in which states are merged.
-        """
+        """Take the states of what the block updates as those of a batch; other metrics keep theirs."""
         # torchmetrics has no public names for a metric's states, number of updates and cached result.
         before = {
             name: (_state(metric), metric._update_count, metric._computed) for name, metric in self._metrics.items()

@@ -16,11 +16,7 @@ MISSING = "Run: pip install 'samebits[lightning]'"
 
 
 def find(module: str, name: str) -> Any:
-    """Return a class or function of Lightning.
-
-    Args:
-        module: Its module, such as "strategies".
-        name: Its name.
+    """Return a class or function of Lightning by its module, such as "strategies", and name.
 
     Raises:
         ConfigError: Lightning is not installed, or is a version that lacks it.

@@ -122,10 +122,6 @@ def check_loaders(combined: Any) -> None:
 def loss_of(training_step: Callable[[], Any], module: Any) -> Any:
     """Return what training_step returns for a micro-batch.
 
-    Args:
-        training_step: Calls it.
-        module: The LightningModule.
-
     Raises:
         ConfigError: It returned None in automatic optimization, or batch norm had one sample.
     """

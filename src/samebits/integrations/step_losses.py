@@ -29,9 +29,6 @@ class StepLosses:
     def take(self, world: World) -> Tensor:
         """Return the sum over micro-batches, steps and ranks, and forget it. Called on all ranks.
 
-        Args:
-            world: The ranks.
-
         Returns:
             float64 of shape (), rounded to float32: then the mean of equal values over ranks is exact.
         """

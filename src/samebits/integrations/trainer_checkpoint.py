@@ -15,11 +15,7 @@ _CONFIG = "config.json"
 
 
 def check_position(checkpoint: Path, here: dict[str, Any]) -> None:
-    """Check that a checkpoint belongs to this run.
-
-    Args:
-        checkpoint: The folder.
-        here: The position of this run, as it is written into checkpoints.
+    """Check that a checkpoint has this run's position, except for the step.
 
     Raises:
         CheckpointError: It has another batch size, seed or dataset, or no position.
@@ -36,14 +32,10 @@ def check_position(checkpoint: Path, here: dict[str, Any]) -> None:
 
 
 def load_converted(model: nn.Module, checkpoint: Path) -> bool:
-    """Load the weights of a model of transformers.
+    """Load the weights of a model of transformers from a checkpoint's folder.
 
     `save_pretrained` writes some models under the names of their first release. The Trainer of transformers 5.23 does
     not convert them back, and leaves out what it does not find.
-
-    Args:
-        model: The model.
-        checkpoint: The folder.
 
     Returns:
         Whether the model is one of transformers, and was loaded.

@@ -16,11 +16,7 @@ MAX_DENSE_CLASSES = 2_000  # a matrix of 32 MB
 
 
 class ConfusionMatrix:
-    """A count for each pair of classes.
-
-    Args:
-        num_classes: Number of classes, C.
-    """
+    """A count for each pair of C classes."""
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
@@ -50,11 +46,7 @@ class ConfusionMatrix:
 
 
 class ClassCounts:
-    """Counts for each class, where a matrix would be too large.
-
-    Args:
-        num_classes: Number of classes, C.
-    """
+    """Counts for each of C classes, where a matrix would be too large."""
 
     def __init__(self, num_classes: int) -> None:
         self._counts = torch.zeros(3, num_classes, dtype=torch.int64)  # samples, correct, predicted

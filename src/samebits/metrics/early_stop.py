@@ -38,12 +38,7 @@ class Patience:
 
 
 def metric_of(config: StopEarlyConfig, monitor: tuple[str, str]) -> tuple[str, float]:
-    """Return the name of the metric, and 1 if larger values are better or -1 if smaller ones are.
-
-    Args:
-        config: The settings.
-        monitor: `Parts.monitor`.
-    """
+    """Return the name of the metric, by default `monitor`, and 1 if larger values are better or else -1."""
     name, better = (config.metric, config.better) if config.metric is not None else monitor
     return name, 1.0 if better == "max" else -1.0
 

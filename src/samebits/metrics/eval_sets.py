@@ -12,11 +12,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 def check_set_names(names: Iterable[str], where: str) -> None:
-    """Check the names of validation sets.
-
-    Args:
-        names: The names.
-        where: What has them, for the error.
+    """Check the names of validation sets; `where` has them.
 
     Raises:
         ConfigError: A name cannot be a part of a metric's name.
@@ -32,22 +28,12 @@ def check_set_names(names: Iterable[str], where: str) -> None:
 
 
 def with_set(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a validation set under their full names.
-
-    Args:
-        name: The set; empty for `eval_data`, whose metrics keep their names.
-        metrics: The metrics by name.
-    """
+    """Return the metrics of a validation set under their full names; "" is `eval_data`, whose names stay."""
     return {f"{name}.{metric}" if name else metric: value for metric, value in metrics.items()}
 
 
 def metrics_of(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of one validation set, by their names without the set.
-
-    Args:
-        name: The set.
-        metrics: The metrics of all sets, by full name.
-    """
+    """Return the metrics of one validation set of all, by their names without the set."""
     return {each.removeprefix(f"{name}."): value for each, value in metrics.items() if each.startswith(f"{name}.")}
 
 

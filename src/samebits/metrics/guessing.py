@@ -23,9 +23,7 @@ class Guess:
 def guess(labels: Tensor, answers: Tensor) -> Guess:
     """Return the accuracy of answers that ignore the input; Cohen's kappa compares with the same value.
 
-    Args:
-        labels: (C,) number of samples of each class; above 0 in total.
-        answers: (C,) number of times that each class was the answer; the same total.
+    Both arrays, (C,), count a class's samples and answers. Their sums are equal, and above 0.
     """
     num_samples = int(labels.sum())
     # Python's integers: the products of counts may exceed 64 bits.
@@ -55,9 +53,7 @@ def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
 def single_answer(labels: Tensor, answers: Tensor) -> int | None:
     """Return the class that takes all answers, or all but one in a hundred, where the samples have several classes.
 
-    Args:
-        labels: (C,) number of samples of each class.
-        answers: (C,) number of times that each class was the answer.
+    Both arrays, (C,), count a class's samples and answers.
     """
     num_samples = int(labels.sum())
     if num_samples < _MIN_SAMPLES:

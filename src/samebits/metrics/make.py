@@ -19,10 +19,7 @@ _MEMBERS = {
 
 
 def make_metric(given: Any) -> Metric:
-    """Make an empty metric, whose members exist.
-
-    Args:
-        given: `Parts.metric`: a function that makes a metric, or objects of torchmetrics.
+    """Make an empty metric of `Parts.metric`, whose members exist.
 
     Raises:
         ConfigError: It is no such function, or its metric lacks a member.

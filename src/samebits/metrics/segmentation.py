@@ -21,11 +21,7 @@ _VALUES_AT_ONCE = 1 << 24  # of logits at the size of the mask: 64 MB
 
 
 def label_map(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the class with the largest logit of each pixel, after bilinear interpolation of the logits.
-
-    Args:
-        logits: (C, h, w).
-        size: (H, W) of the result.
+    """Return the class with the largest logit, of (C, h, w) interpolated bilinearly to (H, W), of each pixel.
 
     Returns:
         (H, W) bytes on the CPU.

@@ -32,11 +32,7 @@ BEAT_S = 1.0
 
 
 class Compiled:
-    """A model's compiled forward and backward pass. The model itself is unchanged.
-
-    Args:
-        model: The model, on its device and in its precision.
-        device: The model's device.
+    """A model's compiled forward and backward pass, on its device. The model itself is unchanged.
 
     Raises:
         ConfigError: This machine has no compiler.

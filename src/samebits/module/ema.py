@@ -29,11 +29,7 @@ class ModelEma:
         self.reset(self._live())
 
     def reset(self, state: Mapping[str, Tensor]) -> None:
-        """Set the average: to the weights that training starts from, or to those of a checkpoint.
-
-        Args:
-            state: Tensors by name, in the shapes of the model's own; of a rank's shards if the model is sharded.
-        """
+        """Set the average to tensors of the shapes of the model's, or of a rank's shards of it."""
         # Cloned from the model, so that each tensor has the strides that the update uses.
         self.state = {name: tensor.detach().clone().copy_(state[name]) for name, tensor in self._live().items()}
 

@@ -57,11 +57,7 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
 
 
 def in_float32(outputs: Any) -> Any:
-    """Convert all bf16 and fp16 tensors to float32, also inside tuples, lists, dicts and data classes.
-
-    Args:
-        outputs: Tensors of any shape, or containers of them.
-    """
+    """Convert bf16 and fp16 tensors of any shape to float32, also inside tuples, lists, dicts and data classes."""
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in LOW.values() else outputs
     if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):

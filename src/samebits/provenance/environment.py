@@ -53,9 +53,7 @@ def environment(world: World) -> dict[str, Any]:
 def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
     """Return what determines a run's bits beside code, settings and data: versions, kernels and hardware, by name.
 
-    Args:
-        device: The device that trains.
-        kernels: The setting: what it pins is not a property of the processor any more.
+    What the setting `kernels` pins is not a property of the processor any more.
     """
     found: dict[str, str | None] = {
         "samebits": __version__,

@@ -90,12 +90,9 @@ def take_fingerprint(
     """Take a run's fingerprint. In exact mode, check that samples and a micro-batch are the same a second time.
 
     Args:
-        config: The settings.
+        config, data: The settings; the training and the validation samples.
         loss: The recipe's loss function; it returns named 0-d tensors.
-        model: The fresh model, on the device.
-        data: The training and the validation samples.
-        device: The rank's device.
-        num_ranks_here: Number of ranks on this machine.
+        model, device, num_ranks_here: The fresh model, on the rank's device; number of ranks on this machine.
         is_restart: Skip the second pass, which ran when the run started.
         is_sharded: Skip the model's passes, since no process holds all gradients of a sharded model.
 

@@ -18,9 +18,7 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
     not run the optimizer.
 
     Args:
-        before: The fingerprint of the process that wrote the checkpoint.
-        now: The fingerprint of this process.
-        config: The settings.
+        before, now, config: The fingerprints of the checkpoint and of this process, and the settings.
 
     Returns:
         Warnings.

@@ -20,12 +20,7 @@ SETTINGS, DATASET_INFO = "settings", "dataset_info_sha256"
 
 
 def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings and the SHA-256 of the dataset info, as plain JSON.
-
-    Args:
-        config: The settings.
-        dataset_info: The content of `dataset_info.json`.
-    """
+    """Return the settings and the SHA-256 of the content of `dataset_info.json`, as plain JSON."""
     return {SETTINGS: plain_settings(config), DATASET_INFO: _sha256(dataset_info)}
 
 
@@ -34,8 +29,7 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
 
     Args:
         kept: The checkpoint's identity; empty if the checkpoint predates it.
-        config: The current settings.
-        path: The checkpoint.
+        config, path: The current settings, and the checkpoint.
         is_resume: Whether training is resumed from it. Otherwise `config` is the run folder's `config.yaml`.
 
     Raises:
@@ -72,9 +66,8 @@ def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any],
     """Compare dataset info with the hash in a checkpoint.
 
     Args:
-        kept: The checkpoint's identity.
+        kept, run: The checkpoint's identity, and the run folder.
         dataset_info: The content of `dataset_info.json`, or if that is missing, what the recipe reads from its data.
-        run: The run folder.
 
     Raises:
         CheckpointError: They differ.

@@ -33,9 +33,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     """Check that a run folder is new, or holds the run to resume.
 
     Args:
-        folder: The run folder.
-        config: The settings.
-        resume: The --resume option.
+        folder, config, resume: The run folder, the settings and the --resume option.
 
     Raises:
         CheckpointError: It holds a run, and --resume was not given.
@@ -83,8 +81,7 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
     """Check that the steps of a run can be repeated bit for bit with these settings.
 
     Args:
-        run: The run folder.
-        config: The settings of the replay.
+        run, config: The run folder, and the settings of the replay.
         purpose: What the run is to be trained for, such as "verify a run".
         is_other_recipe: Whether the recipe may be another file than the run's.
 
@@ -141,12 +138,7 @@ def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def is_free(name: str, config: RunConfig | None = None) -> bool:
-    """Return whether a setting, by its dotted name, does not change the result.
-
-    Args:
-        name: Its dotted name.
-        config: All settings; None: those of a run that does not stop early.
-    """
+    """Return whether a setting, by its dotted name, does not change the result; without `config`, of a usual run."""
     marks = marks_of(name)
     if Mark.VALIDATION in marks:
         return config is None or config.stop_early.patience is None
@@ -175,8 +167,7 @@ def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | Non
     """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start.
 
     Args:
-        folder: The run's folder.
-        config: Its settings.
+        folder, config: The run's folder and its settings.
         length: The setting of the new length, such as epochs=20. None: epochs=N or max_steps=N.
     """
     length = length or ("epochs=N" if config.max_steps is None else "max_steps=N")
@@ -195,11 +186,8 @@ def check_ranks_agree(
     """Check that all ranks have the same code, settings, data and model.
 
     Args:
-        world: The world.
-        config: The settings.
-        model: The model, on the device.
-        sizes: Number of samples of each dataset, by its name.
-        fingerprint: This rank's fingerprint.
+        world, config, model: The world, the settings and the model, on the device.
+        sizes, fingerprint: Number of samples of each dataset by name, and this rank's fingerprint.
 
     Returns:
         Differences that fast mode allows: versions, processors, and samples that decode to other bits.

@@ -37,9 +37,7 @@ def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, 
     """Compare the digests of two readings of samples with the same keys.
 
     Args:
-        name: "training" or "evaluation".
-        first: Digests of the first reading, by the sample's index.
-        again: Digests of the second reading.
+        name, first, again: "training" or "evaluation", and the digests of both readings by the sample's index.
 
     Raises:
         ConfigError: Some differ.
@@ -70,12 +68,9 @@ def try_micro_batch(
     """Run a micro-batch forward and backward, and digest the result. The model's state is restored.
 
     Args:
-        model: The fresh model, on the device.
-        loss: The recipe's loss function.
+        model, device, loss: The fresh model, on the device, and the recipe's loss function.
         batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
-        forward_key: The seed of the forward pass.
-        device: The model's device.
-        twice: Whether to run a second pass and compare.
+        forward_key, twice: The seed of the forward pass, and whether to run a second one and compare.
 
     Returns:
         Digests of initial weights, loss and gradients, by name. Empty if the pass raises an error: step 0 then raises

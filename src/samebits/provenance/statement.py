@@ -97,11 +97,9 @@ def make_statement(
     """Return the statement.
 
     Args:
-        record: The run's record.
+        record, run: The run's record and name.
         files: Path in the run folder -> SHA-256 of its content.
-        run: Name of the run.
-        started_at: Unix time, seconds.
-        finished_at: Unix time, seconds.
+        started_at, finished_at: Unix times, seconds.
     """
     from samebits.provenance.environment import COMPUTING  # late: it loads torch, which readers do without
 

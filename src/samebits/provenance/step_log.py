@@ -177,10 +177,8 @@ def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
     """Copy the records before a step from another run's folder, so that a run resumed from there has a whole chain.
 
     Args:
-        source: The other run's `steps.bin`.
-        target: The file to write.
-        step: The step that the run resumes at.
-        link: The link before that step, 32 bytes.
+        source, target: The other run's `steps.bin`, and the file to write.
+        step, link: The step that the run resumes at, and the link before it, 32 bytes.
 
     Returns:
         Whether the records lead to that link. If not, nothing is written.

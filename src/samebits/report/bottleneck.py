@@ -28,8 +28,7 @@ class DataWait:
         """Return a notice, once, if data was the bottleneck over a window; else None.
 
         Args:
-            seconds: Training time of this process so far.
-            waited_s: Seconds of it that waited for data.
+            seconds, waited_s: Training time of this process so far, and seconds of it that waited for data.
             advice: What to do; see `advice`.
         """
         now = (seconds, waited_s)
@@ -47,8 +46,7 @@ def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:
     """Return what to do when data loading is the bottleneck.
 
     Args:
-        num_workers: DataLoader workers per rank.
-        num_free_cores: Cores of this machine per rank, less the one that it computes on.
+        num_workers, num_free_cores: DataLoader workers, and free cores, of each rank.
         can_cache: Whether the recipe has a cache (data.cache) that is not used.
     """
     ways = []

@@ -35,10 +35,8 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
 
     Args:
         lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and gray.
-        path: Where the PNG goes.
-        title: Above the chart.
-        x_name: What x is, with its unit.
-        y_name: What y is, with its unit.
+        path, title: Where the PNG goes, and the text above the chart.
+        x_name, y_name: What x and y are, with their units.
 
     Raises:
         CheckpointError: The PNG cannot be written.
@@ -66,11 +64,9 @@ def draw_rates(
     """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis.
 
     Args:
-        rates: The learning rates.
-        losses: The loss at each.
-        path: Path of the PNG file.
+        rates, losses: The learning rates, and the loss at each.
+        path, name: Where the PNG goes, and what was trained.
         suggestion: The rate to mark, if any.
-        name: What was trained.
 
     Raises:
         CheckpointError: The PNG cannot be written.
@@ -90,11 +86,9 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
     """Plot the training and validation loss of a run, and its monitored validation metric in a second chart.
 
     Args:
-        train: Records of training steps, with `epoch` and `loss`.
-        evaluations: Records of evaluations, with `epoch` and the metrics.
-        path: Path of the PNG file.
+        train, evaluations: Records of steps and of evaluations, with `epoch`, `loss` and metrics.
+        path, name: Where the PNG goes, and the name of the run.
         monitor: Name of the monitored metric, and whether "max" or "min" is better.
-        name: Name of the run.
 
     Raises:
         CheckpointError: The PNG cannot be written.

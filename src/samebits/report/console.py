@@ -46,8 +46,7 @@ class Console:
     """Writes what a run reports. Safe to call from several threads. A closed pipe does not stop the run.
 
     Args:
-        stream: Where to write.
-        interactive: Whether the stream is a terminal; detected if None.
+        stream, interactive: Where to write, and whether that is a terminal; detected if None.
         now: Returns the time in seconds; only differences count.
         strict: Raise errors of the stream, for commands whose only result is their output.
         columns: Width for tables that use more than 80 columns; None: that of the terminal, 80 in a file.
@@ -96,8 +95,7 @@ class Console:
         """Write a title and an indented line per row: the header of a run, or its closing block.
 
         Args:
-            title: First line.
-            rows: Texts by label; empty ones are left out.
+            title, rows: First line, and texts by label; empty ones are left out.
             whole: Labels of rows that are never wrapped, since users copy them.
         """
         lines = printable(block(title, rows, whole, self.width)).splitlines()
@@ -155,13 +153,9 @@ class Console:
         """Show that a step is done.
 
         Args:
-            epoch: Epoch of the step, from 1.
-            num_epochs: Epochs of the whole run, with one that is cut short.
-            steps_per_epoch: Steps of one epoch.
-            step: Steps done in the whole run.
-            num_steps: Steps of the whole run.
-            loss: Training loss.
-            samples_per_s: Samples per second over all ranks.
+            epoch, num_epochs: Epoch of the step, from 1, and epochs of the whole run, with one that is cut short.
+            step, num_steps, steps_per_epoch: Steps done, of the whole run, and of one epoch.
+            loss, samples_per_s: Training loss, and samples per second over all ranks.
             left_s: Seconds until the run is complete; None if not known yet.
             data_wait: Share of training time that waits for data, 0 to 1; shown from 110 columns on.
         """
@@ -195,8 +189,7 @@ class Console:
 
         Args:
             activity: What is being done, such as "measuring 2 processes".
-            done: Number of parts that are done.
-            total: Number of all parts.
+            done, total: Number of parts that are done, and of all parts.
         """
         with self._lock:
             now = self._now()
@@ -217,8 +210,7 @@ class Console:
 
         Args:
             epoch: Epochs done; a fraction inside an epoch.
-            values: Validation metrics by name, the same names each time.
-            num_samples: Samples of the validation set.
+            values, num_samples: Validation metrics by name, the same names each time, and samples of the set.
             train_loss: Mean training loss since the last validation; None if there was no step.
             is_best: Whether this is the best validation so far.
         """
@@ -262,9 +254,8 @@ class Console:
         """Draw the progress line, always within one line: the bar is left out first, then the least important part.
 
         Args:
-            head: What is in progress.
+            head, share: What is in progress, and how much of it is done, 0 to 1.
             parts: Importance and text of each part, from left to right.
-            share: How much is done, 0 to 1.
         """
         columns = self._rich.width - _ECHO_COLUMNS
         while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > columns:

@@ -32,12 +32,7 @@ BusyReader = Callable[[], float | None]
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the peak TFLOP/s of a GPU; None if it is not in the table.
-
-    Args:
-        device_name: As torch names it, such as "NVIDIA H100 80GB HBM3".
-        precision: "fp32", "tf32", "bf16" or "fp16".
-    """
+    """Return the peak TFLOP/s of a GPU, as torch names it, in fp32, tf32, bf16 or fp16; None if it is unknown."""
     # Names of the driver, of torch and of data sheets differ in hyphens and spaces.
     words = re.sub(r"[-_]", " ", device_name)
     # Word borders, so that "A10" does not find an A100; longer
@@ -50,8 +45,7 @@ class DeviceUse:
     """Reads the use of this process's device.
 
     Args:
-        device: The device.
-        precision: The setting.
+        device, precision: The device and the setting.
         peak: Peak TFLOP/s of one device; None: that of a known GPU.
         read_busy: Returns how busy the GPU is, 0 to 1; None: NVIDIA's driver is asked.
 
@@ -71,12 +65,7 @@ class DeviceUse:
         self.peak, self._read_busy = peak, read_busy or (lambda: None)
 
     def values(self, flops_per_s: float | None, num_devices: int) -> dict[str, float | None]:
-        """Return the values of a record, with the names in `NAMES`.
-
-        Args:
-            flops_per_s: Model FLOPs per second over all ranks; None if they are not known.
-            num_devices: Number of devices that compute them.
-        """
+        """Return the values of a record, with the names in `NAMES`; `flops_per_s` is that of all devices, or None."""
         mfu = None if self.peak is None or not flops_per_s else flops_per_s / (self.peak * 1e12 * num_devices)
         return {"memory_gb": self._memory_gb(), "gpu_use": self._read_busy(), "mfu": mfu}
 
@@ -98,10 +87,6 @@ def nvml_reader(uuid: str, library: Any = None) -> BusyReader:
 
     A GPU is busy while it computes at all. The function returns None without the driver's library, and for a part of a
     GPU (MIG).
-
-    Args:
-        uuid: The GPU's UUID, without "GPU-".
-        library: The library; None: libnvidia-ml, which the driver installs.
     """
     handle = ctypes.c_void_p()
     # A machine without NVIDIA's driver has no such library, and an old driver may lack a function.

@@ -24,10 +24,9 @@ def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), widt
     In a row of several lines, the continuation of a wrapped line is indented.
 
     Args:
-        title: First line; not wrapped.
+        title, width: First line, which is not wrapped, and columns.
         rows: Texts by label; empty ones are left out.
         whole: Labels of rows that are not wrapped, since users copy them.
-        width: Columns.
     """
     rows = {name: value for name, value in rows.items() if value}
     first = max(map(len, rows), default=0)
@@ -52,13 +51,9 @@ def _cut(text: str, width: int) -> list[str]:
 
 
 def wrap_error(text: str, width: int) -> str:
-    """Wrap the lines of an error between words, for a terminal.
+    """Wrap the lines of an error between words, for a terminal of so many columns.
 
     The slots `given` and `where`, and lines with a command or a long path, stay whole, since users copy them.
-
-    Args:
-        text: The error as `str` returns it.
-        width: Columns.
     """
     slot, lines = "", []
     for line in text.split("\n"):

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class History:
-    """The records of a run: how its loss and metrics developed.
-
-    Args:
-        folder: The run folder.
-    """
+    """The records of a run folder: how its loss and metrics developed."""
 
     def __init__(self, folder: Path) -> None:
         #: Columns of the training records, by name: `step`, `epoch`, `loss`, `lr` and others. Lists of one length; None
@@ -30,9 +26,6 @@ class History:
 
     def frame(self, kind: Literal["eval", "train"] = "eval") -> DataFrame:
         """Return the columns as a pandas DataFrame, one row per record.
-
-        Args:
-            kind: "eval" or "train".
 
         Raises:
             ConfigError: pandas is not installed.

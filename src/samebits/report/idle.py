@@ -9,9 +9,7 @@ def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
     """Describe how many processes are idle, and which micro_batch would use all of them; empty if none is idle.
 
     Args:
-        num_procs: Number of processes.
-        batch: Samples per step.
-        micro_batch: Maximum samples per forward pass.
+        num_procs, batch, micro_batch: Number of processes, samples per step, and at most of a forward pass.
     """
     num_micro = num_micro_batches(batch, micro_batch)
     if num_micro >= num_procs:

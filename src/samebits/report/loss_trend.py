@@ -11,11 +11,7 @@ _NOTABLE = 0.5  # of the first loss
 
 
 class LossTrend:
-    """Averages the loss over blocks of steps, and notices once that it grows.
-
-    Args:
-        num_steps: Steps of the whole run.
-    """
+    """Averages the loss over blocks of a run's steps, and notices once that it grows."""
 
     def __init__(self, num_steps: int) -> None:
         self._size = block_size(num_steps)
@@ -29,21 +25,12 @@ class LossTrend:
         self._is_said = False
 
     def start(self, step: int, first_loss: float | None) -> None:
-        """Start or resume training.
-
-        Args:
-            step: Steps done.
-            first_loss: The loss at the beginning of the run, if it is resumed.
-        """
+        """Start training, or resume it after so many steps of a run that began with `first_loss`."""
         self._first = first_loss
         self._start(step)
 
     def add(self, loss: float) -> str | None:
-        """Add the loss of the next step; return a notice, once, if the loss grows.
-
-        Args:
-            loss: The mean over the step's samples. Values that are not finite do not count.
-        """
+        """Add the next step's mean loss, if it is finite; return a notice, once, if the loss grows."""
         self._losses.append(loss)
         if self._is_said or len(self._losses) < self._size:
             return None
@@ -68,14 +55,10 @@ def block_size(num_steps: int) -> int:
 
 
 def grows_from(means: Sequence[float], first: float | None = None) -> int | None:
-    """Return the block with the lowest loss if the last two blocks are far above it; else None.
+    """Return the block with the lowest mean if the last two blocks are far above it; else None.
 
     Far is half of the first loss, at which nothing was learned. Noise is much less, also at the end of a run, where the
     loss is low and a batch may have twice the loss of another.
-
-    Args:
-        means: Mean loss of each block of steps, in order.
-        first: The first loss of the run; None: that of the first block.
     """
     before, high = means[:-_NUM_HIGH], means[-_NUM_HIGH:]
     if not before:

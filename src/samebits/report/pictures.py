@@ -34,8 +34,7 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
 
     Args:
         counts: Number of samples, as `counts[ground truth][prediction]`.
-        class_names: Names of the classes, in order.
-        path: Path of the PNG file.
+        class_names, path: Names of the classes, in order, and path of the PNG file.
     """
     font, small = _fonts(class_names)
     names = [_cut(name, font, _MAX_NAME_PX) for name in class_names]
@@ -86,12 +85,9 @@ def draw_sheet(
     """Draw samples side by side as a PNG, each with a caption below it.
 
     Args:
-        title: Line above the tiles.
-        tiles: Images, (H, W) gray or (H, W, 3) RGB bytes.
-        captions: One caption per tile.
-        path: Path of the PNG file.
-        num_columns: Number of tiles in a row.
-        tile_px: (width, height) into which each tile is fitted, pixels.
+        title, path: Line above the tiles, and path of the PNG file.
+        tiles, captions: Images, (H, W) gray or (H, W, 3) RGB bytes, and a caption for each.
+        num_columns, tile_px: Tiles in a row, and (width, height) into which each is fitted, pixels.
     """
     font, small = _fonts([title, *captions])
     (tile_width, tile_height), gap_px, line_px = tile_px, 12, 20

@@ -11,12 +11,7 @@ NUM_ROWS = 25  # of the table
 
 
 class StepProfile:
-    """Profiles the steps of `report.profile`. Does not change results.
-
-    Args:
-        steps: The setting: "10:13" for steps 10, 11 and 12; None: none.
-        folder: The folder to write `trace.json` and `table.txt` into.
-    """
+    """Profiles the steps of `report.profile`, such as "10:13", into a folder. Does not change results."""
 
     def __init__(self, steps: str | None, folder: Path) -> None:
         self._first, self._stop = parse_steps(steps) if steps is not None else (-1, -1)
@@ -24,10 +19,7 @@ class StepProfile:
         self._profiler: Any = None
 
     def at(self, step: int) -> Path | None:
-        """Start or end the profile.
-
-        Args:
-            step: The next step.
+        """Start or end the profile before a step.
 
         Returns:
             The folder, if the profile was written now.

@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 
 class Rate:
-    """Samples per second over the last seconds of training, without evaluation and checkpoints.
-
-    Args:
-        window_s: Length of the window, seconds of training.
-        clock: Returns the time in seconds; only differences count.
-    """
+    """Samples per second over the last `window_s` seconds of training, without evaluation and checkpoints."""
 
     def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._window_s = window_s

@@ -28,10 +28,6 @@ class Records:
     """Appends records to a run folder, and flushes each line before the next.
 
     A failed write raises CheckpointError, as for all files of a run.
-
-    Args:
-        folder: The run folder; created if it does not exist.
-        tensorboard: Whether to write TensorBoard files too, into its folder `tensorboard`.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
@@ -51,8 +47,7 @@ class Records:
         """Append a record.
 
         Args:
-            kind: Kind of the record: "train", "eval" ...
-            step: Steps completed when it is written.
+            kind, step: "train", "eval" ..., and the steps completed when it is written.
             epoch: Epochs completed, with a fraction inside an epoch.
             values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
         """
@@ -69,9 +64,7 @@ class Records:
         """Append the record of a checkpoint that is whole on disk. May be called in another thread.
 
         Args:
-            step: Its step.
-            epoch: Epochs completed, with a fraction inside an epoch.
-            path: Its path in the run folder.
+            step, epoch, path: Its step; epochs completed, with a fraction; its path in the run folder.
         """
         self._append({"kind": CHECKPOINT, "step": step, "epoch": epoch, "path": path})
 
@@ -89,12 +82,7 @@ class Records:
             self._file.flush()
 
     def describe(self, settings: Mapping[str, Any], metrics: Iterable[str]) -> None:
-        """Write the run's row of TensorBoard's table of hyperparameters, whose metrics are always the latest.
-
-        Args:
-            settings: Values by dotted name.
-            metrics: Names of the metrics in records of kind "eval".
-        """
+        """Write the run's row of TensorBoard's table of hyperparameters, whose metrics, of "eval", are the latest."""
         if self._tensorboard_folder is None or self._is_described:
             return
         from torch.utils.tensorboard.summary import hparams
@@ -128,11 +116,7 @@ class Records:
     def truncate_after(self, step: int, *, last_eval: int | None = None) -> None:
         """Remove records of later steps, which will be repeated, and a last line that a crash cut off.
 
-        TensorBoard hides its records of those steps.
-
-        Args:
-            step: The last step whose records stay.
-            last_eval: The same for records of kind "eval", where it is an earlier one.
+        Evaluations stay up to `last_eval`, where that is an earlier step. TensorBoard hides its records of those steps.
         """
         with self._lock:  # a checkpoint may be noted meanwhile
             self.close()

@@ -15,9 +15,8 @@ def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet
     """Print a line if the block takes longer than `quiet_s`.
 
     Args:
-        text: The line; empty for none.
+        text, quiet_s: The line, empty for none, and the seconds before it is printed.
         is_over: Whether the line is outdated by then.
-        quiet_s: Seconds before the line is printed.
     """
 
     def say() -> None:

@@ -29,8 +29,7 @@ class Stragglers:
     def step_ms(self, work: Work) -> dict[str, float]:
         """Return own work per step since the last call, in milliseconds; empty until every rank has new steps.
 
-        Args:
-            work: Per rank since its start: seconds of own work, steps and micro-batches.
+        `work` has for each rank, since its start, seconds of own work, steps and micro-batches.
         """
         if len(self._last) != len(work):
             self._last = work
@@ -47,12 +46,7 @@ class Stragglers:
         )
 
     def notice(self, work: Work, now: float) -> str | None:
-        """Return a notice, once per rank, on a rank that stays notably slower than the others; else None.
-
-        Args:
-            work: As for `step_ms`.
-            now: The time in seconds; only differences count.
-        """
+        """Return a notice, once per rank, on a rank that stays notably slower than the others by now; else None."""
         if len(self._window) != len(work):
             self._window, self._window_began = work, now
             return None

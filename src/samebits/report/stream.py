@@ -10,12 +10,7 @@ from rich.console import Console
 
 
 class SafeStream:
-    """A stream that can write any character, and where a run does not notice that its reader has gone.
-
-    Args:
-        stream: Where to write.
-        strict: Raise errors of the stream instead of ignoring them and all later text.
-    """
+    """A stream that can write any character. Unless it is strict, a run does not notice that its reader has gone."""
 
     def __init__(self, stream: TextIO, *, strict: bool) -> None:
         self._stream, self._strict = stream, strict

@@ -19,8 +19,7 @@ def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = Fa
     """Lay out a comparison: a table for each group of runs that fits side by side.
 
     Args:
-        comparison: The comparison.
-        width: Columns of the terminal.
+        comparison, width: The comparison, and columns of the terminal.
         is_ascii: Whether the output cannot show other characters than ASCII.
     """
     names = max((len(one_line(row.name)) for row in comparison.rows), default=0) + 2

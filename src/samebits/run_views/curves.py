@@ -34,9 +34,7 @@ class Curve:
         """Append a value.
 
         Args:
-            step: Steps done.
-            epoch: Epochs done.
-            value: The value.
+            step, epoch, value: Steps and epochs done, and the value.
         """
         self.last = value
         self._pending.append(value)

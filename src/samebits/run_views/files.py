@@ -30,9 +30,7 @@ def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
     """Return the beginning or the end of a regular file; nothing if it cannot be read.
 
     Args:
-        path: The file.
-        num_bytes: Number of bytes to read at most.
-        is_end: Whether to read the end.
+        path, num_bytes, is_end: The file, the bytes to read at most, and whether those at its end.
     """
     try:
         # Opening a FIFO without O_NONBLOCK waits for a writer.

@@ -117,12 +117,7 @@ def read_confusion(run: Path) -> Confusion | None:
 
 
 def picture_files(run: Path, *, has_matrix: bool) -> list[Path]:
-    """Return the PNG files of the evaluation, in the order of their names, at most 12.
-
-    Args:
-        run: The run folder.
-        has_matrix: Whether the confusion matrix is drawn from its numbers, so that its PNG file is not needed.
-    """
+    """Return the PNG files of the evaluation by name, at most 12, without a matrix that is drawn from its numbers."""
     try:
         names = sorted(os.listdir(run / "pictures"))
     except OSError:

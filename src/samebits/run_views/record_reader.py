@@ -19,13 +19,10 @@ _MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
 
 
 class RecordReader:
-    """Follows the records of a run.
+    """Follows the records of a run folder.
 
     A line counts once it ends with a line feed, so a half-written one is read at a later call. A resume replaces the
     file by a shorter one; then all records are read again.
-
-    Args:
-        run: The run folder.
     """
 
     def __init__(self, run: Path) -> None:

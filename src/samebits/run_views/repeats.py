@@ -84,8 +84,7 @@ def seed_lines(groups: Sequence[SeedGroup], width: int, *, is_ascii: bool = Fals
     """Lay out groups for a terminal; metrics that do not fit are left out.
 
     Args:
-        groups: The groups, at least one.
-        width: Columns of the terminal.
+        groups, width: The groups, at least one, and columns of the terminal.
         is_ascii: Whether the output cannot show other characters than ASCII.
     """
     heads, rows = seed_cells(groups)

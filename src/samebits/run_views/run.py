@@ -26,10 +26,6 @@ class Run:
 
     Attributes:
         folder: The run folder.
-
-    Args:
-        folder: The run folder.
-        summary: What is known of it already; None: it is read when it is needed.
     """
 
     def __init__(self, folder: Path, summary: RunSummary | None = None) -> None:

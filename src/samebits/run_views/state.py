@@ -32,9 +32,7 @@ _WRITTEN = ("metrics.jsonl", "logs/rank-0.log", "logs/launcher.log", LOCK)
 def state_of(run: Path, *, is_complete: bool) -> tuple[State, str]:
     """Return the state of a run, and for a failed run the reason, as far as its logs have one.
 
-    Args:
-        run: The run folder.
-        is_complete: Whether it has a `result.json`.
+    A run is complete if it has a `result.json`.
     """
     if not has_present_version(run):
         return "unreadable", "written by a version from before the package was called samebits"

@@ -34,9 +34,7 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
     """Shorten a text in the middle.
 
     Args:
-        text: The text.
-        width: Number of terminal cells.
-        ellipsis: What stands for the part that is left out.
+        text, width, ellipsis: The text, the terminal cells, and what stands for the part that is left out.
     """
     if cell_len(text) <= width:
         return text
@@ -55,9 +53,8 @@ def runs_table(
     """Lay out runs, one per row.
 
     Args:
-        runs: The runs, in order.
+        runs, width: The runs, in order, and columns of the terminal.
         folder: The folder that was searched; names are relative to it.
-        width: Columns of the terminal.
         keys: Names of values that were filtered or sorted by; each gets a column.
         is_ascii: Whether the output cannot show other characters than ASCII.
     """

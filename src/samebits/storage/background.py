@@ -28,10 +28,7 @@ class HostCopies:
         self._arrived: torch.cuda.Event | None = None
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Snapshot tensors; overwrites the previous snapshot.
-
-        Args:
-            tensors: Tensors of any shape, on any device.
+        """Snapshot tensors of any shape, on any device; overwrites the previous snapshot.
 
         Returns:
             Copies on the host, by name. Call `wait` before reading them.
@@ -97,10 +94,7 @@ class Background:
             raise error
 
     def wait(self, beat: Callable[[], object] = lambda: None) -> None:
-        """Wait for all tasks.
-
-        Args:
-            beat: Called while a task progresses, so that the watchdog does not take the wait for a hang.
+        """Wait for all tasks; `beat` is called while one progresses, so that the watchdog sees no hang.
 
         Raises:
             BaseException: The error of a task.

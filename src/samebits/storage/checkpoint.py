@@ -109,10 +109,8 @@ def write(
     """Write a packed checkpoint and return its folder; see the protocol at the top of this module.
 
     Args:
-        step: The checkpoint's step.
-        tensors: Tensors by name, of any shape, on any device.
-        plain: All other state, as plain JSON.
-        folder: The run's checkpoint folder.
+        step, folder: Its step, and the run's checkpoint folder.
+        tensors, plain: Tensors by name, of any shape, on any device, and all other state, as plain JSON.
         moved: Called with the number of bytes after each write.
         fetch: Returns a tensor when it is written, so that a sharded model is never whole in memory. `tensors` then
             only have shapes (meta device).
@@ -181,10 +179,9 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
     """Remove all but the newest `keep` checkpoints up to a step, and those that are kept for another reason.
 
     Args:
-        folder: The run's checkpoint folder.
+        folder, keep: The run's checkpoint folder, and the number of checkpoints to keep.
         step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
             them, perhaps because they are damaged.
-        keep: Number of checkpoints to keep.
         is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
     """
     own = [number for number in steps(folder) if number <= step and not is_foreign(folder / name_of(number), number)]
@@ -194,11 +191,7 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
 
 
 def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Checkpoint:
-    """Read and verify a checkpoint. Tensors are on the CPU.
-
-    Args:
-        path: The checkpoint's folder.
-        limits: Maximum size in bytes by file name; see `weights.file_limits`. None: no limit.
+    """Read and verify a checkpoint; `limits` are sizes in bytes by file name (`file_limits`). Tensors are on the CPU.
 
     Raises:
         CheckpointError: A file is missing, truncated, altered or too large.
@@ -258,8 +251,7 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
     """Join what `pack` split.
 
     Args:
-        tensors: Tensors of any shape, by name.
-        plain: The other state, as plain JSON.
+        tensors, plain: Tensors of any shape, by name, and the other state, as plain JSON.
         path: The checkpoint's folder, for the error.
 
     Raises:

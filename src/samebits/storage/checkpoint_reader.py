@@ -48,11 +48,7 @@ class Opened:
 
 
 def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Opened:
-    """Verify a checkpoint in pieces, without reading its tensors into memory.
-
-    Args:
-        path: The checkpoint's folder.
-        limits: Maximum size in bytes by file name; see `load_checkpoint`.
+    """Verify a checkpoint in pieces, without reading its tensors into memory; `limits` as for `load_checkpoint`.
 
     Raises:
         CheckpointError: A file is missing, truncated, altered or too large.

@@ -28,12 +28,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_foreign(path: Path, step: int) -> bool:
-    """Return whether the user has put a file into a checkpoint, or has given a copy of it another step's name.
-
-    Args:
-        path: The checkpoint.
-        step: The step that its name has.
-    """
+    """Return whether the user has put a file into a step's checkpoint, or has copied it from another step's name."""
     try:
         if any(name not in FILES for name in os.listdir(path)):
             return True
@@ -66,12 +61,7 @@ def take_name(target: Path) -> Path:
 
 
 def give_back(old: Path, target: Path) -> None:
-    """Remove a checkpoint that lost its name, and move the user's files in it back to the paths that they had.
-
-    Args:
-        old: The renamed folder; it stays while it has files that cannot be moved.
-        target: The folder that has the name now.
-    """
+    """Remove a checkpoint that lost its name, and move the user's files in it into `target`, as far as they can be."""
     with contextlib.suppress(OSError):
         for name in os.listdir(old) if not old.is_symlink() else ():
             if name not in FILES and target.is_dir() and not os.path.lexists(target / name):

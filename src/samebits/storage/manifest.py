@@ -46,10 +46,8 @@ def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str
     """Check a file's size and hash against its entry in the manifest.
 
     Args:
-        path: The file.
-        expected: The file's entry.
-        num_bytes: The file's size.
-        sha256: The hash of its content, as 64 hex digits.
+        path, expected: The file, and its entry.
+        num_bytes, sha256: Size and hash (64 hex digits) of its content.
 
     Raises:
         CheckpointError: The file is truncated or altered.
@@ -88,8 +86,7 @@ def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
     """Refuse a file that is larger than any that this run would write, before it is read.
 
     Args:
-        path: The file.
-        num_bytes: Its size on disk or in the manifest.
+        path, num_bytes: The file, and its size on disk or in the manifest.
         max_bytes: The limit; None for no limit.
 
     Raises:
@@ -119,9 +116,7 @@ def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None)
     """Read a file and verify it against the manifest. At most the manifest's size is read.
 
     Args:
-        path: The file.
-        expected: The file's entry in the manifest.
-        max_bytes: The limit in bytes; None for no limit.
+        path, expected, max_bytes: The file, its entry in the manifest, and the limit in bytes; None for no limit.
 
     Raises:
         CheckpointError: The file is missing, truncated, altered or too large.

@@ -15,13 +15,9 @@ COPY, RECORD = "recipe.py", "recipe.json"
 
 
 def keep_recipe(folder: RunFolder, recipe: str) -> None:
-    """Copy a recipe file into the run folder as `recipe.py`, with its path and SHA-256 in `recipe.json`.
+    """Copy a recipe file, unless it is built in, as `recipe.py`, with its path and SHA-256 in `recipe.json`.
 
     Samebits never runs the copy. It only documents what the run was trained with.
-
-    Args:
-        folder: The run folder.
-        recipe: The `recipe` setting. Built-in recipes are not copied.
 
     Raises:
         CheckpointError: The copy cannot be written.
@@ -49,12 +45,7 @@ def kept_sha256(folder: Path) -> str | None:
 
 
 def recipe_change(folder: Path, recipe: str) -> str | None:
-    """Return a warning if a run's recipe file differs from the one that the run was trained with.
-
-    Args:
-        folder: The run folder.
-        recipe: The `recipe` setting.
-    """
+    """Return a warning if a run's recipe file differs from the one that the run was trained with."""
     before = kept_sha256(folder) if recipe.endswith(".py") else None
     if before is None:
         return None

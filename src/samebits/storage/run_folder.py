@@ -142,8 +142,7 @@ class RunFolder:
     def open(self, wait_s: float = 0.0) -> None:
         """Create the folder and lock it for this process, until `close` or the end of the process.
 
-        Args:
-            wait_s: How long to wait for another process that holds the lock, seconds.
+        Another process may hold the lock for `wait_s` seconds.
 
         Raises:
             CheckpointError: It cannot be created, or another process holds the lock.
@@ -200,8 +199,7 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
     """Check that a run folder can be created and written, before processes start. Leaves nothing behind.
 
     Args:
-        path: The folder.
-        resume: The --resume option.
+        path, resume: The folder, and the --resume option.
         is_first: No other process can have started this run in the meantime.
 
     Raises:
@@ -253,9 +251,7 @@ def _is_empty_folder(path: Path) -> bool:
 def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -> None:
     """Check that a result file can be written, before the work that produces it. Leaves nothing behind.
 
-    Args:
-        path: The file.
-        is_own: Whether an existing file may be replaced, because the same command wrote it.
+    An existing file may be replaced if it is the command's own.
 
     Raises:
         CheckpointError: It cannot be written, or another file has this name.

@@ -24,11 +24,7 @@ _LONGEST = 4096
 
 
 class RunLock:
-    """The exclusive right to write to a run folder, from `take` until `release` or the end of the process.
-
-    Args:
-        folder: The run folder.
-    """
+    """The exclusive right to write to a run folder, from `take` until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK
@@ -37,10 +33,7 @@ class RunLock:
         self._has_owner_file = False
 
     def take(self, wait_s: float = 0.0) -> None:
-        """Lock the folder for this process.
-
-        Args:
-            wait_s: How long to wait for a process that holds the lock and has not ended, seconds.
+        """Lock the folder for this process; wait `wait_s` seconds for one that holds the lock and has not ended.
 
         Raises:
             CheckpointError: Another process holds the lock, or the lock file cannot be written.

@@ -25,8 +25,7 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
     checkpoint that is whole.
 
     Args:
-        run: The run folder.
-        which: "last", "best", or a checkpoint's name.
+        run, which: The run folder, and "last", "best" or a checkpoint's name.
         model: The model that the weights must fit; compared before any tensor is read into memory.
 
     Returns:
@@ -58,11 +57,7 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
-    """Read the identity of a run from one of its checkpoints.
-
-    Args:
-        run: The run folder.
-        which: As for `weights_of`. "last" is the newest checkpoint that is whole.
+    """Read the identity of a run from one of its checkpoints, as in `weights_of`; "last" is the newest whole one.
 
     Returns:
         The checkpoint's folder and the identity; an empty one if there is no whole checkpoint.

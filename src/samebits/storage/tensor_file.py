@@ -31,12 +31,9 @@ _PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is still in the CPU cache from
 
 
 def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """Build the header of a file and the order of its tensors, which follow without gaps.
+    """Build the header of a file and the order of its tensors, of any shape, which follow without gaps.
 
     Wide dtypes come first, as in the library, so that each value is aligned to its size.
-
-    Args:
-        tensors: Tensors of any shape, by name.
 
     Raises:
         ValueError: The format has no name for a tensor's dtype.
@@ -91,9 +88,8 @@ def write_tensors(
     """Write a file and flush it to disk.
 
     Args:
-        path: The file.
+        path, moved: The file; called with the number of bytes after each write.
         tensors: Tensors on the CPU, of any shape and strides; the file holds them contiguous.
-        moved: Called with the number of bytes after each write.
         fetch: Returns a tensor when it is written; `tensors` then only have dtypes and shapes.
 
     Returns:

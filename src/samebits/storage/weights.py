@@ -125,11 +125,7 @@ def check_names(names: Iterable[str], origin: Path) -> None:
 
 
 def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
-    """Check that tensors hold numbers that can be copied into a model.
-
-    Args:
-        state: Tensors of any shape, by name.
-        origin: The file, for the error.
+    """Check that tensors of any shape, read from `origin`, hold numbers that can be copied into a model.
 
     Raises:
         CheckpointError: A tensor is sparse, quantized, complex or without values.
@@ -155,9 +151,8 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> No
     """Load all weights of a state_dict into a model.
 
     Args:
-        model: The model; unchanged after an error.
-        state: Tensors of any shape, by name.
-        origin: The file, for the error.
+        model, state, origin: The model, unchanged after an error; tensors of any shape, by name; their file, for
+            errors.
 
     Raises:
         CheckpointError: Names, shapes or dtypes differ; the error names the first few.
@@ -170,9 +165,8 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
     """Check that a state_dict belongs to a model.
 
     Args:
-        model: The model.
+        model, origin: The model, and the file, for the error.
         state: Tensors of any shape, by name; those on the meta device are enough.
-        origin: The file, for the error.
 
     Raises:
         CheckpointError: Names, shapes or dtypes differ; the error names the first few.

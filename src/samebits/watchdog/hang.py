@@ -41,14 +41,10 @@ class RankStatus:
 
 
 def find_stalled_ranks(statuses: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
-    """Find the ranks that keep all others waiting.
+    """Find the ranks that keep all others waiting, if none has made progress for `timeout_s` seconds.
 
     These are the ranks that are silent or busy with an activity of their own while no rank makes progress. Ranks that
     wait for others are to blame only if there is no other: then they wait for each other.
-
-    Args:
-        statuses: Of all ranks.
-        timeout_s: How long all ranks must have made no progress, seconds.
 
     Returns:
         The stalled ranks; empty while some rank makes progress.
@@ -74,8 +70,7 @@ def explain(
 
     Args:
         culprits: Result of `find_stalled_ranks`, at least one rank.
-        size: Number of ranks.
-        timeout_s: The setting `watch.hang_timeout_s`.
+        size, timeout_s: Number of ranks, and the setting `watch.hang_timeout_s`.
         stacks: Where the stacks are.
         setting: How the user sets the timeout. A script has no launcher of Samebits that could restart it.
     """

@@ -108,13 +108,7 @@ def _measure_all(
     num_micro_batches: int,
     run: Callable[[str, int, Path], dict[str, Any]],
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Run the measurements one after another, with the time left after each.
-
-    Args:
-        console: Where to write.
-        jobs: Variant and number of processes of each.
-        num_micro_batches: Micro-batches of a step.
-        run: Measures one variant on a number of processes, and writes to the given file.
+    """Run the measurements, each of a variant on a number of processes, one after another, with the time left.
 
     Returns:
         The measurements by variant and number of processes.

@@ -44,9 +44,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
     """Follow a run until it ends.
 
     Args:
-        name: The tracker.
-        run: The run folder.
-        is_new: Whether training starts from its first step.
+        name, run, is_new: The tracker, the run folder, and whether training starts from its first step.
 
     Returns:
         The exit code: 1 if the tracker failed.
@@ -86,14 +84,7 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
 
 
 def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[[], None]) -> None:
-    """Send records until the training has ended.
-
-    Args:
-        run: The run folder.
-        tracker: The tracker.
-        position: What it has received.
-        beat: Called after each group of records.
-    """
+    """Send records until the training has ended; `beat` is called after each group of them."""
     tail = Tail(run)
     outcome: str | None = None
     while True:

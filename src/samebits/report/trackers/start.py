@@ -34,8 +34,7 @@ class Trackers:
 
     Args:
         names: `report.trackers`; empty on all ranks but 0.
-        run: The run folder.
-        notify: Reports a text to the user, from any thread.
+        run, notify: The run folder; reports a text to the user, from any thread.
 
     Raises:
         ConfigError: A tracker cannot be imported.
@@ -48,11 +47,7 @@ class Trackers:
         self.outcome: Outcome = "failed"  #: How the run ends; set before `close`.
 
     def start(self, *, is_new: bool) -> None:
-        """Start the processes, if they were not started before.
-
-        Args:
-            is_new: Whether training starts from its first step.
-        """
+        """Start the processes, if they were not started before; `is_new` if training starts from its first step."""
         # Taken away at once: a rollback calls `start` again.
         names, self._names = self._names, []
         for name in names:
@@ -75,9 +70,7 @@ class TrackerProcess:
     """One tracker's process, as seen by the training process.
 
     Args:
-        name: The tracker.
-        run: The run folder.
-        notify: Reports a text to the user, from any thread.
+        name, run, notify: The tracker, the run folder; reports a text to the user, from any thread.
         is_new: Whether training starts from its first step.
         is_patient: Wait for its end as long as it takes, and let Ctrl-C end it.
 

@@ -21,12 +21,9 @@ _DEVICE = ("gpu_use", "mfu")  # `device_use.py`, which imports torch
 
 
 class Tail:
-    """Yields the complete lines of `metrics.jsonl` that are new since the last call.
+    """Yields the complete lines of a run's `metrics.jsonl` that are new since the last call.
 
     A resume or a rollback replaces the file. It is then read from its start.
-
-    Args:
-        run: The run folder.
     """
 
     def __init__(self, run: Path) -> None:

@@ -50,10 +50,8 @@ def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: S
     """Return the page on a sweep.
 
     Args:
-        name: Its name.
-        keys: Names of the settings that differ between trials.
-        rows: All trials, best first.
-        runs: The trials whose curves and values are compared, best first.
+        name, keys: Its name, and those of the settings that differ between trials.
+        rows, runs: All trials, and those whose curves and values are compared, best first.
     """
     states = [row.summary.state for row in rows]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

@@ -28,11 +28,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Budget:
-    """Bytes of images that a page may still take.
-
-    Args:
-        num_bytes: The limit.
-    """
+    """Bytes of images that a page may still take."""
 
     def __init__(self, num_bytes: int) -> None:
         self.left = num_bytes
@@ -49,8 +45,7 @@ def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> tuple[li
     """Return the images of a run, and how many are left out.
 
     Args:
-        run: The run folder.
-        budget: Bytes of images that the page may still take.
+        run, budget: The run folder, and the bytes of images that the page may still take.
         has_matrix: Whether the page has the confusion matrix as a table.
     """
     found, num_left_out = [], 0

@@ -24,12 +24,7 @@ Charts = list[dict[str, Any]]
 
 
 def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
-    """Return all that `run.html.j2` shows of a run.
-
-    Args:
-        run: The run.
-        budget: Bytes of images that the page may still take.
-    """
+    """Return all that `run.html.j2` shows of a run, with images as the budget allows."""
     confusion = read_confusion(run.summary.path)
     images, num_left_out = pictures(run.summary.path, budget, has_matrix=confusion is not None)
     hashes = {
