@@ -18,11 +18,11 @@ def coco(path: Path) -> None:
 
 
 def zipped(path: Path) -> None:
-    from samebits.data.coco.store import Zip, decode
+    from samebits.data.coco.store import Zip
 
     store = Zip(path)
     for name in list(store._names)[:5]:
-        decode(store.read(name), name, (12, 10))
+        store.pixels(name, (12, 10))
 
 
 def masks(path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from faster_coco_eval import COCO
-from pydantic import AfterValidator, BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, TypeAdapter, ValidationError, ValidationInfo
 
 from samebits.config.plain_file import parse_json, read_plain
 from samebits.data.image_file import MAX_PIXELS
@@ -56,7 +56,15 @@ def _is_outline(value: Any) -> bool:
     return numbers and all(-1e15 < each < 1e15 for each in value)
 
 
+def _in_file(value: int, info: ValidationInfo) -> int:
+    if value not in info.context[info.field_name]:  # type: ignore[index]  # `check_entries` gives both
+        kind = "images" if info.field_name == "image_id" else "categories"
+        raise ValueError(f"the id of one of the file's {kind}")
+    return value
+
+
 Id = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Reference = Annotated[Id, AfterValidator(_in_file)]  #: The id of an image or a category that `check_entries` is given.
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
 Size = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 Side = Annotated[int, Field(strict=True, ge=1, le=MAX_PIXELS)]
@@ -79,8 +87,8 @@ class RegionEntry(BaseModel):
     """An annotation with a region."""
 
     id: Id
-    image_id: Id
-    category_id: Id
+    image_id: Reference
+    category_id: Reference
     iscrowd: IsCrowd = None
     segmentation: Region
 
@@ -113,7 +121,6 @@ def read_coco(path: Path) -> dict[str, list[Any]]:
                 fix="Use an annotation file: not one of results, or of images without annotations.",
             )
     images = check_entries(content["images"], ImageEntry, "images", path)
-    check_unique(images, "images", path)
     for image in images:
         if image["width"] * image["height"] > MAX_PIXELS:
             raise DataError(
@@ -126,7 +133,14 @@ def read_coco(path: Path) -> dict[str, list[Any]]:
 
 
 def check_entries(
-    entries: Sequence[Any], kind: type[BaseModel], part: str, path: Path, places: Sequence[int] | None = None
+    entries: Sequence[Any],
+    kind: type[BaseModel],
+    part: str,
+    path: Path,
+    *,
+    places: Sequence[int] | None = None,
+    known: Mapping[str, Any] | None = None,
+    unique: bool = True,
 ) -> list[dict[str, Any]]:
     """Check entries of a file, and return them without fields that are not used.
 
@@ -136,13 +150,16 @@ def check_entries(
         part: The list of the file, such as "annotations".
         path: The file.
         places: Index of each entry in the list of the file. None: the entries are the whole list.
+        known: The ids that each `Reference` may be, by the field's name.
+        unique: Whether to refuse two entries of one id.
 
     Raises:
         DataError: A field is missing or wrong. Shows the first one, and its place.
     """
     try:
         with without_collections():
-            checked: list[BaseModel] = TypeAdapter(list[kind]).validate_python(entries)  # type: ignore[valid-type]
+            adapter = TypeAdapter(list[kind])  # type: ignore[valid-type]
+            checked: list[BaseModel] = adapter.validate_python(entries, context=known)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place, *fields = first["loc"]
@@ -151,15 +168,23 @@ def check_entries(
         if not fields:
             raise DataError(f"{where} of {path} is {shown(first['input'])}", allowed="an object", fix=_FIX) from None
         name = "".join(f"[{field}]" if isinstance(field, int) else f".{field}" for field in fields).removeprefix(".")
-        is_missing = first["type"] == "missing"
-        value = None if is_missing else first["input"]
-        raise wrong(entries[int(place)], name, f"{path}: {where}", expected, value, is_missing=is_missing) from None
-    return [dict(entry) for entry in checked]
+        value = ... if first["type"] == "missing" else first["input"]
+        raise wrong(entries[int(place)], name, f"{path}: {where}", expected, value) from None
+    found = [dict(entry) for entry in checked]
+    seen: dict[int, int] = {}
+    for index, entry in enumerate(found if unique else ()):
+        if seen.setdefault(entry["id"], index) != index:
+            first_at, again_at = (at if places is None else places[at] for at in (seen[entry["id"]], index))
+            raise DataError(
+                f"id {entry['id']} comes twice in {part}",
+                where=f"{path}: {part}[{first_at}] and {part}[{again_at}]",
+                allowed="a number that no other entry has",
+                fix="Give each entry a unique id.",
+            )
+    return found
 
 
-def wrong(
-    entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = None, *, is_missing: bool = False
-) -> DataError:
+def wrong(entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = ...) -> DataError:
     """Make the error of a wrong field.
 
     Args:
@@ -167,55 +192,15 @@ def wrong(
         field: The field, such as `keypoints[3]`.
         where: The file and the place of the entry in it, such as `a.json: annotations[7]`.
         expected: What the field may be.
-        value: The value.
-        is_missing: Whether the entry lacks the field.
+        value: Its value. `...`: the entry lacks the field.
     """
     part, _, place = where.rpartition(": ")[2].partition("[")
     number = entry.get("id")
     is_id = type(number) is int and abs(number) < 2**64
     name = f"{_PARTS[part]} {number if is_id else f'number {place[:-1]}'}"
-    if is_missing:
+    if value is ...:
         return DataError(f"{name} has no {field}", where=where, allowed=expected, fix=_FIX)
     return DataError(f"{field} of {name} is {shown(value)}", where=f"{where}.{field}", allowed=expected, fix=_FIX)
-
-
-def check_unique(entries: Sequence[Mapping[str, Any]], part: str, path: Path) -> None:
-    """Refuse two entries of one id.
-
-    Args:
-        entries: The entries.
-        part: The list of the file.
-        path: The file.
-    """
-    seen: dict[int, int] = {}
-    for place, entry in enumerate(entries):
-        if seen.setdefault(entry["id"], place) != place:
-            raise DataError(
-                f"id {entry['id']} comes twice in {part}",
-                where=f"{path}: {part}[{seen[entry['id']]}] and {part}[{place}]",
-                allowed="a number that no other entry has",
-                fix="Give each entry a unique id.",
-            )
-
-
-def check_known(entries: Iterable[tuple[int, Any]], field: str, known: Any, path: Path) -> None:
-    """Refuse an annotation whose image or category is not in the file.
-
-    Args:
-        entries: The place in the file of each annotation, and the annotation.
-        field: image_id or category_id.
-        known: The ids of the file.
-        path: The file.
-    """
-    kind = "images" if field == "image_id" else "categories"
-    for place, entry in entries:
-        if not isinstance(entry, dict):
-            raise DataError(f"annotations[{place}] of {path} is {shown(entry)}", allowed="an object", fix=_FIX)
-        value = entry.get(field)
-        # The type comes first: a list in place of an id could not be looked up.
-        if type(value) is not int or value not in known:
-            where, expected = f"{path}: annotations[{place}]", f"the id of one of the file's {kind}"
-            raise wrong(entry, field, where, expected, value, is_missing=field not in entry)
 
 
 def index_coco(content: Mapping[str, list[Any]]) -> COCO:

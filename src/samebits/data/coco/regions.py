@@ -9,6 +9,7 @@ import numpy as np
 from faster_coco_eval import COCO
 from faster_coco_eval.core import mask as coco_mask
 
+from samebits.data.coco.annotations import check_region
 from samebits.data.images import ByteArray
 from samebits.errors import DataError
 
@@ -22,21 +23,26 @@ def draw_regions(coco: COCO, annotations: Iterable[Mapping[str, Any]], image_id:
 
     Args:
         coco: The annotation file.
-        annotations: The annotations; one without a region is drawn as its box.
+        annotations: The annotations; one without a region is drawn as its box, if it has one.
         image_id: Number of the image.
 
     Returns:
         (H, W), 1 inside of a region, 0 elsewhere.
 
     Raises:
-        DataError: A region does not fit the image.
+        DataError: A region has another form, or does not fit the image.
     """
     image = coco.imgs[image_id]
     height, width = image["height"], image["width"]
     left_px, runs = MAX_OUTLINES_PX, []
     for annotation in annotations:
-        region = annotation.get("segmentation") or [_box(annotation["bbox"])]
+        region: Any = annotation.get("segmentation")
+        if not region and "bbox" in annotation:
+            left, top, width_px, height_px = annotation["bbox"]
+            right, bottom = left + width_px, top + height_px
+            region = [[left, top, right, top, right, bottom, left, bottom]]
         try:
+            check_region(region)
             if isinstance(region, dict):
                 _check_runs(region, height, width)
             else:
@@ -56,11 +62,6 @@ def draw_regions(coco: COCO, annotations: Iterable[Mapping[str, Any]], image_id:
     if not runs:
         return np.zeros((height, width), np.uint8)
     return np.ascontiguousarray(coco_mask.decode(coco_mask.merge(runs)), dtype=np.uint8)
-
-
-def _box(box: Any) -> list[float]:
-    left, top, width, height = box
-    return [left, top, left + width, top, left + width, top + height, left, top + height]
 
 
 def _check_runs(region: Mapping[str, Any], height: int, width: int) -> None:

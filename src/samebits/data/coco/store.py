@@ -6,7 +6,6 @@ import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from samebits.data.image_file import MAX_FILE_BYTES, read_content, too_large
 from samebits.data.images import ByteArray, EncodedImage
@@ -16,51 +15,64 @@ from samebits.errors import DataError
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-class Store(Protocol):
-    """A source of image files by name."""
-
-    @property
-    def title(self) -> str:
-        """The path of the folder or of the zip file."""
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the names that it does not contain."""
-
-    def read(self, name: str) -> bytes:
-        """Read an image file."""
-
-
 class Folder:
     """Images in a folder."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.title = str(path)
+        self.path = path
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the names that it does not contain."""
         # List each folder once: a hundred thousand stat calls would take long on a file server.
-        folders = {str(PurePosixPath(name).parent) for name in names}
         known: set[str] = set()
-        for folder in folders:
+        for folder in {str(PurePosixPath(name).parent) for name in names}:
             try:
-                with os.scandir(self._path / folder) as entries:
+                with os.scandir(self.path / folder) as entries:
                     known.update(str(PurePosixPath(folder) / entry.name) for entry in entries)
             except OSError:
                 continue
         return [name for name in names if str(PurePosixPath(name)) not in known]
 
+    def files(self, names: Sequence[str]) -> list[str]:
+        """Return the paths of the files that hold the images of these names."""
+        return [f"{self.path}/{name}" for name in names]
+
     def read(self, name: str) -> bytes:
         """Read an image file."""
-        return read_content(self._path / name)
+        return read_content(self.path / name)
+
+    def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
+        """Decode an image to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+
+        Args:
+            name: Its name.
+            size: (width, height) that it has to have.
+
+        Raises:
+            DataError: It is no image, is damaged, or has another size.
+        """
+        content, shown = self.read(name), f"{self.path}/{name}"
+        image = EncodedImage(shown, content, upright=False)
+        if image.size == size:
+            return image.pixels()
+        cause, fix = None, "Use images and annotations from the same source."
+        if image.size == size[::-1]:
+            cause = "the annotation has width and height swapped"
+            if EncodedImage(shown, content).size == size:
+                cause = "it was annotated after its EXIF rotation, which is not applied here"
+                fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
+        raise DataError(
+            f"the image {shown} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
+            cause=cause,
+            fix=fix,
+        )
 
 
-class Zip:
+class Zip(Folder):
     """Images in a zip file, below any one folder of it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.title = str(path)
+        super().__init__(path)
         self._file: zipfile.ZipFile | None = None
         self._pid = 0
         self._names: dict[str, str] = {}
@@ -74,6 +86,10 @@ class Zip:
         """Return the names that it does not contain."""
         return [name for name in names if str(PurePosixPath(name)) not in self._names]
 
+    def files(self, names: Sequence[str]) -> list[str]:
+        """Return the path of the zip file."""
+        return [str(self.path)]
+
     def read(self, name: str) -> bytes:
         """Read an image file."""
         file = self._opened()
@@ -81,11 +97,11 @@ class Zip:
             member = file.getinfo(self._names[str(PurePosixPath(name))])
             # What is read is never more than the size given here, whatever the member unpacks to.
             if member.file_size > MAX_FILE_BYTES:
-                raise too_large(f"{name} in {self._path}", member.file_size)
+                raise too_large(f"{name} in {self.path}", member.file_size)
             if member.compress_type not in _PACKINGS:
                 raise DataError(
                     f"{name} has an unsupported compression",
-                    where=self._path,
+                    where=self.path,
                     fix="Compress it with deflate, or store it.",
                 )
             return file.read(member)
@@ -93,7 +109,7 @@ class Zip:
             raise
         except Exception as error:  # of a damaged file, zipfile raises whatever comes up
             raise DataError(
-                f"{name} can't be read from {self._path}: {str(error) or type(error).__name__}",
+                f"{name} can't be read from {self.path}: {str(error) or type(error).__name__}",
                 fix="Download the zip file again.",
             ) from error
 
@@ -101,58 +117,41 @@ class Zip:
         # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.
         if self._file is None or self._pid != os.getpid():
             try:
-                self._file, self._pid = zipfile.ZipFile(self._path), os.getpid()
+                self._file, self._pid = zipfile.ZipFile(self.path), os.getpid()
             except Exception as error:
                 raise DataError(
-                    f"{self._path} can't be opened: {error}",
+                    f"{self.path} can't be opened: {error}",
                     allowed="a zip file of images",
                     fix="Download the zip file again.",
                 ) from error
         return self._file
 
 
-def open_store(candidates: Sequence[Path]) -> Store:
+def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Folder:
     """Open the first folder or zip file that exists.
 
-    Raises:
-        DataError: None of them exists.
-    """
-    for path in candidates:
-        if path.is_dir():
-            return Folder(path)
-        if path.suffix == ".zip" and path.is_file():
-            return Zip(path)
-    raise DataError(
-        "there is neither a folder nor a zip file of images",
-        allowed="\n".join(map(str, candidates)),
-        fix="Unpack the images into this folder, or copy the zip file there.",
-    )
-
-
-def decode(content: bytes, name: str, size: tuple[int, int]) -> ByteArray:
-    """Decode an image file to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
-
     Args:
-        content: The file.
-        name: What to call it in an error.
-        size: (width, height) that it has to have.
+        candidates: Their paths.
+        names: Names of the images that it has to contain.
+        fix: What the user can do if some are missing, an imperative sentence.
 
     Raises:
-        DataError: It is no image, is damaged, or has another size.
+        DataError: None of them exists, or images are missing.
     """
-    image = EncodedImage(name, content, upright=False)
-    if image.size != size:
-        is_swapped = image.size == size[::-1]
-        is_turned = is_swapped and EncodedImage(name, content).size == size
+    path = next((path for path in candidates if path.is_dir() or (path.suffix == ".zip" and path.is_file())), None)
+    if path is None:
         raise DataError(
-            f"the image {name} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
-            cause="it was annotated after its EXIF rotation, which is not applied here"
-            if is_turned
-            else "the annotation has width and height swapped"
-            if is_swapped
-            else None,
-            fix="Apply the EXIF orientation to the image (mogrify -auto-orient)."
-            if is_turned
-            else "Use images and annotations from the same source.",
+            "there is neither a folder nor a zip file of images",
+            allowed="\n".join(map(str, candidates)),
+            fix="Unpack the images into this folder, or copy the zip file there.",
         )
-    return image.pixels()
+    store = Folder(path) if path.is_dir() else Zip(path)
+    missing = store.missing(names)
+    if missing:
+        more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+        raise DataError(
+            f"{len(missing):,} of {len(names):,} images are missing in {path}",
+            given="\n".join(missing[:3]) + more,
+            fix=fix,
+        )
+    return store

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from faster_coco_eval import COCO
-from pydantic import BaseModel, Field, create_model
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, create_model
 
 from samebits.data.coco.annotations import (
     Id,
     IsCrowd,
     Number,
+    Reference,
     Size,
     check_entries,
-    check_known,
     check_region,
-    check_unique,
     index_coco,
     read_coco,
     shown,
@@ -27,14 +26,38 @@ from samebits.errors import DataError
 from samebits.recipes.pose.skeletons import SKELETONS, Skeleton
 
 
-class _Person(BaseModel):
+class _Entry(BaseModel):
     id: Id
-    image_id: Id
-    category_id: Id | None = None
+    image_id: Reference
+    category_id: Reference | None = None
     bbox: tuple[Number, Number, Size, Size]
     area: Size | None = None
     iscrowd: IsCrowd = None
-    segmentation: Any = None
+
+
+def _person_model(skeleton: Skeleton) -> type[BaseModel]:
+    most = skeleton.num_joints
+
+    def check_count(count: int, info: ValidationInfo) -> int:
+        num_visible = sum(visible > 0 for visible in info.data.get("keypoints", ())[2::3])
+        # A person with num_keypoints = 0 is used neither in training nor in evaluation, whatever its joints are.
+        # CrowdPose counts all joints but head and neck.
+        if skeleton.name != "crowdpose" and (count > 0) != (num_visible > 0):
+            raise ValueError(f"{num_visible}, as many as its keypoints that are visible")
+        return count
+
+    def keep_hidden(region: Any, info: ValidationInfo) -> Any:
+        if not is_hidden(info.data):
+            return None  # the regions of all people of COCO take a gigabyte
+        return check_region(region) if region else None
+
+    return create_model(
+        "Person",
+        __base__=_Entry,
+        keypoints=Annotated[list[Number], Field(min_length=3 * most, max_length=3 * most)],
+        num_keypoints=Annotated[int, Field(strict=True, ge=0, le=most), AfterValidator(check_count)],
+        segmentation=(Annotated[Any, AfterValidator(keep_hidden)], None),
+    )
 
 
 def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
@@ -48,54 +71,22 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
     """
     content = read_coco(path)
     category = _person(content["categories"], skeleton, path)
-    known = [entry.get("id") for entry in content["categories"] if isinstance(entry, dict)]
-    listed = list(enumerate(content["annotations"]))
-    check_known([(place, entry) for place, entry in listed if _names_category(entry)], "category_id", known, path)
-    places = [place for place, entry in listed if entry.get("category_id") in (None, category)]
-    most = skeleton.num_joints
-    model = create_model(
-        "Person",
-        __base__=_Person,
-        keypoints=Annotated[list[Number], Field(min_length=3 * most, max_length=3 * most)],
-        num_keypoints=Annotated[int, Field(strict=True, ge=0, le=most)],
-    )
-    chosen = [content["annotations"][place] for place in places]
-    people = check_entries(chosen, model, "annotations", path, places)
-    check_unique(people, "annotations", path)
-    images = {image["id"] for image in content["images"]}
-    check_known(zip(places, people, strict=True), "image_id", images, path)
-    has_areas = any(person["area"] is not None for person in people)
-    for place, person in zip(places, people, strict=True):
-        where = f"{path}: annotations[{place}]"
-        if has_areas and person["area"] is None:
-            raise wrong(person, "area", where, "a number of pixels, as in other annotations", is_missing=True)
-        _check_count(person, skeleton, where)
-        if not is_hidden(person):
-            person["segmentation"] = None  # the regions of all people of COCO take a gigabyte
-        elif person["segmentation"]:
-            try:
-                check_region(person["segmentation"])
-            except ValueError as error:
-                raise wrong(person, "segmentation", where, str(error), person["segmentation"]) from None
+    ids = [each.get("id") for each in content["categories"] if isinstance(each, dict)]
+    others, listed = [each for each in ids if each not in (category, None)], content["annotations"]
+    places = [i for i, each in enumerate(listed) if not (isinstance(each, dict) and each.get("category_id") in others)]
+    known = {"image_id": {image["id"] for image in content["images"]}, "category_id": [category]}
+    chosen = [listed[place] for place in places]
+    people = check_entries(chosen, _person_model(skeleton), "annotations", path, places=places, known=known)
+    without = [place for place, person in enumerate(people) if person["area"] is None]
+    if without and len(without) < len(people):
+        place = f"{path}: annotations[{places[without[0]]}]"
+        raise wrong(people[without[0]], "area", place, "a number of pixels, as in other annotations")
     return index_coco({**content, "annotations": [{**person, "category_id": category} for person in people]})
 
 
-def is_hidden(person: dict[str, Any]) -> bool:
+def is_hidden(person: Mapping[str, Any]) -> bool:
     """Return whether the loss ignores a person: a crowd, or one without keypoints."""
-    return bool(person["iscrowd"]) or person["num_keypoints"] == 0
-
-
-def _names_category(entry: Any) -> bool:
-    return not isinstance(entry, dict) or entry.get("category_id") is not None
-
-
-def _check_count(person: dict[str, Any], skeleton: Skeleton, where: str) -> None:
-    """Check the file's number of joints of a person. CrowdPose counts all joints but head and neck."""
-    # A person with num_keypoints = 0 is used neither in training nor in evaluation, whatever its joints are.
-    num_visible = sum(visible > 0 for visible in person["keypoints"][2::3])
-    count = person["num_keypoints"]
-    if skeleton.name != "crowdpose" and (count > 0) != (num_visible > 0):
-        raise wrong(person, "num_keypoints", where, f"{num_visible}, as many as its keypoints that are visible", count)
+    return bool(person.get("iscrowd")) or person.get("num_keypoints") == 0
 
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:

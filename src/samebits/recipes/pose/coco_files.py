@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from faster_coco_eval import COCO
 
 from samebits.data.coco.regions import draw_regions
-from samebits.data.coco.store import Store, decode, open_store
+from samebits.data.coco.store import Folder, open_store
 from samebits.errors import DataError
 from samebits.recipes.pose.affine import Pixels
 from samebits.recipes.pose.annotations import is_hidden, read_annotations
@@ -29,68 +27,56 @@ IMAGE_FOLDERS = {
 }
 
 
+class _Image(NamedTuple):
+    """An image of a split."""
+
+    coco: COCO  # the annotation file
+    store: Folder  # the folder or zip file
+    entry: dict[str, Any]
+
+
 class AnnotatedImages:
-    """Images of one annotation file.
+    """The images of one or several splits.
 
     Args:
-        coco: The annotations of the file.
-        store: The folders or zip files of the images.
-        images: The used images of the file.
+        images: The images.
         num_joints: Joints of a person.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 
-    def __init__(
-        self, coco: COCO, store: Store, images: list[dict[str, Any]], num_joints: int, *, with_masks: bool
-    ) -> None:
-        self._coco, self._store, self._images = coco, store, images
-        self._num_joints, self._with_masks = num_joints, with_masks
-        missing = store.missing([image["file_name"] for image in images])
-        if missing:
-            more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
-            raise DataError(
-                f"{len(missing):,} of {len(images):,} images are missing in {store.title}",
-                given="\n".join(missing[:3]) + more,
-                fix="Download them, or set data.root to the folder of the dataset.",
-            )
+    def __init__(self, images: list[_Image], num_joints: int, *, with_masks: bool) -> None:
+        self._images, self._num_joints, self._with_masks = images, num_joints, with_masks
 
     def __len__(self) -> int:
         return len(self._images)
 
     @property
     def files(self) -> list[str]:
-        """Paths of the images, or of the archive that holds them."""
-        place = self._store.title
-        if Path(place).is_file():
-            return [place]
-        return [f"{place}/{image['file_name']}" for image in self._images]
+        """Paths of the images, or of the archives that hold them."""
+        # A dict, since an archive holds many of them.
+        return list(
+            dict.fromkeys(file for _, store, image in self._images for file in store.files([image["file_name"]]))
+        )
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
-        image = self._images[index]
-        people = self._coco.imgToAnns.get(image["id"], [])
+        coco, store, image = self._images[index]
+        people = coco.imgToAnns.get(image["id"], [])
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
-        name, size = image["file_name"], (image["width"], image["height"])
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         boxes = np.array([person["bbox"] for person in shown], np.float64).reshape(-1, 4)
         return Example(
-            rgb=decode(self._store.read(name), f"{self._store.title}/{name}", size),
+            rgb=store.pixels(image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             sizes=boxes[:, 2:].max(axis=1, initial=0),
-            mask=self._mask(image["id"]) if self._with_masks else None,
+            mask=_mask(coco, image["id"]) if self._with_masks else None,
         )
-
-    def _mask(self, image_id: int) -> Pixels | None:
-        """Draw (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None if all count."""
-        hidden = [person for person in self._coco.imgToAnns.get(image_id, []) if is_hidden(person)]
-        # 0 becomes 255, and 1 becomes 0.
-        return draw_regions(self._coco, hidden, image_id) - np.uint8(1) if hidden else None
 
     def ground_truth(self, index: int) -> dict[str, Any]:
         """Return the ground truth of an image."""
-        image = self._images[index]
+        coco, _, image = self._images[index]
         people = []
-        for found in self._coco.imgToAnns.get(image["id"], []):
+        for found in coco.imgToAnns.get(image["id"], []):
             person = {**found, "bbox": list(found["bbox"]), "iscrowd": int(found["iscrowd"] or 0)}
             # No metric reads it, and the targets of all images are kept until the end of the evaluation.
             del person["segmentation"]
@@ -105,37 +91,14 @@ class AnnotatedImages:
         }
 
 
-class ConcatImages:
-    """The concatenation of several sources."""
-
-    def __init__(self, parts: list[AnnotatedImages]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(len(part) for part in parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @property
-    def files(self) -> list[str]:
-        """Paths of all images, or of the archives that hold them."""
-        return [file for part in self._parts for file in part.files]
-
-    def example(self, index: int, key: int) -> Example:
-        """Read an image."""
-        part, place = self._find(index)
-        return part.example(place, key)
-
-    def ground_truth(self, index: int) -> dict[str, Any]:
-        """Return the ground truth of an image."""
-        part, place = self._find(index)
-        return part.ground_truth(place)
-
-    def _find(self, index: int) -> tuple[AnnotatedImages, int]:
-        number = bisect_right(self._ends, index)
-        return self._parts[number], index - (self._ends[number - 1] if number else 0)
+def _mask(coco: COCO, image_id: int) -> Pixels | None:
+    """Draw (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None if all count."""
+    hidden = [person for person in coco.imgToAnns.get(image_id, []) if is_hidden(person)]
+    # 0 becomes 255, and 1 becomes 0.
+    return draw_regions(coco, hidden, image_id) - np.uint8(1) if hidden else None
 
 
-def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatImages:
+def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
     """Open the images of a split. Training leaves out images without annotations.
 
     Raises:
@@ -146,7 +109,8 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
     if config.name == "crowdpose" and names == ["trainval"] and _find(config, "trainval") is None:
         shipped = ["train", "val"]
         names = shipped if any(_find(config, name) for name in shipped) else names
-    parts, limit = [], config.num_train if train else config.num_eval
+    found: list[_Image] = []
+    limit = config.num_train if train else config.num_eval
     for name in names:
         path = _annotations(config, name)
         coco = read_annotations(path, config.skeleton)
@@ -158,18 +122,18 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages | ConcatIm
                 fix="Add the area of each person, in pixels.",
             )
         images = [image for image in coco.dataset["images"] if not train or image["id"] in coco.imgToAnns]
-        if limit is not None:
-            images, limit = images[:limit], max(0, limit - len(images))
+        images = images[: None if limit is None else limit - len(found)]
         folders = [config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]]
-        store, num_joints = open_store(folders), config.skeleton.num_joints
-        parts.append(AnnotatedImages(coco, store, images, num_joints, with_masks=config.name == "coco"))
-    if not any(len(part) for part in parts):
+        fix = "Download them, or set data.root to the folder of the dataset."
+        store = open_store(folders, [image["file_name"] for image in images], fix)
+        found += [_Image(coco, store, image) for image in images]
+    if not found:
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),
             where="\n".join(str(_annotations(config, name)) for name in names),
             fix="Set data.train or data.eval to another split.",
         )
-    return parts[0] if len(parts) == 1 else ConcatImages(parts)
+    return AnnotatedImages(found, config.skeleton.num_joints, with_masks=config.name == "coco")
 
 
 def split_names(config: DataConfig, *, train: bool) -> list[str]:

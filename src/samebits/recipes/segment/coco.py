@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,22 +12,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel
 
-from samebits.data.coco.annotations import (
-    Id,
-    RegionEntry,
-    check_entries,
-    check_known,
-    check_region,
-    check_unique,
-    index_coco,
-    read_coco,
-)
+from samebits.data.coco.annotations import Id, RegionEntry, check_entries, index_coco, read_coco
 from samebits.data.coco.regions import draw_regions
-from samebits.data.coco.store import decode, open_store
+from samebits.data.coco.store import Folder, open_store
 from samebits.data.images import ByteArray
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.segment import masks
+from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
+from samebits.recipes.segment.data import LabeledNames
 
 BACKGROUND = "background"
 _FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
@@ -49,43 +43,45 @@ class _UncheckedEntry(RegionEntry):
 class CocoFile:
     """A COCO annotation file, checked field by field.
 
+    With data.on_error=skip a region of a wrong form is not refused here, but when its image is read.
+
     Args:
         path: The file.
-        is_strict: Whether to refuse a region of a wrong form here. Otherwise `labels` refuses its image.
+        config: Folder or zip file of the images, and what to do with wrong regions.
+
+    Attributes:
+        categories: Names of the categories, by their number.
+        names: File names of the images, sorted.
+        num_without_mask: 0, and `left_out` is empty: both are for folders of masks.
 
     Raises:
         DataError: It can't be read, or a field is invalid.
     """
 
-    def __init__(self, path: Path, *, is_strict: bool = True) -> None:
-        self.path, self._is_strict = path.expanduser(), is_strict
+    def __init__(self, path: Path, config: DataConfig) -> None:
+        self.path, self.num_without_mask, self.left_out = path.expanduser(), 0, Counter[str]()
+        self._folder = self.path.parent if config.images is None else config.images.expanduser()
         content = read_coco(self.path)
         categories = check_entries(content["categories"], _Category, "categories", self.path)
-        check_unique(categories, "categories", self.path)
-        #: Names of the categories, by their number.
-        self.categories = dict(sorted((entry["id"], entry["name"]) for entry in categories))
+        self.categories: dict[int, str] = dict(sorted((entry["id"], entry["name"]) for entry in categories))
+        ids = {image["id"] for image in content["images"]}
+        known = {"image_id": ids, "category_id": self.categories}
+        kind = RegionEntry if config.on_error == "stop" else _UncheckedEntry
         try:
-            kind = RegionEntry if is_strict else _UncheckedEntry
-            regions = check_entries(content["annotations"], kind, "annotations", self.path)
+            # Some tools number all regions 0.
+            regions = check_entries(content["annotations"], kind, "annotations", self.path, known=known, unique=False)
         except DataError as error:
             raise (error.with_slots(fix=_FIX) if "segmentation" in error.what else error) from None
         self._coco = index_coco({"images": content["images"], "annotations": regions, "categories": categories})
-        check_known(enumerate(regions), "image_id", self._coco.imgs, self.path)
-        check_known(enumerate(regions), "category_id", self._coco.cats, self.path)
         self._images: dict[str, dict[str, Any]] = {image["file_name"]: image for image in content["images"]}
-        self.names = sorted(image["file_name"] for image in content["images"])  #: File names of the images, sorted.
+        self.names = sorted(image["file_name"] for image in content["images"])
         twice = next((name for name, other in pairwise(self.names) if name == other), None)
         if twice is not None:
             raise DataError(f"{twice} is listed twice in {self.path}", fix="Remove one of the entries.")
 
-    def image_path(self, name: str, images: Path | None) -> Path:
-        """Return the path of an image in `images`, or else in the folder of the file."""
-        return (self.path.parent if images is None else images.expanduser()) / name
-
-    def size(self, name: str) -> tuple[int, int]:
-        """Return the (width, height) of an image by its annotation, pixels."""
-        image = self._entry(name)
-        return image["width"], image["height"]
+    def image_path(self, name: str) -> Path:
+        """Return the path of an image."""
+        return self._folder / name
 
     def classes_by_name(self, classes: Sequence[str]) -> dict[str, set[str]]:
         """Return which of the classes each image has, by its file name. All have the first, the background."""
@@ -96,30 +92,52 @@ class CocoFile:
             owners.intersection_update(classes)
         return found
 
-    def labels(self, name: str, classes: Sequence[str]) -> ByteArray:
-        """Draw the labels of an image.
+    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabeledNames:
+        """Return images with their labels.
 
         Pixels of crowds, and those that regions of different classes share, are ignored. Categories that are not
-        among the classes are background.
+        among the classes are background. To read an image raises DataError if it cannot be read, has another size than
+        in the file or too many pixels, or if a region does not fit.
 
         Args:
-            name: File name of the image.
-            classes: Names of the classes; the first is the background.
-
-        Returns:
-            (H, W) bytes: the index of the class, or `IGNORED`.
+            names: File names of the images to use.
+            info: `classes`: names of the classes; the first is the background.
 
         Raises:
-            DataError: A region does not fit the image.
+            DataError: Images are missing.
         """
-        image = self._entry(name)
+        store = open_store([self._folder], names, "Set data.images to the folder or zip file of the images.")
+        read = partial(self._read, store=store, classes=info["classes"])
+        return LabeledNames(names, read, [str(self.path), *store.files(names)])
+
+    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
+        """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
+        return self.opened(names, {"classes": [BACKGROUND, *self.categories.values()]}).read_name
+
+    def _read(self, name: str, *, store: Folder, classes: Sequence[str]) -> tuple[ByteArray, ByteArray]:
+        if name not in self._images:
+            raise DataError(
+                f"{self.path} has no image {name}",
+                cause="it has changed since the start of the run",
+                fix="Restore the file, or start a new run.",
+            )
+        image = self._images[name]
+        width, height = image["width"], image["height"]
+        if width * height > MAX_PIXELS:
+            raise DataError(
+                f"the image {name} is {width}x{height}",
+                allowed=f"up to {MAX_PIXELS:,} pixels",
+                fix="Resize the image and its regions, or remove it from the annotation file.",
+            )
+        return store.pixels(name, (width, height)), self._labels(image, classes)
+
+    def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
+        """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""
         labels = np.zeros((image["height"], image["width"]), np.uint8)
         crowds: list[dict[str, Any]] = []
         by_class: dict[str, list[dict[str, Any]]] = {}
         for region in self._coco.imgToAnns.get(image["id"], []):
             owner = self.categories[region["category_id"]]
-            if not self._is_strict:
-                self._check(region)
             if region["iscrowd"]:
                 crowds.append(region)
             elif owner in classes[1:]:
@@ -130,77 +148,3 @@ class CocoFile:
         # Last, so that a crowd is ignored where regions of classes cover it.
         labels[draw_regions(self._coco, crowds, image["id"]) > 0] = IGNORED
         return labels
-
-    def _check(self, region: dict[str, Any]) -> None:
-        try:
-            check_region(region["segmentation"])
-        except ValueError as error:
-            raise DataError(
-                f"annotation {region['id']} has no usable region", where=self.path, cause=error, fix=_FIX
-            ) from None
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        if name not in self._images:
-            raise DataError(
-                f"{self.path} has no image {name}",
-                cause="it has changed since the start of the run",
-                fix="Restore the file, or start a new run.",
-            )
-        return self._images[name]
-
-
-class LabeledFile:
-    """Images of a COCO file with their labels.
-
-    Args:
-        file: The annotation file.
-        images: Folder or zip file of the images. None: the folder of the file.
-        names: File names of the images to use.
-        classes: Names of the classes; the first is the background.
-
-    Raises:
-        DataError: Images are missing.
-    """
-
-    def __init__(self, file: CocoFile, images: Path | None, names: Sequence[str], classes: Sequence[str]) -> None:
-        self._file, self._names, self._classes = file, names, classes
-        self._store = open_store([file.path.parent if images is None else images.expanduser()])
-        missing = self._store.missing(names)
-        if missing:
-            raise DataError(
-                f"{len(missing):,} of {len(names):,} images are missing in {self._store.title}",
-                given=", ".join(missing[:3]) + (" …" if len(missing) > 3 else ""),
-                fix="Set data.images to the folder or zip file of the images.",
-            )
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def files(self) -> list[str]:
-        """Paths of the annotation file, and of the images or the archive that holds them."""
-        title = self._store.title
-        images = [title] if Path(title).is_file() else [f"{title}/{name}" for name in self._names]
-        return [str(self._file.path), *images]
-
-    def name(self, index: int) -> str:
-        """Return the file name of an image."""
-        return self._names[index]
-
-    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Read an image, (H, W, 3) bytes, and draw its labels, (H, W) bytes.
-
-        Raises:
-            DataError: The image cannot be read, has another size than in the file or too many pixels, or a region does
-                not fit.
-        """
-        name = self._names[index]
-        width, height = size = self._file.size(name)
-        if width * height > masks.MAX_PIXELS:
-            raise DataError(
-                f"the image {name} is {width}x{height}",
-                allowed=f"up to {masks.MAX_PIXELS:,} pixels",
-                fix="Resize the image and its regions, or remove it from the annotation file.",
-            )
-        pixels = decode(self._store.read(name), f"{self._store.title}/{name}", size)
-        return pixels, self._file.labels(name, self._classes)

@@ -29,6 +29,7 @@ MODELS = (
     "lraspp_mobilenet_v3_large",
 )
 MAX_CLASSES = 255  # labels are bytes, and the last one is for pixels that are ignored
+MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for each pixel
 
 
 class DataConfig(Settings):

@@ -6,7 +6,7 @@ Legend: N images, H and W the size of an image, h and w that of the model's inpu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +20,7 @@ from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
 from samebits.recipes.normalize import normalize
-from samebits.recipes.segment.config import DataConfig
-from samebits.recipes.segment.masks import MAX_PIXELS
+from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP, _CROP = 0, 1
@@ -42,7 +41,36 @@ class LabelSource(Protocol):
         """Return the name of an image, for captions."""
 
     def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Return (H, W, 3) and (H, W) bytes: an image, and the class of each pixel or `IGNORED`."""
+        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes: the class of each pixel or `IGNORED`."""
+
+
+class LabeledNames:
+    """Images with labels that are read by name.
+
+    Args:
+        names: Their names.
+        read: Reads an image, (H, W, 3) bytes, and its labels, (H, W) bytes.
+        files: Paths of the files that are read.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        read: Callable[[str], tuple[ByteArray, ByteArray]],
+        files: Sequence[str | PathLike[str]],
+    ) -> None:
+        self._names, self.read_name, self.files = names, read, files
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, index: int) -> str:
+        """Return the name of an image, for captions."""
+        return self._names[index]
+
+    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
+        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes."""
+        return self.read_name(self._names[index])
 
 
 class LabeledImages(Samples):

@@ -17,8 +17,8 @@ from torch import Tensor
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.samples import Batch
 from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
+from samebits.recipes.segment.config import MAX_PIXELS
 from samebits.recipes.segment.data import LabeledImages
-from samebits.recipes.segment.masks import MAX_PIXELS
 from samebits.report.fonts import font_for
 from samebits.report.pictures import colors, draw_confusion, draw_sheet
 

@@ -5,21 +5,19 @@ A listing is plain JSON and is stored in the run folder.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.cores import num_cores
 from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
-from samebits.recipes.segment.coco import BACKGROUND, CocoFile, LabeledFile
+from samebits.recipes.listing import find_faults, nearest_fix, some, whole_path
+from samebits.recipes.segment.coco import BACKGROUND, CocoFile
 from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
 from samebits.recipes.segment.data import LabelSource
-from samebits.recipes.segment.masks import LabeledFolder, MaskFolder, open_pair
+from samebits.recipes.segment.masks import MaskFolder
 from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
 from samebits.recipes.segment.values import MAX_THREADS, choose_values, find_values
 
@@ -46,7 +44,7 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     skipped: dict[str, str] = {}
     if config.on_error == "skip":
         for dataset in datasets:
-            skipped |= _drop_unreadable(dataset, config)
+            skipped |= _drop_unreadable(dataset)
     chosen = set(validation.names)
     if config.eval is None:
         if len(train.names) < 2:
@@ -65,11 +63,16 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
             )
     return {
         **classes,
-        "num_without_mask": train.num_without_mask if isinstance(train, MaskFolder) else 0,
+        "num_without_mask": train.num_without_mask,
         "skipped": skipped,
-        "left_out": sum((part.left_out for part in datasets if isinstance(part, MaskFolder)), Counter()),
-        "warnings": overlap_rows(_paths(train, names, config), _paths(validation, chosen, config)),
-        "held_out_from": None if config.eval is None else _whole(config.eval),
+        "left_out": sum((part.left_out for part in datasets), Counter()),
+        "warnings": overlap_rows(
+            *(
+                [os.path.abspath(dataset.image_path(name)) for name in part]
+                for dataset, part in ((train, names), (validation, chosen))
+            )
+        ),
+        "held_out_from": None if config.eval is None else whole_path(config.eval),
         "train": names,
         "held_out": sorted(chosen),
     }
@@ -92,48 +95,23 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     assert path is not None
     dataset = _open_dataset(path, "data.root" if train else "data.eval", config)
     names: Sequence[str] = dataset_info["train" if train else "held_out"]
-    if not train and config.eval is not None and _whole(config.eval) != dataset_info["held_out_from"]:
+    if not train and config.eval is not None and whole_path(config.eval) != dataset_info["held_out_from"]:
         names = dataset.names  # the user evaluates on images other than the validation split of the run
-    if isinstance(dataset, CocoFile):
-        return LabeledFile(dataset, config.images, names, dataset_info["classes"])
-    return LabeledFolder(dataset, names, dataset_info["values"], config.ignore_label)
-
-
-def _paths(dataset: Dataset, names: Iterable[str], config: DataConfig) -> list[str]:
-    if isinstance(dataset, MaskFolder):
-        return [os.path.abspath(dataset.image_path(name)) for name in names]
-    return [os.path.abspath(dataset.image_path(name, config.images)) for name in names]
+    return dataset.opened(names, dataset_info)
 
 
 def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:
-    if path.expanduser().is_file():
-        return CocoFile(path, is_strict=config.on_error == "stop")
-    return MaskFolder(path, setting, config)
+    return CocoFile(path, config) if path.expanduser().is_file() else MaskFolder(path, setting, config)
 
 
-def _drop_unreadable(dataset: Dataset, config: DataConfig) -> dict[str, str]:
+def _drop_unreadable(dataset: Dataset) -> dict[str, str]:
     """Read all images and labels of a dataset, remove unreadable ones from it, and return the problem of each."""
     names = dataset.names
-    source: LabelSource | None = None
-    if isinstance(dataset, CocoFile):
-        source = LabeledFile(dataset, config.images, names, [BACKGROUND, *dataset.categories.values()])
-
-    def fault(index: int) -> str:
-        try:
-            if source is not None:
-                source.read(index, 0)
-            elif isinstance(dataset, MaskFolder):
-                open_pair(dataset.image_path(names[index]), dataset.mask_path(names[index]))[0].pixels()
-        except DataError as error:
-            return error.what
-        return ""
-
-    with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
-        faults = dict(zip(names, pool.map(fault, range(len(names))), strict=True))
-    dataset.names = [name for name in names if not faults[name]]
+    faults = find_faults(names, dataset.reader(names), MAX_THREADS)
+    dataset.names = [name for name in names if name not in faults]
     if not dataset.names:
         raise DataError("no image can be read", cause=faults[names[0]], fix="Replace the images by readable ones.")
-    return {name: text for name, text in faults.items() if text}
+    return faults
 
 
 def _classes_of(
@@ -168,12 +146,11 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
     chosen = known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
     wrong = next((name for name in chosen if name not in known), None)
     if wrong is not None:
-        near = difflib.get_close_matches(wrong, known, n=1)
         raise DataError(
             f"{train.path} has no category {wrong}",
             given="data.classes",
-            allowed=", ".join(known[:12]) + (" …" if len(known) > 12 else ""),
-            fix=f"Use {near[0]}." if near else "Correct data.classes.",
+            allowed=some(known, 12),
+            fix=nearest_fix(wrong, known, "Correct data.classes."),
         )
     for file in others:
         unknown = next((name for name in file.categories.values() if name not in [*known, BACKGROUND]), None)
@@ -189,7 +166,3 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
             fix="Set data.classes to the categories to use.",
         )
     return [BACKGROUND, *chosen]
-
-
-def _whole(path: Path) -> str:
-    return str(path.expanduser().absolute())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,10 @@ from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import check_names, walk
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.segment.config import DataConfig
+from samebits.recipes.listing import some
+from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
+from samebits.recipes.segment.data import LabeledNames
 
-MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for each pixel
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 NUM_VALUES = 1 << 16
 _SHOWN = 12
@@ -33,7 +36,7 @@ class MaskFolder:
     Args:
         root: The folder.
         setting: The setting that names it, for errors.
-        config: Names of the two folders, and the suffix of masks.
+        config: Names of the two folders, the suffix of masks, and the value that is ignored.
 
     Attributes:
         names: Names of the images that have a mask, relative to their folder and without extension, sorted.
@@ -45,7 +48,7 @@ class MaskFolder:
     """
 
     def __init__(self, root: Path, setting: str, config: DataConfig) -> None:
-        self._root, self.left_out = root.expanduser(), Counter[str]()
+        self._root, self._ignore_label, self.left_out = root.expanduser(), config.ignore_label, Counter[str]()
         self._images = self._list(config.image_folder, setting, "")
         self._masks = self._list(config.mask_folder, setting, config.mask_suffix)
         if not self._masks:
@@ -69,9 +72,54 @@ class MaskFolder:
         """Return the path of an image."""
         return self._root / self._find(self._images, name)
 
-    def mask_path(self, name: str) -> Path:
-        """Return the path of a mask."""
-        return self._root / self._find(self._masks, name)
+    def pair(self, name: str) -> tuple[EncodedImage, npt.NDArray[np.uint16]]:
+        """Open an image, and read the (H, W) values of its mask; see `open_pair`."""
+        return open_pair(self.image_path(name), self._root / self._find(self._masks, name))
+
+    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
+        """Return a function that reads an image and its mask, to find unreadable ones."""
+        return lambda name: self.pair(name)[0].pixels()
+
+    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabeledNames:
+        """Return images with the labels from their masks.
+
+        To read an image raises DataError if a file cannot be read, or if the mask does not fit the image or has a value
+        that is no class.
+
+        Args:
+            names: Names of the images to use.
+            info: `values`: the value of each class in the masks.
+
+        Raises:
+            DataError: An image or its mask is missing.
+        """
+        files = [self._root / self._find(found, name) for found in (self._images, self._masks) for name in names]
+        values: Sequence[int] = info["values"]
+        # No bytes: classes and IGNORED can take all their values, and -1 is for those that are no class.
+        table = np.full(NUM_VALUES, -1, np.int16)
+        if self._ignore_label is not None:
+            table[self._ignore_label] = IGNORED
+        table[list(values)] = np.arange(len(values))
+        return LabeledNames(names, partial(self._read, values=values, table=table), files)
+
+    def _read(self, name: str, *, values: Sequence[int], table: npt.NDArray[np.int16]) -> tuple[ByteArray, ByteArray]:
+        encoded, found = self.pair(name)
+        pixels = encoded.pixels()
+        labels = np.empty(found.shape, np.int16)
+        for start in range(0, found.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            np.take(table, found.reshape(-1)[block], out=labels.reshape(-1)[block])
+        if labels.min(initial=0) < 0:
+            row, column = (int(place[0]) for place in np.nonzero(labels < 0))
+            shown = some(list(map(str, values)), _SHOWN)
+            ignored = "" if self._ignore_label is None else f"; {self._ignore_label} for ignored pixels"
+            raise DataError(
+                f"the mask {self._root / self._masks[name]} has the value {found[row, column]}, which is no class",
+                where=f"x={column}, y={row}",
+                allowed=shown + ignored,
+                fix="Correct the mask, or add the value to data.values.",
+            )
+        return pixels, labels.astype(np.uint8)
 
     def _find(self, files: Mapping[str, str], name: str) -> str:
         if name not in files:
@@ -173,62 +221,3 @@ def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
             else "Correct the mask.",
         )
     return values.astype(np.uint16, copy=False), encoded.orientation
-
-
-class LabeledFolder:
-    """Images of a folder with the labels from their masks.
-
-    Args:
-        folder: The folder.
-        names: Names of the images to use.
-        values: Value of each class in the masks.
-        ignore_label: Value of pixels that are not counted, unless it is a class. None: there is none.
-    """
-
-    def __init__(
-        self, folder: MaskFolder, names: Sequence[str], values: Sequence[int], ignore_label: int | None
-    ) -> None:
-        self._names, self._values, self._ignore_label = names, values, ignore_label
-        self._images, self._masks = ([find(name) for name in names] for find in (folder.image_path, folder.mask_path))
-        # No bytes: classes and IGNORED can take all their values, and -1 is for those that are no class.
-        self._table = np.full(NUM_VALUES, -1, np.int16)
-        if ignore_label is not None:
-            self._table[ignore_label] = IGNORED
-        self._table[list(values)] = np.arange(len(values))
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def files(self) -> list[Path]:
-        """Paths of the images and masks."""
-        return [*self._images, *self._masks]
-
-    def name(self, index: int) -> str:
-        """Return the name of an image."""
-        return self._names[index]
-
-    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes.
-
-        Raises:
-            DataError: A file cannot be read, the mask does not fit the image, or has a value that is no class.
-        """
-        path = self._masks[index]
-        encoded, values = open_pair(self._images[index], path)
-        pixels = encoded.pixels()
-        labels = np.empty(values.shape, np.int16)
-        for start in range(0, values.size, BLOCK):
-            block = slice(start, start + BLOCK)
-            np.take(self._table, values.reshape(-1)[block], out=labels.reshape(-1)[block])
-        if labels.min(initial=0) < 0:
-            row, column = (int(place[0]) for place in np.nonzero(labels < 0))
-            shown = ", ".join(map(str, self._values[:_SHOWN])) + (" …" if len(self._values) > _SHOWN else "")
-            ignored = "" if self._ignore_label is None else f"; {self._ignore_label} for ignored pixels"
-            raise DataError(
-                f"the mask {path} has the value {values[row, column]}, which is no class",
-                where=f"x={column}, y={row}",
-                allowed=shown + ignored,
-                fix="Correct the mask, or add the value to data.values.",
-            )
-        return pixels, labels.astype(np.uint8)

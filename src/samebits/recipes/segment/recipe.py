@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from samebits.data.names import left_out_row, skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import SegmentationMetric
+from samebits.recipes.listing import header_rows, some
 from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.segment.config import Config
 from samebits.recipes.segment.data import LabeledImages, read_image
@@ -38,11 +38,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     rows = {
         "data": f"{len(classes)} classes in {data.root or data.train or 'synthetic shapes'}",
         "model": config.model.name,
-        "classes": ", ".join(classes[:8]) + (" …" if len(classes) > 8 else ""),
+        "classes": some(classes, 8),
         "no mask": f"{num_without:,} images are left out" if num_without else "",
-        "skipped": skipped_row(list(dataset_info.get("skipped", ()))),  # missing in old run folders
-        "left out": left_out_row(dataset_info.get("left_out", {})),
-        **dataset_info.get("warnings", {}),
     }
     return Parts(
         model=build_model(config.model, len(classes)),
@@ -64,7 +61,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "std": STD,
             "preprocess": {"colors": "RGB", "resize_px": data.size_px},
         },
-        describe={name: text for name, text in rows.items() if text},
+        describe=header_rows(rows, dataset_info),
     )
 
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from samebits.cores import num_cores
 from samebits.errors import DataError
+from samebits.recipes.listing import some
 from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
-from samebits.recipes.segment.masks import BLOCK, NUM_VALUES, MaskFolder, open_pair
+from samebits.recipes.segment.masks import BLOCK, NUM_VALUES, MaskFolder
 
 MAX_THREADS = 4  # each one may hold a mask of MAX_PIXELS
 _SHOWN = 12
@@ -36,7 +37,7 @@ def find_values(folder: MaskFolder) -> FoundValues:
     """
 
     def values_of(name: str) -> tuple[list[int], list[int]]:
-        values = open_pair(folder.image_path(name), folder.mask_path(name))[1]
+        values = folder.pair(name)[1]
         has_equal = np.ones(values.shape, bool)
         for part, whole in ((has_equal, values), (has_equal.T, values.T)):
             is_same = whole[1:] == whole[:-1]
@@ -73,8 +74,7 @@ def choose_values(found: Sequence[FoundValues], config: DataConfig, root: Path) 
     values = [value for value in occurring if value != config.ignore_label]
     if len(values) < 2:
         values = occurring  # masks of 0 and 255: then 255 is the second class
-    shown = ", ".join(map(str, occurring[:_SHOWN])) + (" …" if len(occurring) > _SHOWN else "")
-    given = f"{len(occurring):,} values in the masks: {shown}"
+    given = f"{len(occurring):,} values in the masks: {some(list(map(str, occurring)), _SHOWN)}"
     thin = [value for value in values if not any(value in each.thick for each in found)]
     if len(thin) >= max(_MIN_THIN, len(values) // 2 + 1):
         raise DataError(

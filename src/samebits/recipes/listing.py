@@ -1,0 +1,94 @@
+"""What recipes share to list the samples of a dataset: lists, unreadable samples, rows for the header of a run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samebits.config.plain_file import read_plain
+from samebits.cores import num_cores
+from samebits.data.names import left_out_row, skipped_row
+from samebits.errors import DataError
+
+_Name = TypeVar("_Name")
+
+
+def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
+    """Read a file that lists samples or describes them.
+
+    Args:
+        path: The file.
+        max_bytes: Its largest size.
+        fix: What the user can do if it can't be read, an imperative sentence.
+        allowed: What the file should be.
+
+    Raises:
+        DataError: It can't be read.
+    """
+    try:
+        return read_plain(path, max_bytes)
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=allowed, fix=fix) from error
+
+
+def find_faults(names: Sequence[_Name], read: Callable[[_Name], object], max_threads: int = 256) -> dict[_Name, str]:
+    """Read all samples, and return the problem of each that cannot be read.
+
+    Args:
+        names: Their names.
+        read: Reads the sample of a name.
+        max_threads: Largest number of samples in memory at a time.
+    """
+
+    def fault(name: _Name) -> str:
+        try:
+            read(name)
+        except DataError as error:
+            return error.what
+        return ""
+
+    # Threads instead of processes, since decoding releases the GIL.
+    with ThreadPoolExecutor(min(num_cores(), max_threads)) as pool:
+        faults = dict(zip(names, pool.map(fault, names), strict=True))
+    return {name: text for name, text in faults.items() if text}
+
+
+def nearest_fix(name: str, names: Iterable[str], otherwise: str, fix: str = "Use {}.") -> str:
+    """Return a fix with the most similar of the known names, or another fix if none is similar.
+
+    Args:
+        name: The unknown name.
+        names: The known names.
+        otherwise: The fix if none is similar.
+        fix: The fix, with {} in place of the name.
+    """
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return fix.format(near[0]) if near else otherwise
+
+
+def some(names: Sequence[str], count: int) -> str:
+    """Return the first names in one line, with an ellipsis if there are more than `count`."""
+    return ", ".join(names[:count]) + (" …" if len(names) > count else "")
+
+
+def whole_path(path: Path) -> str:
+    """Return an absolute path, as a run stores it."""
+    return str(path.expanduser().absolute())
+
+
+def header_rows(rows: Mapping[str, str], dataset_info: Mapping[str, Any]) -> dict[str, str]:
+    """Return rows for the header of a run, and those of a listing: samples left out, or in several places.
+
+    Args:
+        rows: The rows of the recipe; empty ones are left out.
+        dataset_info: The listing. Those of old run folders lack some parts.
+    """
+    found = {
+        "skipped": skipped_row(list(dataset_info.get("skipped", ()))),
+        "left out": left_out_row(dataset_info.get("left_out", {})),
+        **dataset_info.get("warnings", {}),
+    }
+    return {name: text for name, text in {**rows, **found}.items() if text}
