@@ -45,12 +45,10 @@ def work(scenario: str, folder: Path) -> int:
                 os._exit(0)
             if scenario == "killed" or (scenario == "killed once" and here.restart == 0):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if scenario == "killed after a poll" and here.restart == 0:
-                time.sleep(1000)
         if scenario == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1000)
-        if scenario in ("ok", "killed once", "killed after a poll", "killed early", "node lost early"):
+        if scenario in ("ok", "killed once", "killed early", "node lost early"):
             # Fails at once where a peer is dead; a barrier alone would wait for it.
             collectives.all_gather_object(joined, joined.rank)
             collectives.barrier(joined, 10)

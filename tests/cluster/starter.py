@@ -10,23 +10,6 @@ from pathlib import Path
 
 import scenarios
 
-
-def kill_after_a_poll(started: Path) -> None:
-    """Let rank 1 be killed between the supervisor's poll and that of torch's agent."""
-    from samebits.launch.supervisor import Processes, Supervisor
-
-    poll = Supervisor.poll
-
-    def poll_and_kill(self: Supervisor, processes: Processes, restart: int) -> bool:
-        has_ended = poll(self, processes, restart)
-        if restart == 0 and started.exists() and processes[1].is_alive():
-            processes[1].kill()
-            processes[1].join(60)
-        return has_ended
-
-    Supervisor.poll = poll_and_kill  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     from samebits.launch import forkserver
 
@@ -40,8 +23,6 @@ if __name__ == "__main__":
         if endpoint
         else None
     )
-    if scenario == "killed after a poll":
-        kill_after_a_poll(Path(folder) / "started-0-1")
     code = launch(
         int(num_procs),
         scenarios.work,

@@ -136,14 +136,6 @@ def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:
     assert program.left_files() == []
 
 
-@pytest.mark.full
-def test_a_worker_that_is_killed_while_the_launcher_polls_is_named(start: Callable[..., Program]) -> None:
-    code, text = start("killed after a poll", max_restarts=1).wait()
-    assert code == 0
-    assert "was killed by signal 9" in text
-    assert "restart 1 of 1" in text
-
-
 def test_a_worker_that_is_stopped_after_the_run_is_complete_does_not_keep_the_launcher(
     start: Callable[..., Program],
 ) -> None:

@@ -27,9 +27,9 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from samebits.errors import LaunchError
 from samebits.launch.failures import RootCause
-from samebits.launch.local_rendezvous import LocalRendezvous
 from samebits.launch.nodes.rendezvous import NodeRendezvous
 from samebits.launch.supervisor import Supervisor, send_signal
+from samebits.launch.worker import report_path
 
 # How long to wait for a node to announce why its workers stopped.
 STOP_REASON_S = 3.0
@@ -52,9 +52,8 @@ class Agent(LocalElasticAgent):
         )
         self.supervisor = supervisor
         self.is_leaving = False
-        assert isinstance(spec.rdzv_handler, LocalRendezvous | NodeRendezvous)
-        self._handler = spec.rdzv_handler
-        self._node_rendezvous = self._handler if isinstance(self._handler, NodeRendezvous) else None
+        assert isinstance(spec.rdzv_handler, NodeRendezvous)
+        self._handler = self._node_rendezvous = spec.rdzv_handler
         self._min_procs = min_procs
         self._max_restarts = spec.max_restarts
         self._num_restarts = 0
@@ -119,7 +118,14 @@ class Agent(LocalElasticAgent):
         if supervisor.stop is not None and not self._has_announced:
             self._has_announced = True
             self._prepare_to_leave()
-        has_ended = supervisor.poll(processes, self._handler.round)
+        # A worker that completes waits for the others, so an exit before that is a failure.
+        has_ended = any(process.exitcode is not None for process in processes.values())
+        if has_ended:
+            supervisor.find_cause(
+                processes, {rank: report_path(supervisor.folder, rank, self._handler.round) for rank in processes}
+            )
+        else:
+            supervisor.forward_stop(processes)
         if supervisor.stop is not None or (supervisor.cause is not None and not supervisor.cause.may_pass):
             # torch's agent restarts while this is above 0, and neither
             # a stop nor a wrong setting is cured by a restart.

@@ -21,10 +21,9 @@ from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, no_shared_memory
 from samebits.launch import forkserver
 from samebits.launch.agent import Agent
-from samebits.launch.crew.crew import Crew, CrewSupervisor
+from samebits.launch.crew.crew import LOCAL, Crew
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.run_node import run_node
-from samebits.launch.local_rendezvous import LOCAL, LocalRendezvous
 from samebits.launch.nodes import auth
 from samebits.launch.nodes.rendezvous import EndedOnOtherNode, NodeRendezvous
 from samebits.launch.supervisor import StopRequested, Supervisor
@@ -74,8 +73,9 @@ def launch(
     raise_open_files()
     forkserver.prepare(preload)
     with forkserver.temp_folder() as folder:
-        supervisor = (CrewSupervisor if recovers_in_step else Supervisor)(folder, stop_timeout_s, log_dir, on_stop)
+        supervisor = Supervisor(folder, stop_timeout_s, log_dir, on_stop)
         agents: list[Agent | Crew] = []
+        sizes = (num_procs, min_procs or num_procs, max_restarts)
         try:
             with (
                 _quiet(),
@@ -83,23 +83,20 @@ def launch(
                 forkserver.without_script(),
                 supervisor.signals(lambda: agents[0].pids() if agents else []),
             ):
-                if isinstance(supervisor, CrewSupervisor):
-                    sizes = (num_procs, min_procs or num_procs, max_restarts)
-                    if nodes is not None:
-                        return run_node(nodes, supervisor, entry, args, sizes, agents)
-                    crew = Crew(Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch()), supervisor, *sizes)
+                if nodes is None:
+                    entry_here = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
+                    crew = Crew(entry_here, supervisor, *sizes, keeps=recovers_in_step)
                     agents.append(crew)
                     return supervisor.exit_code(*crew.run())
-                rendezvous = None
-                if nodes is not None:
-                    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
-                key = rendezvous.key if rendezvous is not None else auth.key_for_launch()
+                if recovers_in_step:
+                    return run_node(nodes, supervisor, entry, args, sizes, agents)
+                rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
                 spec = WorkerSpec(
                     role="rank",
                     local_world_size=num_procs,
-                    rdzv_handler=rendezvous or LocalRendezvous(),
+                    rdzv_handler=rendezvous,
                     entrypoint=run_worker,
-                    args=(entry, args, folder, stop_timeout_s, key),
+                    args=(entry, args, folder, stop_timeout_s, rendezvous.key),
                     max_restarts=max_restarts,
                     monitor_interval=0.02,
                     local_addr=LOCAL,

@@ -2,14 +2,14 @@
 
 Two things end a round of workers, and both may come at once:
 
-    SIGINT/SIGTERM -> handler sets `stop` -> poll(): STOP_FILE and SIGTERM to every worker -> workers save and exit
+    SIGINT/SIGTERM -> handler sets `stop` -> forward_stop(): STOP_FILE and SIGTERM to every worker -> they save and exit
                                              after stop_timeout_s: SIGKILL
-    a worker exits -> poll(): wait GRACE_S for its peers -> SIGKILL the rest -> read reports -> `cause`
+    a worker fails -> find_cause(): wait GRACE_S for its peers -> SIGKILL the rest -> read reports -> `cause`
 
-- A signal handler may run between any two instructions, so it only sets attributes and writes one line. `poll` acts.
+- A signal handler may run between any two instructions, so it only sets attributes and writes one line. The launcher's
+  next poll acts.
 - A worker that is still starting ignores SIGTERM or dies of it without a report. STOP_FILE covers that time: a worker
   checks it after it has installed its handler.
-- Workers that finish wait for each other, so an exit before the end is always a failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from samebits.errors import printable
 from samebits.launch import failures, forkserver
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
 from samebits.launch.forkserver import LAUNCHER_ONLY
-from samebits.launch.worker import STOP_FILE, WorkerResult, report_path
+from samebits.launch.worker import STOP_FILE, WorkerResult
 
 # How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
 # and may block in a collective for as long as its timeout. Their reports decide on the root cause.
@@ -161,32 +161,11 @@ class Supervisor:
         if self.stop is None:
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
-    def poll(self, processes: Processes, restart: int) -> bool:
-        """Check the workers once: forward a stop signal, or determine why one failed and end the others.
-
-        Args:
-            processes: By rank.
-            restart: How often they have been restarted.
-
-        Returns:
-            Whether one had ended.
-        """
-        forkserver.keep_tracker_alive()
-        # A worker that completes waits for the others, so an exit before that is a failure.
-        if any(process.exitcode is not None for process in processes.values()):
-            self._record_failures(processes, restart)
-            return True
-        if self.stop is not None:
-            self._forward_stop(processes)
-        return False
-
     def forward_stop(self, processes: Processes) -> None:
-        """Forward a stop signal to the workers, by rank; see `poll`. Failures are not looked for."""
+        """Forward a stop signal, if there was one, to the workers, by rank. The launcher calls this at each poll."""
         forkserver.keep_tracker_alive()
-        if self.stop is not None:
-            self._forward_stop(processes)
-
-    def _forward_stop(self, processes: Processes) -> None:
+        if self.stop is None:
+            return
         # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
         pids = {process.pid for process in processes.values() if process.pid is not None}
         # Once for each process: a second SIGTERM would end it at once, before it has saved.
@@ -200,7 +179,13 @@ class Supervisor:
             )
             send_signal(pids, signal.SIGKILL)
 
-    def _record_failures(self, processes: Processes, restart: int) -> None:
+    def find_cause(self, processes: Processes, reports: Mapping[int, Path]) -> None:
+        """Determine why a worker has failed, report it, and end the others. After a stop there may be no cause.
+
+        Args:
+            processes: All that have not completed their work, by rank.
+            reports: The file in which each one reports a failure.
+        """
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)
@@ -213,9 +198,7 @@ class Supervisor:
             # Reaped here: only then the exit code of a killed process is known.
             process.join(GRACE_S)
         process_failures = [
-            ProcessFailure(
-                rank, process.pid or 0, process.exitcode or 0, self._read_report(rank, restart), rank in late
-            )
+            ProcessFailure(rank, process.pid or 0, process.exitcode or 0, read_report(reports[rank]), rank in late)
             for rank, process in processes.items()
         ]
         first = failures.root_cause(process_failures)
@@ -229,9 +212,6 @@ class Supervisor:
         if culprits and not set(culprits) & set(processes):
             self.cause = dataclasses.replace(self.cause, is_elsewhere=True)
         self.report(self.cause.text)
-
-    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
-        return read_report(report_path(self.folder, rank, restart))
 
 
 def read_report(path: Path) -> ErrorReport | None:

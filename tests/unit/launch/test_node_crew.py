@@ -9,11 +9,11 @@ import pytest
 
 from samebits.cluster.views.membership import mark_path
 from samebits.config.process_range import ProcessRange, RendezvousConfig
-from samebits.launch.crew.crew import CrewSupervisor
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.shared_files import make_shared_folder
 from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.supervisor import Supervisor
 
 
 def train_nothing(folder: Path, number: int) -> int:
@@ -43,7 +43,7 @@ def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
     entry = Entry(train_nothing, (tmp_path, 0), tmp_path, 0.0, "")
     nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0)
     crew = NodeCrew(
-        entry, CrewSupervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
+        entry, Supervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
         nodes=nodes, shared=shared,
     )  # fmt: skip
     has_failed, results = crew.run()

@@ -14,11 +14,11 @@ import pytest
 from samebits.cluster.env import MEMBER, VIEWS
 from samebits.cluster.views.membership import Membership, View, broken_mark, mark_path, read_view
 from samebits.config.process_range import ProcessRange, RendezvousConfig
-from samebits.launch.crew.crew import CrewSupervisor
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
 from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.supervisor import Supervisor
 from tests.runs import wait_until
 
 pytestmark = pytest.mark.full
@@ -47,7 +47,7 @@ class Launcher(threading.Thread):
         super().__init__(daemon=True)
         (folder / name).mkdir()
         self.reported: list[str] = []
-        self.supervisor = CrewSupervisor(folder / name, 10.0, None, lambda: "stopping")
+        self.supervisor = Supervisor(folder / name, 10.0, None, lambda: "stopping")
         self.supervisor.report = self.reported.append  # type: ignore[method-assign,assignment]
         self.shared = SharedFolder(path, nodes.node_timeout_s)
         entry = Entry(train_nothing, (folder, name), folder / name, 0.0, "")

@@ -1,15 +1,15 @@
-"""The processes of one machine that continue without a lost one (`cluster.recovery=in_step`).
+"""The processes of one machine: starts them, watches them, and names the members of the present view.
 
-The agent of `agent.py` ends all processes when one is lost. A crew ends none:
+A view is a numbered list of members. After a loss the next view has either only new members, which start from the last
+checkpoint, or, with `cluster.recovery=in_step`, those that remain:
 
     a process is killed      next view: its members without it, urgent         the others finish the step
                              start a replacement                                it builds the run beside them
     the replacement is ready next view: the members and it                     all enter it between two steps
     a process is stopped     it is killed (SIGSTOP would block the others)
+    an error, a loss while the run is being built, or of all: a view of new members, if a restart is left
 
-Everything else is treated as by the agent: after an error of a process, a loss while the run is being built, or the
-loss of all processes, all restart from the last checkpoint if a restart is left. Each lost process takes one restart.
-When none is left, the others continue, down to `min_procs`.
+Each loss takes one restart. When none is left, the run continues with fewer processes, down to `min_procs`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from dataclasses import replace
 from torch.distributed import TCPStore
 
 from samebits.cluster import stacks
+from samebits.cluster.address import ReservedPort
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, write_view
-from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, MemberProcess, start_member
-from samebits.launch.failures import ErrorReport, ProcessFailure, explain
+from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.failures import ProcessFailure, explain
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import STOP_FILE, WorkerResult
 
@@ -35,15 +36,6 @@ LOCAL = "127.0.0.1"
 POLL_S = 0.02
 # A process that is stopped for this long is killed. Debuggers and `kill -STOP; kill -CONT` within it do no harm.
 STOPPED_S = 0.3
-
-
-class CrewSupervisor(Supervisor):
-    """A supervisor whose members have reports of their own names."""
-
-    reports: Mapping[int, MemberProcess]
-
-    def _read_report(self, rank: int, restart: int) -> ErrorReport | None:
-        return read_report(self.reports[rank].report)
 
 
 class Crew:
@@ -55,13 +47,15 @@ class Crew:
         num_procs: How many processes.
         min_procs: Give up with fewer than this.
         max_restarts: How many lost processes are replaced, and how often all are restarted.
+        keeps: The other processes continue without a lost one. Otherwise each loss restarts all.
     """
 
     def __init__(
-        self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int
+        self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int, keeps: bool
     ) -> None:
         self._entry, self._supervisor = entry, supervisor
         self._num_procs, self._min_procs, self._max_restarts = num_procs, min_procs, max_restarts
+        self._keeps, self._port = keeps, ReservedPort()
         self._num_restarts = self._num_started = self._round = 0
         self._processes: dict[int, MemberProcess] = {}  # by slot: those that run, or are done
         self._done: dict[int, WorkerResult] = {}
@@ -85,19 +79,22 @@ class Crew:
                 time.sleep(POLL_S)
                 running = {slot: member for slot, member in self._processes.items() if member.is_running}
                 self._supervisor.forward_stop({slot: member.process for slot, member in running.items()})
-                self._kill_stopped(running)
+                if self._keeps:
+                    self._kill_stopped(running)
                 ended = [member for member in self._processes.values() if not member.is_running]
                 if ended and not self._handle(ended):
                     return True, self._done
                 if not self._members() and (self._done or self._supervisor.stop is not None):
                     return False, self._done
-                self._admit()
+                if self._keeps:
+                    self._admit()
         finally:
             send_signal(self.pids(), signal.SIGKILL)
             for member in self._processes.values():
                 # SIGKILL has been sent, so a process that is still there hangs in the kernel, such as on a dead disk.
                 member.process.join(10.0)
             self._stores = []
+            self._port.close()
 
     def _members(self) -> list[MemberProcess]:
         """Return the running members of the present view, by rank."""
@@ -105,7 +102,9 @@ class Crew:
         return [by_number[number] for number in self._view.members if number in by_number]
 
     def _start(self, slot: int) -> MemberProcess:
-        member = start_member(self._entry, self._num_started, slot, self._round, self._num_procs)
+        # Rank 0 serves the store, not the launcher: the others can then finish and save after the launcher was killed.
+        port = 0 if self._keeps else self._view.port
+        member = start_member(self._entry, self._num_started, slot, LocalRanks(self._num_procs, self._round, port=port))
         self._num_started += 1
         self._processes[slot] = member
         return member
@@ -120,6 +119,10 @@ class Crew:
 
     def _begin_view(self, numbers: list[int], *, is_urgent: bool) -> None:
         number = self._view.number + 1
+        if not self._keeps:
+            # A new port for each view: a store with addresses of lost processes would stop half of the restarts.
+            self._view = View(number, self._port.renew(LOCAL), tuple(numbers))
+            return
         store = serve_store(LOCAL, 0, LOCAL, 60.0, "the launcher")
         urgent = number if is_urgent else self._view.urgent
         self._view = View(number, store.port, tuple(numbers), urgent)
@@ -152,10 +155,13 @@ class Crew:
         # Completed ones first: a process that ends after them is not lost, since the run is complete.
         for member in sorted(ended, key=lambda member: results[member.number] is None):
             result, has_weights = results[member.number], member.has_marked("member")
-            if result is not None and has_weights:
+            if result is not None and (has_weights or not self._keeps):
                 self._done[member.slot] = result
                 del self._processes[member.slot]
-                self._end_views()
+                if self._keeps:
+                    self._end_views()
+            elif not self._keeps:
+                return self._restart()
             elif self._done or (self._supervisor.stop is not None and not member.has_marked("ready")):
                 del self._processes[member.slot]  # the run is complete, or it is being stopped
             elif member.is_killed or member.number not in members or not has_weights:
@@ -212,8 +218,7 @@ class Crew:
     def _restart(self) -> bool:
         """End all processes after a failure, and restart them from the last checkpoint if that can help."""
         supervisor = self._supervisor
-        supervisor.reports = dict(self._processes)
-        supervisor.poll({slot: member.process for slot, member in self._processes.items()}, self._round)
+        self._find_cause()
         if supervisor.stop is not None or supervisor.cause is None or not supervisor.cause.may_pass:
             return False
         num_procs = self._num_procs
@@ -222,16 +227,21 @@ class Crew:
             supervisor.report(f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint")
         elif num_procs > self._min_procs:
             num_procs -= 1
-            supervisor.report(f"continuing with {num_procs} processes instead of {num_procs + 1}")
+            what = "1 process" if num_procs == 1 else f"{num_procs} processes"
+            supervisor.report(f"continuing with {what} instead of {num_procs + 1}")
         else:
             return False
         supervisor.cause = None
         # The file of the former round would stop the new processes at once.
         (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
         self._round += 1
-        self._processes = {}
+        self._processes, self._done = {}, {}
         self._start_all(num_procs)
         return True
+
+    def _find_cause(self) -> None:
+        processes = {slot: member.process for slot, member in self._processes.items()}
+        self._supervisor.find_cause(processes, {slot: member.report for slot, member in self._processes.items()})
 
     def _name(self, member: MemberProcess) -> str:
         return f"rank {member.slot} (host {socket.gethostname()}, pid {member.process.pid})"

@@ -30,12 +30,23 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class LocalRanks:
+    """Where the processes of one machine stand in the world when they start."""
+
+    local_size: int  #: How many there are on this machine.
+    round: int = 0  #: How often all processes were restarted before.
+    first_rank: int = 0  #: Rank of the first one. Where members change, only the log's name.
+    size: int = 0  #: Of the world; 0: `local_size`.
+    address: str = "127.0.0.1"  #: Where rank 0 serves the store.
+    port: int = 0  #: Its port; 0: the launcher names the members, and each view has a port of its own.
+
+
+@dataclass(frozen=True)
 class MemberProcess:
     """A process that the launcher has started."""
 
     number: int  #: Never used again.
     slot: int  #: Its place among the processes of this machine; a replacement has that of the lost process.
-    round: int  #: How often all processes were restarted before.
     process: BaseProcess  #: The process.
     entry: Entry
 
@@ -68,38 +79,33 @@ class MemberProcess:
             return None
 
 
-def start_member(
-    entry: Entry, number: int, slot: int, round_number: int, num_procs: int, node: int = 0, num_nodes: int = 1
-) -> MemberProcess:
+def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> MemberProcess:
     """Start a process.
 
     Args:
         entry: What it runs.
         number: Its number.
         slot: Its place on this machine.
-        round_number: How often all processes were restarted before.
-        num_procs: Number of places.
-        node: Number of this machine.
-        num_nodes: Number of machines.
+        ranks: The place of this machine's processes in the world.
     """
     environment = {
-        "RANK": str(node * num_procs + slot),  # at the start: it names the log
+        "RANK": str(ranks.first_rank + slot),
         "LOCAL_RANK": str(slot),
-        "WORLD_SIZE": str(max(num_nodes, node + 1) * num_procs),
-        "LOCAL_WORLD_SIZE": str(num_procs),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",  # not used: each view has a port of its own
-        "TORCHELASTIC_RESTART_COUNT": str(round_number),
+        "WORLD_SIZE": str(ranks.size or ranks.local_size),
+        "LOCAL_WORLD_SIZE": str(ranks.local_size),
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port or 1),
+        "TORCHELASTIC_RESTART_COUNT": str(ranks.round),
         "TORCHELASTIC_RUN_ID": "samebits",
-        VIEWS: str(entry.folder / VIEWS_FILE),
-        MEMBER: str(number),
     }
+    if not ranks.port:
+        environment |= {VIEWS: str(entry.folder / VIEWS_FILE), MEMBER: str(number)}
     report = report_path(entry.folder, slot, number)
     # From the fork server, which has torch loaded: a replacement is ready in a fraction of its import.
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(environment, entry, number, report), name=f"rank-{slot}")
     process.start()
-    return MemberProcess(number, slot, round_number, process, entry)
+    return MemberProcess(number, slot, process, entry)
 
 
 def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -> None:

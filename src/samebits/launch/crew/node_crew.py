@@ -24,12 +24,12 @@ from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import Crew, CrewSupervisor
-from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, MemberProcess, start_member
+from samebits.launch.crew.crew import Crew
+from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
 from samebits.launch.crew.shared_files import MemberState, NodeStatus
 from samebits.launch.crew.shared_folder import SharedFolder
-from samebits.launch.supervisor import send_signal
+from samebits.launch.supervisor import Supervisor, send_signal
 from samebits.launch.worker import WorkerResult
 
 # Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the members.
@@ -55,10 +55,10 @@ class NodeCrew(Crew):
     """
 
     def __init__(
-        self, entry: Entry, supervisor: CrewSupervisor, num_procs: int, min_procs: int, max_restarts: int,
+        self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
         nodes: RendezvousConfig, shared: SharedFolder,
     ) -> None:  # fmt: skip
-        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts)
+        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, keeps=True)
         self._nodes, self._shared = nodes, shared
         self._address = address_towards(*split_endpoint(nodes.endpoint))
         self._num_started = self._shared.node * NUMBERS
@@ -110,9 +110,9 @@ class NodeCrew(Crew):
             self._shared.leave(self._status(), is_end=not self._is_leaving)
 
     def _start(self, slot: int) -> MemberProcess:
-        member = start_member(
-            self._entry, self._num_started, slot, 0, self._num_procs, self._shared.node, self._nodes.size.most
-        )
+        node, num_procs = self._shared.node, self._num_procs
+        size = max(self._nodes.size.most, node + 1) * num_procs
+        member = start_member(self._entry, self._num_started, slot, LocalRanks(num_procs, 0, node * num_procs, size))
         self._num_started += 1
         self._processes[slot] = member
         return member
@@ -162,7 +162,7 @@ class NodeCrew(Crew):
                 if not self._replace(member):
                     return False
             else:
-                return self._find_cause()
+                return self._give_up()
         return True
 
     def _replace(self, member: MemberProcess) -> bool:
@@ -204,9 +204,8 @@ class NodeCrew(Crew):
         staying = [each for each in others if "member" in each.members.values() and not each.is_leaving]
         return len(staying) >= self._nodes.size.least and not any(status.is_stopping for status in others)
 
-    def _find_cause(self) -> bool:
-        self._supervisor.reports = dict(self._processes)
-        self._supervisor.poll({slot: member.process for slot, member in self._processes.items()}, 0)
+    def _give_up(self) -> bool:
+        self._find_cause()
         if self._supervisor.stop is None and self._supervisor.cause is not None:
             self._failure = self._supervisor.cause.text
         return False

@@ -10,16 +10,17 @@ from torch.distributed import DistError
 
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import Crew, CrewSupervisor
+from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.running_group import join_group, open_shared_folder
 from samebits.launch.nodes.rendezvous import NodeRendezvous
+from samebits.launch.supervisor import Supervisor
 
 
 def run_node(
     nodes: RendezvousConfig,
-    supervisor: CrewSupervisor,
+    supervisor: Supervisor,
     function: Callable[..., object],
     args: tuple[Any, ...],
     sizes: tuple[int, int, int],
