@@ -14,22 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from samebits import scratch
+from samebits.bench.processes import ask
 from samebits.check.compare import merge_ranks
 from samebits.check.finding import Finding
 from samebits.check.judge import Outcome, first_stage, judge, passed
 from samebits.check.probe import probe
-from samebits.check.sizes import NUM_EVAL, TIMEOUT_S, TIMEOUTS
+from samebits.check.sizes import TIMEOUT_S, TIMEOUTS
 from samebits.check.steps import Trial
 from samebits.check.trial import run_trial
 from samebits.cluster import codec
 from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
-from samebits.launch.start import launch_here
-from samebits.launch.stopped import raise_if_stopped
 
 # Trials of several processes on this machine: the bits of a world do not depend on its device, so one GPU serves all.
 REFERENCE = Trial("1 process")
@@ -78,17 +75,14 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
         ]
         total = len(trials) + 2
         progress("reading the recipe", 0, total)
-        notes = _answers(folder / "probe", 1, config, probe, (source, overrides))[0]
+        notes = _answers(1, config, probe, source, overrides)[0]
         outcomes: list[Outcome] = []
         if "error" not in notes:
             given = [*TIMEOUTS, *overrides, *notes["settings"]]
-            with _other_hash(source, given, folder / "hash") as wait:
+            with _other_hash(source, given, folder / "answer") as wait:
                 for done, trial in enumerate(trials, start=1):
                     progress(trial.name, done, total)
-                    answers = _answers(
-                        folder / f"trial-{done}", trial.procs, config, run_trial, (source, given, trial, NUM_EVAL)
-                    )
-                    outcomes.append(_outcome(trial, answers))
+                    outcomes.append(_outcome(trial, _answers(trial.procs, config, run_trial, source, given, trial)))
                 progress(OTHER_HASH.name, total - 1, total)
                 outcomes.append(_outcome(OTHER_HASH, [wait()]))
         findings = judge(notes, outcomes)
@@ -96,27 +90,17 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
     return Report(findings, passed(findings, stage), time.monotonic() - began)
 
 
-def _answers(
-    folder: Path, procs: int, config: RunConfig, entry: Callable[..., Any], arguments: tuple[Any, ...]
-) -> list[Any]:
-    """Run an entry in new processes and return what each rank wrote."""
-    folder.mkdir()
-    code = launch_here(ProcessRange(procs, procs), config, entry, (*arguments, folder))
-    raise_if_stopped(code)
-    files = [folder / f"rank-{rank}" for rank in range(procs)]
-    missing = [file.name for file in files if not file.is_file()]
-    if code or missing:
-        raise LaunchError(
+def _answers(procs: int, config: RunConfig, entry: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run an entry in new processes and return what each rank returned."""
+
+    def failed(code: int) -> LaunchError:
+        return LaunchError(
             f"a trial on {procs} process{'es' if procs > 1 else ''} ended with exit code {code}",
-            cause=f"no result of {', '.join(missing)}" if missing else None,
             # The launcher has reported a process that failed, but not one that wrote no answer.
             fix="See the error above." if code else "Train the recipe first: samebits train RECIPE epochs=1",
         )
-    return [_read(file) for file in files]
 
-
-def _read(file: Path) -> Any:
-    return codec.decode(file.read_bytes(), torch.device("cpu"))
+    return ask(entry, arguments, ProcessRange(procs, procs), config, failed)
 
 
 def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
@@ -133,16 +117,15 @@ def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
 
 
 @contextmanager
-def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Callable[[], Any]]:
+def _other_hash(source: str, overrides: list[str], file: Path) -> Iterator[Callable[[], Any]]:
     """Run the reference trial in an interpreter with another PYTHONHASHSEED, beside the others.
 
     Yields:
         A function that waits for its answer.
     """
-    folder.mkdir()
     # Another one than this environment's, which the other trials have.
     seed = "1" if os.environ.get("PYTHONHASHSEED", "0") != "1" else "2"
-    arguments = json.dumps([source, overrides, NUM_EVAL, str(folder)])
+    arguments = json.dumps([source, overrides, str(file)])
     # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "samebits.check.trial", arguments],
@@ -155,14 +138,14 @@ def _other_hash(source: str, overrides: list[str], folder: Path) -> Iterator[Cal
     def wait() -> Any:
         with suppress(subprocess.TimeoutExpired):
             process.wait(TIMEOUT_S)
-        if not (folder / "rank-0").is_file():
+        if not file.is_file():
             code = process.returncode
             end = f"did not end for {TIMEOUT_S} s" if code is None else f"ended with exit code {code}"
             raise LaunchError(
                 f"the trial with PYTHONHASHSEED={seed} {end}",
                 fix="Train the recipe for an epoch on one process, whose output names the cause.",
             )
-        return _read(folder / "rank-0")
+        return codec.decode(file.read_bytes())
 
     try:
         yield wait

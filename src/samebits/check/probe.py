@@ -6,8 +6,6 @@ under a tracer of sources (`sources`) and of state (`state`).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from samebits.check.context import Notes, Probed
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
 from samebits.check.line_watch import LineWatch
@@ -16,7 +14,6 @@ from samebits.check.model_probe import probe_model
 from samebits.check.sample_probe import probe_samples
 from samebits.check.sizes import small_sizes
 from samebits.check.state import global_generators
-from samebits.cluster import codec
 from samebits.cluster.world import alone
 from samebits.data.micro_batches import Alone
 from samebits.data.order import MicroBatch
@@ -28,20 +25,18 @@ from samebits.module.determinism import use_deterministic_algorithms
 from samebits.recipes.catalog import find
 
 
-def probe(source: str, overrides: list[str], answers: Path) -> int:
-    """Probe a recipe in this process, and write what was found.
+def probe(source: str, overrides: list[str]) -> Record:
+    """Probe a recipe in this process, and return what was found.
 
     Args:
         source: The recipe.
         overrides: Its settings.
-        answers: Folder for the result.
     """
     shuffle_generators()
     notes = Notes()
     with quiet():
         answer = guarded(lambda: _probe(source, overrides, notes))
-    (answers / "rank-0").write_bytes(codec.encode({**notes.to_plain(), **answer}))
-    return 0
+    return {**notes.to_plain(), **answer}
 
 
 def _probe(source: str, overrides: list[str], notes: Notes) -> Record:

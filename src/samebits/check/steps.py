@@ -5,24 +5,23 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from samebits.bench.bench import advance
 from samebits.check.digest import ModuleRecorder, digests, gradients, optimizer_state
 from samebits.check.guard import Record
-from samebits.cluster.world import World
 from samebits.data.digests import sample_digests
 from samebits.data.keyed import IntArray, KeyArray, key
-from samebits.data.loader import Loader, Request
+from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.data.samples import Batch
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.step import run_step
 
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
@@ -86,39 +85,30 @@ def steps_to_run(steps_per_epoch: int) -> list[int]:
     return [*range(SAVED_AFTER), *range(steps_per_epoch - 1, steps_per_epoch - 1 + NUM_STEPS - SAVED_AFTER)]
 
 
-def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None, world: World) -> dict[str, Record]:
+def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict[str, Record]:
     """Run a trial's steps, or those after the stop, and return their records by step.
 
     Args:
         job: The job, fresh or restored.
         trial: What to do.
         manager: Writes the checkpoint in the middle; None: none is written.
-        world: The world.
     """
     order = job.order
     numbers = steps_to_run(order.steps_per_epoch)
     numbers = [number for number in numbers if number < job.num_steps]
     numbers = numbers[SAVED_AFTER:] if trial.is_resume else numbers
-    plans = [next(order.steps(world, start=number, stop=number + 1)) for number in numbers]
-
-    def requests() -> Iterator[Request]:
-        for plan in plans:
-            yield from ((leaf.indices, leaf.keys) for leaf in plan.micro_batches)
-
-    config = job.config
-    loader = Loader(
-        job.train_data, requests, world.device, num_workers=trial.workers, channels_last=config.channels_last
+    loader, plans = job.open_loader(
+        steps=(next(order.steps(job.world, start=number, stop=number + 1)) for number in numbers)
     )
     recorder = ModuleRecorder(job.model)
-    recording = _RecordingLoader(loader, recorder, trial.is_uneven, world.rank)
+    recording = _RecordingLoader(loader, recorder, trial.is_uneven, job.world.rank)
     parts = job.parts
     job.parts = dataclasses.replace(parts, loss=recording.loss(parts.loss))
     found: dict[str, Record] = {}
     try:
         for done, plan in enumerate(plans, start=1):
             recording.step, recording.found = plan, {}
-            run_step(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
-            job.progress.step = plan.number + 1
+            advance(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
             found[str(plan.number)] = {
                 "micro-batches": {str(leaf): parts for leaf, parts in recording.found.items()},
                 "gradients": gradients(job.model),

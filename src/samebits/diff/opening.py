@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from samebits.bench.bench import joined
 from samebits.cluster.env import ALONE
 from samebits.config.load import load, mapping_layer
 from samebits.config.schema import RunConfig
@@ -17,7 +18,6 @@ from samebits.engine.job import Job
 from samebits.engine.parts import Parts
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch.kernels import pin_kernels
-from samebits.launch.start import join_world
 from samebits.provenance.run_identity import SETTINGS, identity
 from samebits.provenance.same_run import check_replay, settings_of
 from samebits.recipes.catalog import RecipeSpec, find
@@ -50,7 +50,7 @@ def open_job(
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
     check_replay(recorded.path, config, "locate differences within a step", is_other_recipe=True)
     pin_kernels(config.kernels)  # raises an error if the other run has others: they are those of the process
-    world = stack.enter_context(join_world(ALONE, config))
+    world = stack.enter_context(joined(config, ALONE))
     info = model.dataset_info(spec, config, world)
     # The recipe file may have moved, or be another one: checkpoints have the name that the run gave it.
     kept = identity_of(folder, "last")[1].get(SETTINGS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from samebits.bench.bench import advance
 from samebits.data.order import Step
 from samebits.diff.folders import Recorded
 from samebits.diff.opening import open_job
@@ -20,7 +21,6 @@ from samebits.engine.checkpoints.restoring import restore_step
 from samebits.engine.checkpoints.saving import pack_job
 from samebits.engine.output.recorder import digest_content, record_of
 from samebits.engine.progress import Progress
-from samebits.engine.step import run_step
 from samebits.errors import CheckpointError
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.optim.build import load_state
@@ -117,10 +117,7 @@ class Side:
         self.activate()
         job, step = self.job, self.plan()
         self.loader.digests = [] if self._has_content else None
-        result = run_step(job, step, self.loader)
-        if not result.is_finite and not result.is_overflow:
-            job.progress.skipped.append(step.number)
-        job.progress.step = step.number + 1
+        result = advance(job, step, self.loader)
         samples = digest_of_samples(np.concatenate([each.indices for each in step.micro_batches]))
         return record_of(step, result, samples, digest_content(job) if self._has_content else NO_DIGEST)
 

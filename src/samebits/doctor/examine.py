@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
+from samebits.bench.bench import Bench, joined
 from samebits.cluster import collectives
-from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.cluster.env import RankAssignment
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.samples import SampleSource
 from samebits.doctor import compare, links, machine
 from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
-from samebits.engine.build import build_parts, open_data
+from samebits.engine.build import open_data
 from samebits.engine.dataset_info import dataset_info_for
-from samebits.launch.start import join_world
 from samebits.recipes.catalog import find
 from samebits.report.console import Console
 
@@ -44,11 +43,10 @@ def examine(
     """
     found = find(source) if source is not None else None
     config = found.load(overrides).config if found is not None else RunConfig(recipe="none")
-    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
+    with joined(config, assignment) as world:
         data: list[SampleSource] = []
         if found is not None:
-            dataset_info = dataset_info_for(found, config, world, None)
-            parts = build_parts(config, lambda: found.build(config, dataset_info))
+            parts = Bench(found, config, world, dataset_info_for(found, config, world, None)).parts()
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
         results = _examine(world, config if found is not None else None, data, run_dir)
         if world.is_main:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
+from samebits.config.schema import RunConfig
 from samebits.data.groups import Batches
 from samebits.data.keyed import keys
 from samebits.data.loader import Loader, Request
 from samebits.data.samples import Batch, Samples, groups_of
 from samebits.data.seeding import seed_between
+from samebits.engine.parts import Parts
 from samebits.errors import ConfigError, DataError, SamebitsError, TrainError
 from samebits.metrics.metric import Metric
 
@@ -123,6 +125,46 @@ def evaluate(
     if collectives.any_rank(world, is_stopped):
         raise EvaluationStopped
     return _merge(world, metric(), counted, sums, num_samples)
+
+
+def evaluate_parts(
+    parts: Parts,
+    model: nn.Module,
+    samples: Samples,
+    world: World,
+    config: RunConfig,
+    *,
+    is_sharded: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    progress: ProgressCallback | None = None,
+) -> tuple[dict[str, float], Metric]:
+    """Run a recipe's model over a whole dataset with the settings of a run; see `evaluate`.
+
+    Args:
+        parts: The recipe's parts.
+        model: Its model, on the world's device.
+        samples: The dataset.
+        world: The world.
+        config: The settings.
+        is_sharded: Whether the model is sharded.
+        stop: As for `evaluate`.
+        progress: As for `evaluate`.
+    """
+    return evaluate(
+        model,
+        samples,
+        world,
+        loss=parts.loss,
+        infer=parts.infer,
+        metric=parts.metric,
+        # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
+        batch_size=1 if is_sharded and parts.infer is not None else config.eval_batch,
+        num_workers=config.loader.num_workers,
+        channels_last=config.channels_last,
+        progress=progress,
+        stop=stop,
+        even=is_sharded,
+    )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from samebits.data.keyed import keys
 from samebits.data.loader import Loader
 from samebits.data.samples import Batch, Samples, groups_of
 from samebits.data.seeding import seed_between, seeded
-from samebits.engine.evaluate import evaluate, evaluating, no_metric
+from samebits.engine.evaluate import evaluate_parts, evaluating, no_metric
 from samebits.engine.forward import check_terms
 from samebits.engine.job import Job
 from samebits.errors import ConfigError, SamebitsError, is_out_of_memory
@@ -51,9 +51,9 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
     """
     config, progress = job.config, job.progress
     with job.evaluated_weights():
-        metrics, metric = _evaluate(job, job.eval_data, stop_now)
+        metrics, metric = evaluate_set(job, job.eval_data, stop_now)
         for name, samples in job.eval_sets.items():
-            metrics |= with_set(name, _evaluate(job, samples, stop_now)[0])
+            metrics |= with_set(name, evaluate_set(job, samples, stop_now)[0])
     name, better = job.parts.monitor
     if name not in metrics:
         raise no_metric(name, metrics)
@@ -71,22 +71,18 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
     return metrics, metric, is_best
 
 
-def _evaluate(job: Job, samples: Samples, stop_now: Callable[[], bool]) -> tuple[dict[str, float], Metric]:
-    config = job.config
-    return evaluate(
-        job.model,
-        samples,
-        job.world,
-        loss=job.parts.loss,
-        infer=job.parts.infer,
-        metric=job.parts.metric,
-        # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
-        batch_size=1 if job.replica.is_sharded and job.parts.infer is not None else config.eval_batch,
-        num_workers=config.loader.num_workers,
-        channels_last=config.channels_last,
-        stop=stop_now,
-        even=job.replica.is_sharded,
-    )
+def evaluate_set(
+    job: Job, samples: Samples, stop_now: Callable[[], bool] = lambda: False
+) -> tuple[dict[str, float], Metric]:
+    """Evaluate the job's model, with the weights that it has now; see `evaluate`. Called on all ranks.
+
+    Args:
+        job: The run, of which nothing changes.
+        samples: The validation samples.
+        stop_now: Whether a stop was requested, on any rank.
+    """
+    is_sharded = job.replica.is_sharded
+    return evaluate_parts(job.parts, job.model, samples, job.world, job.config, is_sharded=is_sharded, stop=stop_now)
 
 
 def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:

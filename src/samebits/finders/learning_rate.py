@@ -7,20 +7,13 @@ processes.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.bench.bench import advance, opened
 from samebits.config.schema import RunConfig
-from samebits.engine.assemble import init_weights, make_job
-from samebits.engine.dataset_info import dataset_info_for
 from samebits.engine.job import Job
-from samebits.engine.step import run_step
-from samebits.launch.start import join_world
-from samebits.recipes.catalog import find
 
 # The test ends when the smoothed loss is so many times the lowest one.
 DIVERGED = 4.0
@@ -71,37 +64,22 @@ def suggest(learning_rates: Sequence[float], losses: Sequence[float]) -> float |
     return float(f"{learning_rates[min(slopes, key=lambda index: slopes[index])]:.2g}")
 
 
-def measure(
-    source: str,
-    overrides: list[str],
-    learning_rates: list[float],
-    out: Path,
-    assignment: RankAssignment | None = None,
-) -> int:
-    """Train one step per rate as one process of a world; rank 0 writes the losses to `out`.
+def measure(source: str, overrides: list[str], learning_rates: list[float]) -> dict[str, Any]:
+    """Train one step per rate as one process of a world.
 
     Args:
         source: The recipe.
         overrides: Its settings.
         learning_rates: The rates.
-        out: Path of the JSON file: "lr" and "loss" of each step that was taken.
-        assignment: Rank of this process and its world. None: read from the environment.
 
     Returns:
-        The exit code, 0.
+        "lr" and "loss" of each step that was taken; equal on all ranks.
     """
-    found = find(source)
-    config = found.load(overrides).config
-    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
-        dataset_info = dataset_info_for(found, config, world, None)
-        job = make_job(config, lambda: found.build(config, dataset_info), world)
-        init_weights(job, lambda: found.build(config, dataset_info))
+    with opened(source, overrides) as bench:
+        job = bench.start()
         with job.compiling():
             losses = _train(job, learning_rates)
-        if world.is_main:
-            content = {"lr": learning_rates[: len(losses)], "loss": losses}
-            out.write_text(json.dumps(content), encoding="utf-8")
-    return 0
+    return {"lr": learning_rates[: len(losses)], "loss": losses}
 
 
 def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
@@ -112,8 +90,7 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
     try:
         for step, lr in zip(steps, learning_rates, strict=False):
             job.config = _with_rate(config, lr)
-            result = run_step(job, step, loader)
-            job.progress.step = step.number + 1
+            result = advance(job, step, loader)
             if result.is_overflow and losses:  # fp16's loss scale was too large, not the rate
                 losses.append(losses[-1])
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.bench.processes import ask_here
+from samebits.cluster.env import RankAssignment
 from samebits.config.given import as_overrides
 from samebits.config.process_range import ProcessRange, parse_range
 from samebits.errors import ConfigError, DataError, LaunchError
 from samebits.inference.data_places import describe_places
 from samebits.inference.trained_model import TrainedModel
-from samebits.launch import forkserver
-from samebits.launch.kernels import has_effect, pin_kernels
-from samebits.launch.start import join_world, launch_here, rank_assignment
-from samebits.launch.stopped import raise_if_stopped
+from samebits.launch.kernels import pin_kernels
+from samebits.launch.start import rank_assignment
 from samebits.report.console import Console
 
 
@@ -54,22 +52,18 @@ def evaluate(
     size = _size(procs)
     config = trained.settings()[1]
     trained.check_unused()
-    assignment = rank_assignment(procs)
-    pin_kernels(config.kernels, only_children=True)
-    is_late = not has_effect(config.kernels)  # torch has computed here before, so another process evaluates
-    if assignment is not None or (size.most == 1 and not is_late):
-        return _evaluate(trained, None, assignment or ALONE)
-    forkserver.prepare(forkserver.PRELOAD, config.num_threads)
-    with forkserver.temp_folder() as folder:
-        metrics_file = folder / "metrics.json"
-        code = launch_here(size, config, _evaluate, (trained, metrics_file))
-        raise_if_stopped(code)
-        if code:
-            raise LaunchError(
-                f"evaluation ended with exit code {code}",
-                fix="Read the output above, which has the error of the process that failed.",
-            )
-        metrics: dict[str, float] = json.loads(metrics_file.read_text(encoding="utf-8"))
+    here = rank_assignment(procs)
+    if here is not None:
+        pin_kernels(config.kernels, only_children=True)
+        return _evaluate(trained, here)
+
+    def failed(code: int) -> LaunchError:
+        return LaunchError(
+            f"evaluation ended with exit code {code}",
+            fix="Read the output above, which has the error of the process that failed.",
+        )
+
+    metrics: dict[str, float] = ask_here(_evaluate, (trained,), size, config, failed)
     return metrics
 
 
@@ -84,18 +78,17 @@ def _size(procs: int | str | None) -> ProcessRange:
     return size
 
 
-def _evaluate(
-    trained: TrainedModel, metrics_file: Path | None, assignment: RankAssignment | None = None
-) -> dict[str, float]:
-    """Evaluate in one process of a world. Rank 0 also writes the metrics to `metrics_file`, if given."""
+def _evaluate(trained: TrainedModel, here: RankAssignment | None = None) -> dict[str, float]:
+    """Evaluate in one process of a world; return the metrics on rank 0."""
+    from samebits.bench.bench import joined
     from samebits.engine.build import open_data, open_eval_sets
-    from samebits.engine.evaluate import evaluate as evaluate_model
+    from samebits.engine.evaluate import evaluate_parts
     from samebits.metrics.eval_sets import with_set
     from samebits.watchdog.detector import HangDetector
 
     found, config = trained.settings()
     console = Console(sys.stderr)
-    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
+    with joined(config, here) as world:
         parts, model = trained.open(found, config, world)
         sets = {"": open_data(config, parts, train=False), **open_eval_sets(config, parts)}
         # A hang detector ends its process. A single process may be the user's own program, so it has none.
@@ -103,18 +96,8 @@ def _evaluate(
         metrics: dict[str, float] = {}
         with watch:
             for name, samples in sets.items():
-                found_metrics, _ = evaluate_model(
-                    model,
-                    samples,
-                    world,
-                    loss=parts.loss,
-                    infer=parts.infer,
-                    metric=parts.metric,
-                    batch_size=config.eval_batch,
-                    num_workers=config.loader.num_workers,
-                    channels_last=config.channels_last,
-                    progress=partial(console.share_done, f"evaluating {name}".strip()) if world.is_main else None,
-                )
+                progress = partial(console.share_done, f"evaluating {name}".strip()) if world.is_main else None
+                found_metrics, _ = evaluate_parts(parts, model, samples, world, config, progress=progress)
                 metrics |= with_set(name, found_metrics)
         console.close()
         if world.is_main:
@@ -123,8 +106,6 @@ def _evaluate(
             console.say(f"{', '.join(sizes)}, each once{f', from {place}' if place else ''}")
             if order := parts.describe.get("classes"):  # weights of another program may have another order
                 console.say(f"classes: {order}")
-        if metrics_file is not None and world.is_main:
-            metrics_file.write_text(json.dumps(metrics), encoding="utf-8")
         return metrics if world.is_main else {}
 
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from samebits.bench.bench import advance, opened
 from samebits.cluster import collectives
-from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.data.samples import Batch
-from samebits.engine.assemble import make_job
-from samebits.engine.dataset_info import dataset_info_for
 from samebits.engine.job import Job
-from samebits.engine.step import run_step
-from samebits.launch.start import join_world
-from samebits.recipes.catalog import find
 
 WARM_STEPS = 3
 StepFunction = Callable[[Job, Step, "TimedLoader"], None]
@@ -58,53 +51,36 @@ class TimedLoader:
         return batch
 
 
-def measure(
-    source: str,
-    overrides: list[str],
-    is_ddp: bool,
-    num_steps: int,
-    out: Path,
-    assignment: RankAssignment | None = None,
-) -> int:
-    """Time `num_steps` steps of one process after the warm-up; rank 0 writes the medians to `out`.
+def measure(source: str, overrides: list[str], is_ddp: bool, num_steps: int) -> dict[str, Any]:
+    """Time `num_steps` steps of one process after the warm-up.
 
     Args:
         source: The recipe.
         overrides: Its settings.
         is_ddp: Train through torch's DistributedDataParallel instead of Samebits's reducer.
         num_steps: Steps to time.
-        out: Path of the JSON file: samples per second, and the parts of a step in seconds.
-        assignment: Rank of this process and its world. None: read from the environment.
 
     Returns:
-        The exit code, 0.
+        Samples per second, and the parts of a step in seconds: medians, over all ranks.
     """
-    found = find(source)
-    config = found.load(overrides).config
-    with join_world(assignment or read_assignment(os.environ) or ALONE, config) as world:
-        dataset_info = dataset_info_for(found, config, world, None)
-        job = make_job(config, lambda: found.build(config, dataset_info), world)
-        run = _ddp(job) if is_ddp else _ours
-        timings = _timed(job, run, num_steps)
+    with opened(source, overrides) as bench:
+        job, world = bench.job(), bench.world
+        timings = _timed(job, _ddp(job) if is_ddp else _ours, num_steps)
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
-        by_rank = [[Timing(**timing) for timing in of_rank] for of_rank in gathered]
-        if world.is_main:
-            # All ranks wait for the slowest one; the parts are means over the ranks. All are medians over the steps:
-            # with means, one delayed step could make a part larger than the whole.
-            steps = [*zip(*by_rank, strict=True)]
-            step_s = median(max(timing.step_s for timing in each) for each in steps)
-            measurements = {
-                "samples_per_s": mean(timing.num_samples for timing in timings) / step_s,
-                "step_s": step_s,
-                "reading_s": median(mean(timing.reading_s for timing in each) for each in steps),
-                "waiting_s": median(mean(timing.waiting_s for timing in each) for each in steps),
-                # The slowest rank waits for no other, so the minimum bounds the communication time.
-                "sending_s": median(min(timing.waiting_s for timing in each) for each in steps),
-                "device": world.device.type,
-                "backend": world.backend,
-            }
-            out.write_text(json.dumps(measurements), encoding="utf-8")
-    return 0
+    # All ranks wait for the slowest one; the parts are means over the ranks. All are medians over the steps:
+    # with means, one delayed step could make a part larger than the whole.
+    steps = [*zip(*([Timing(**timing) for timing in of_rank] for of_rank in gathered), strict=True)]
+    step_s = median(max(timing.step_s for timing in each) for each in steps)
+    return {
+        "samples_per_s": mean(timing.num_samples for timing in timings) / step_s,
+        "step_s": step_s,
+        "reading_s": median(mean(timing.reading_s for timing in each) for each in steps),
+        "waiting_s": median(mean(timing.waiting_s for timing in each) for each in steps),
+        # The slowest rank waits for no other, so the minimum bounds the communication time.
+        "sending_s": median(min(timing.waiting_s for timing in each) for each in steps),
+        "device": world.device.type,
+        "backend": world.backend,
+    }
 
 
 def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
@@ -133,7 +109,7 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
 
 
 def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
-    run_step(job, step, loader)  # type: ignore[arg-type]  # it has Loader's batch
+    advance(job, step, loader)  # type: ignore[arg-type]  # it has Loader's batch
 
 
 def _ddp(job: Job) -> StepFunction:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,7 @@ class Replay:
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's samples.
     seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
 
-    def to_json(self) -> str:
-        """Encode the verdict; `from_json` reads it."""
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, text: str) -> Replay:
-        """Decode what `to_json` wrote."""
-        plain = json.loads(text)
-        plain["replayed"] = [(int(start), int(stop)) for start, stop in plain["replayed"]]
-        plain["differences"] = [Difference(**each) for each in plain["differences"]]
-        return cls(**plain)
+    def from_plain(cls, plain: Mapping[str, Any]) -> Replay:
+        """Read a verdict from the plain values of its fields, as they are sent between processes."""
+        return cls(**{**plain, "differences": [Difference(**each) for each in plain["differences"]]})

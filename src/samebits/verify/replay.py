@@ -12,11 +12,13 @@ result to the others in the flag that is reduced with the next step's gradients,
 
 from __future__ import annotations
 
-import os
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from samebits.cluster.env import ALONE, RankAssignment, read_assignment
+from samebits.bench.bench import joined
+from samebits.cluster.env import RankAssignment
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.engine.assemble import init_weights, make_job
@@ -25,7 +27,6 @@ from samebits.engine.dataset_info import build_from
 from samebits.engine.job import Job
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.trained_model import TrainedModel
-from samebits.launch.start import join_world
 from samebits.provenance.run_identity import DATASET_INFO, identity
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog, read_steps
@@ -39,12 +40,11 @@ from samebits.verify.replayer import Replayer
 from samebits.verify.segments import Segment, describe
 
 
-def replay(plan: Plan, answer: Path, here: RankAssignment | None = None) -> int:
-    """Replay a plan as one process of a world; rank 0 writes the verdict to `answer`.
+def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
+    """Replay a plan as one process of a world, and return the verdict as plain values; complete on rank 0.
 
     Args:
         plan: The plan.
-        answer: Path of the JSON file.
         here: This process's rank; None: read from the environment.
 
     Raises:
@@ -52,11 +52,8 @@ def replay(plan: Plan, answer: Path, here: RankAssignment | None = None) -> int:
     """
     model = TrainedModel(plan.run, plan.overrides)
     recipe, config = model.settings()
-    with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
-        verdict = replay_on(plan, model, recipe, config, world)
-        if world.is_main:
-            answer.write_text(verdict.to_json(), encoding="utf-8")
-    return 0
+    with joined(config, here) as world:
+        return asdict(replay_on(plan, model, recipe, config, world))
 
 
 def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunConfig, world: World) -> Replay:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from samebits.bench.bench import advance
 from samebits.cluster import collectives
 from samebits.engine.checkpoints.saving import pack_job
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
 from samebits.engine.progress import StepFlags
-from samebits.engine.step import run_step
 from samebits.engine.validation import validate
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.provenance.step_log import NO_DIGEST, StepLog
@@ -58,12 +58,9 @@ class Replayer:
 
         try:
             for step in steps:
-                result = run_step(job, step, loader, has_difference)
+                result = advance(job, step, loader, has_difference)
                 if result.flags:  # the step before differed, and this step's flags have informed all ranks
                     break
-                if not result.is_finite and not result.is_overflow:
-                    job.progress.skipped.append(step.number)
-                job.progress.step = step.number + 1
                 content = digest_content(job) if self._plan.has_content else NO_DIGEST
                 if job.world.is_main:
                     difference = compare_step(self._log.get(step.number), record_of(step, result, next(ids), content))

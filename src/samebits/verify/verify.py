@@ -7,16 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits.cluster.env import ALONE
+from samebits.bench.processes import ask_here
 from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
 from samebits.inference.data_places import describe_places
 from samebits.inference.trained_model import TrainedModel
-from samebits.launch import forkserver
-from samebits.launch.kernels import has_effect, pin_kernels
-from samebits.launch.start import launch_here
-from samebits.launch.stopped import raise_if_stopped
 from samebits.provenance.same_run import check_replay
 from samebits.provenance.statement import sha256_of_json
 from samebits.recipes.catalog import RecipeSpec
@@ -27,8 +23,6 @@ from samebits.verify.record_files import not_compared, typed_settings
 from samebits.verify.replay import replay
 from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
 from samebits.verify.verdict import Verdict
-
-ENTRY = "samebits.verify.replay"
 
 
 @dataclass(frozen=True)
@@ -131,22 +125,14 @@ def _has_content(files: RunFiles) -> bool:
 
 
 def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
-    with forkserver.temp_folder() as folder:
-        answer = folder / "replay.json"
-        if not plan.segments:  # more verifiers than segments
-            return Replay()
-        pin_kernels(config.kernels, only_children=True)
-        if procs == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
-            replay(plan, answer, ALONE)
-        else:
-            forkserver.prepare([*forkserver.PRELOAD, ENTRY], config.num_threads)
-            code = launch_here(ProcessRange(procs, procs), config, replay, (plan, answer))
-            raise_if_stopped(code)
-            if code:
-                raise LaunchError(
-                    f"the replay ended with exit code {code}", fix="Read the output above; repeat with --procs 1."
-                )
-        return Replay.from_json(answer.read_text(encoding="utf-8"))
+    def failed(code: int) -> LaunchError:
+        return LaunchError(
+            f"the replay ended with exit code {code}", fix="Read the output above; repeat with --procs 1."
+        )
+
+    if not plan.segments:  # more verifiers than segments
+        return Replay()
+    return Replay.from_plain(ask_here(replay, (plan,), ProcessRange(procs, procs), config, failed, [replay.__module__]))
 
 
 def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:

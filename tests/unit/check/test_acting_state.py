@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.check_faults import MARK, Fault, source_of
 from samebits.check.finding import Finding
 from samebits.check.judge import judge
 from samebits.check.probe import probe
 from samebits.check.state import user_modules
-from samebits.cluster import codec
 
 # Name -> (set up, acting, inert), with the value that changes as `{x}`. Each is a state that is there in both forms.
 KINDS = {
@@ -88,7 +86,6 @@ def marked(source: str) -> int:
 
 def found(source: str, folder: Path) -> list[Finding]:
     (folder / "planted.py").write_text(source)
-    (folder / "answers").mkdir()
     # Of this process, only the planted module is the user's: tests of others have thousands of objects.
     mine = lambda: {name: each for name, each in user_modules().items() if str(folder) in str(each.__file__)}  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
@@ -97,8 +94,7 @@ def found(source: str, folder: Path) -> list[Finding]:
 
 
 def _found(folder: Path) -> list[Finding]:
-    probe(str(folder / "planted.py"), ["device=cpu"], folder / "answers")
-    return judge(codec.decode((folder / "answers" / "rank-0").read_bytes(), torch.device("cpu")), [])
+    return judge(probe(str(folder / "planted.py"), ["device=cpu"]), [])
 
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")

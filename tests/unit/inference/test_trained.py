@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from samebits.config.document import to_yaml
 from samebits.errors import CheckpointError, ConfigError, DataError, LaunchError
-from samebits.inference import predict as predict_module
 from samebits.inference.export import export
 from samebits.inference.predict import evaluate, expand, predict, predictions
 from samebits.inference.trained_model import TrainedModel
+from samebits.launch import forkserver, start
 from samebits.recipes.catalog import find
 from samebits.recipes.trust import trust
 from samebits.report.pictures import is_drawing, places_for
@@ -248,8 +248,8 @@ def test_a_number_of_processes_that_can_not_be_is_refused(run: Path, procs: obje
 def test_an_evaluation_that_is_stopped_ends_as_the_signal_does(
     run: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(predict_module, "launch_here", lambda *_: code)
-    monkeypatch.setattr(predict_module.forkserver, "prepare", lambda *_: None)
+    monkeypatch.setattr(start, "launch_here", lambda *_: code)
+    monkeypatch.setattr(forkserver, "prepare", lambda *_: None)
     with pytest.raises(kind) as stop:
         evaluate(run, procs="2")
     assert kind is LaunchError or stop.value.code == code

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samebits.cli.options import Debug, Overrides, SourceName, command_group, path_option
-from samebits.errors import ConfigError, LaunchError, SamebitsError
+from samebits.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
-    from samebits.recipes.catalog import RecipeSpec
 
 app = command_group("Find a learning rate by short trainings.")
 
@@ -51,7 +48,10 @@ def find_lr(
     Trains with a growing rate until the loss diverges. In exact mode the result is the same at any
     number of processes. No run folder is written.
     """
-    from samebits.finders.learning_rate import measure, rates, suggest
+    from samebits.finders.learning_rate import rates, suggest
+    from samebits.launch import forkserver
+    from samebits.launch.kernels import pin_kernels
+    from samebits.recipes.catalog import find
     from samebits.report.chart import draw_rates
     from samebits.report.console import Console
     from samebits.storage.run_folder import check_target
@@ -60,11 +60,15 @@ def find_lr(
         raise ConfigError(f"--from {first:g} is not below --to {last:g}", fix="Set --to to a higher rate.")
     for name in ("lr.json", "lr.png"):
         check_target(out / name, lambda _: _is_own(out / "lr.json"))
-    found, config = _prepare(source, overrides, "samebits.finders.learning_rate")
+    found = find(source)
+    config = found.load(overrides or []).config
+    config.check_inputs()
+    pin_kernels(config.kernels)
+    forkserver.prepare([*forkserver.PRELOAD, "samebits.finders.learning_rate"], config.num_threads)
     # So many epochs that the data suffice for any number of steps.
     given = [*(overrides or []), "epochs=1000000000", "optim.warmup_epochs=0"]
     with closing(Console(sys.stdout, strict=True)) as console:
-        measured = _run(config, procs, measure, (source, given, rates(first, last, steps)), source)
+        measured = _measured(config, source, given, procs, rates(first, last, steps))
         lrs, losses = measured["lr"], measured["loss"]
         rate = suggest(lrs, losses)
         scale = config.peak_lr / config.optim.lr
@@ -82,44 +86,24 @@ def find_lr(
         console.say(f"{out / 'lr.json'}  {out / 'lr.png'}")
 
 
-def _prepare(source: str, overrides: list[str] | None, module: str) -> tuple[RecipeSpec, RunConfig]:
-    """Resolve the settings, and start the fork server."""
-    from samebits.launch import forkserver
-    from samebits.launch.kernels import pin_kernels
-    from samebits.recipes.catalog import find
-
-    found = find(source)
-    config = found.load(overrides or []).config
-    config.check_inputs()
-    pin_kernels(config.kernels)
-    forkserver.prepare([*forkserver.PRELOAD, module], config.num_threads)
-    return found, config
-
-
-def _run(
-    config: RunConfig, procs: str | None, entry: Callable[..., int], arguments: tuple[Any, ...], source: str
-) -> Mapping[str, Any]:
-    """Run an entry in new processes, and return what its rank 0 wrote."""
+def _measured(
+    config: RunConfig, source: str, settings: list[str], procs: str | None, learning_rates: list[float]
+) -> dict[str, list[float]]:
+    from samebits.bench.processes import ask
     from samebits.config.process_range import ProcessRange, parse_range
-    from samebits.launch.start import default_procs, launch_here
-    from samebits.launch.stopped import raise_if_stopped
+    from samebits.finders.learning_rate import measure
+    from samebits.launch.start import default_procs
 
     default = default_procs(config)
     size = parse_range(procs, "--procs") if procs is not None else ProcessRange(default, default)
-    with tempfile.TemporaryDirectory() as work:
-        out = Path(work) / "measured.json"
-        failure: SamebitsError | None = None
-        try:
-            code = launch_here(size, config, entry, (*arguments, out))
-        except SamebitsError as error:
-            code, failure = 1, error
-        raise_if_stopped(code)
-        measured: dict[str, Any] = json.loads(out.read_bytes()) if out.is_file() else {}
-    if code:
-        raise failure or LaunchError(
+
+    def failed(code: int) -> LaunchError:
+        return LaunchError(
             f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
             fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",
         )
+
+    measured: dict[str, list[float]] = ask(measure, (source, settings, learning_rates), size, config, failed)[0]
     return measured
 
 

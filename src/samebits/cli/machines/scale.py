@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -85,8 +84,8 @@ def scale(
     if is_busy:
         console.say(f"{other_load}: stop them to get reliable measurements")
 
-    def run(name: str, size: int, out_file: Path) -> dict[str, Any]:
-        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps, out_file)
+    def run(name: str, size: int) -> dict[str, Any]:
+        return _measured(config, source, [*given, *VARIANTS[name]], name, size, steps)
 
     measurements = _measure_all(console, jobs, num_micro_batches(config.global_batch, config.micro_batch), run)
     if not measurements:
@@ -106,7 +105,7 @@ def _measure_all(
     console: Console,
     jobs: list[tuple[str, int]],
     num_micro_batches: int,
-    run: Callable[[str, int, Path], dict[str, Any]],
+    run: Callable[[str, int], dict[str, Any]],
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Run the measurements, each of a variant on a number of processes, one after another, with the time left.
 
@@ -117,15 +116,14 @@ def _measure_all(
 
     measurements: dict[str, dict[int, dict[str, Any]]] = {}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as work, closing(console):
+    with closing(console):
         for done, (name, size) in enumerate(jobs):
             label = f"{name} on {size} process{'es' if size > 1 else ''}"
             if name == "ddp" and size > num_micro_batches:
                 console.say(f"{label} is skipped: a step has only {num_micro_batches} micro-batches")
                 continue
             console.share_done(f"measuring {label}", done, len(jobs))
-            measured = run(name, size, Path(work) / f"{name}-{size}.json")
-            measurements.setdefault(name, {})[size] = measured
+            measured = measurements.setdefault(name, {})[size] = run(name, size)
             left_s = (time.monotonic() - began) / (done + 1) * (len(jobs) - done - 1)
             left = f"  {clock(left_s)} left" if left_s else ""
             console.say(f"{label:<26} {measured['samples_per_s']:>9,.0f} samples/s{left}")
@@ -141,25 +139,21 @@ def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str,
     console.say("\n".join(conclusions(measurements, cores)))
 
 
-def _measured(
-    config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int, out_file: Path
-) -> dict[str, Any]:
+def _measured(config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int) -> dict[str, Any]:
+    from samebits.bench.processes import ask
     from samebits.config.process_range import ProcessRange
-    from samebits.launch.start import launch_here
-    from samebits.launch.stopped import raise_if_stopped
     from samebits.scaling.measure import WARM_STEPS, measure
 
-    # So many epochs that the data suffice for any number of steps.
-    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps, out_file)
-    code = launch_here(ProcessRange(size, size), config, measure, arguments)
-    raise_if_stopped(code)
-    if code or not out_file.is_file():
-        raise LaunchError(
+    def failed(code: int) -> LaunchError:
+        return LaunchError(
             f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
             where=f"after {WARM_STEPS} warm-up steps" if not code else None,
             fix=f"Run it alone: {shlex.join(['samebits', 'train', source, *settings, '--procs', str(size)])}",
         )
-    measured: dict[str, Any] = json.loads(out_file.read_text(encoding="utf-8"))
+
+    # So many epochs that the data suffice for any number of steps.
+    arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps)
+    measured: dict[str, Any] = ask(measure, arguments, ProcessRange(size, size), config, failed)[0]
     return measured
 
 
