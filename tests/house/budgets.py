@@ -32,6 +32,7 @@ FOLDERS = {
     },
     # Commands that look at a run or its parts. Target: 9,000.
     "tools": {
+        "bench": 200,
         "check": 2_460,  # proves the acting state by restoring the others
         "diff": 1_710,
         "doctor": 810,

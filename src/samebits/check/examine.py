@@ -21,8 +21,7 @@ from samebits.check.finding import Finding
 from samebits.check.judge import Outcome, first_stage, judge, passed
 from samebits.check.probe import probe
 from samebits.check.sizes import TIMEOUT_S, TIMEOUTS
-from samebits.check.steps import Trial
-from samebits.check.trial import run_trial
+from samebits.check.trial import Trial, run_trial
 from samebits.cluster import codec
 from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig

@@ -15,7 +15,7 @@ from samebits.check.context import REPLACED, WRITTEN
 from samebits.check.digest import INPUT, ROOT
 from samebits.check.finding import Finding
 from samebits.check.guard import RAISED, Record
-from samebits.check.steps import Trial
+from samebits.check.trial import Trial
 from samebits.config.load import short_path
 from samebits.errors import SamebitsError, SampleError
 

@@ -19,6 +19,7 @@ from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, Samples
 from samebits.data.seeding import seed_forward, seeded
 from samebits.engine.build import prepare_model
+from samebits.engine.evaluate import evaluating
 from samebits.engine.parts import Parts
 
 Pass = dict[str, Any]
@@ -156,11 +157,9 @@ def _halves(tried: _Model, loader: Any, leaf: MicroBatch) -> dict[str, list[floa
         Of each term: [whole, first half, second half], all finite; empty if the loss cannot be computed like this.
     """
     size = len(leaf) // 2 * 2
-    modes = [(module, module.training) for module in tried.model.modules()]
-    tried.model.eval()
     found: dict[str, list[float]] = {}
     try:
-        with torch.no_grad():
+        with evaluating(tried.model), torch.no_grad():
             for rows in (slice(0, size), slice(0, size // 2), slice(size // 2, size)):
                 batch = loader.batch(leaf.indices[rows], leaf.keys[rows])
                 seed_forward(leaf.forward_key, tried.probed.device)
@@ -169,9 +168,6 @@ def _halves(tried: _Model, loader: Any, leaf: MicroBatch) -> dict[str, list[floa
                     found.setdefault(name, []).append(float(term))
     except Exception:  # a model may return something else in evaluation mode, or the batch has one sample
         return {}
-    finally:
-        for module, is_training in modes:
-            module.training = is_training
     return {name: three for name, three in found.items() if len(three) == 3 and all(map(math.isfinite, three))}
 
 

@@ -5,22 +5,31 @@ Each trial runs in new processes. A rank writes its own record; `compare` merges
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.bench.bench import opened
-from samebits.check.digest import digests
+from torch import Tensor
+
+from samebits.bench.bench import advance, opened
+from samebits.check.digest import ModuleRecorder, digests, gradients, optimizer_state
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
 from samebits.check.sizes import NUM_EVAL
-from samebits.check.steps import Trial, run_steps
 from samebits.cluster import codec
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
-from samebits.data.keyed import IntArray, KeyArray
+from samebits.data.digests import sample_digests
+from samebits.data.keyed import IntArray, KeyArray, key
+from samebits.data.loader import Loader
+from samebits.data.order import Step
 from samebits.data.samples import Batch, Samples, as_samples, groups_of
 from samebits.engine.assemble import init_weights
 from samebits.engine.checkpoints.saving import CheckpointManager
@@ -28,6 +37,24 @@ from samebits.engine.job import Job
 from samebits.engine.validation import evaluate_set
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector
+
+NUM_STEPS = 6
+SAVED_AFTER = 3  # steps before the stop
+MAX_DELAY_MS = 30  # of a rank before a micro-batch, where ranks have uneven speed
+Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one world does."""
+
+    name: str  #: For the user: "2 processes".
+    procs: int = 1  #: Processes.
+    workers: int = 0  #: DataLoader workers of each.
+    is_uneven: bool = False  #: Whether each rank waits a random time before each micro-batch.
+    folder: Path | None = None  #: Folder of the checkpoint; None: none is written or read.
+    is_resume: bool = False  #: Whether to resume from the checkpoint instead of writing it.
+    is_other_hash: bool = False  #: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
 
 
 class Slice(Samples):
@@ -92,6 +119,90 @@ def _evaluation(job: Job) -> Record:
     with job.evaluated_weights():
         metrics, _ = evaluate_set(job, Slice(job.eval_data, NUM_EVAL))
     return {name: repr(value) for name, value in metrics.items()}
+
+
+class _RecordingLoader:
+    """A loader that records each micro-batch's samples, and delays it where ranks have uneven speed."""
+
+    def __init__(self, loader: Loader, recorder: ModuleRecorder, is_uneven: bool, rank: int) -> None:
+        self._loader, self._recorder, self._is_uneven, self._rank = loader, recorder, is_uneven, rank
+        self.step: Step | None = None
+        self.found: dict[int, Record] = {}
+        self._current = threading.local()  # with batch_norm=sync, each micro-batch has a thread of its own
+
+    def batch(self, indices: IntArray, keys: KeyArray, **options: bool) -> Batch:
+        """Return the next batch, (N,) samples, as `Loader.batch` does, and record its samples."""
+        assert self.step is not None
+        leaf = next(each for each in self.step.micro_batches if each.indices is indices)
+        if self._is_uneven:
+            # By a key, so that a trial can be repeated with the same delays.
+            time.sleep(key(self.step.number, self._rank, leaf.index) % MAX_DELAY_MS / 1000)
+        batch = self._loader.batch(indices, keys, **options)
+        samples = {str(index): digest for index, digest in sample_digests(batch).items()}
+        self.found[leaf.index] = {"samples": samples, "modules": self._recorder.start(), "loss": {}}
+        self._current.leaf = leaf.index
+        return batch
+
+    def loss(self, loss: Loss) -> Loss:
+        """Return a loss function that records its terms."""
+
+        def recording(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
+            self._recorder.stop()
+            terms = loss(outputs, batch)
+            if isinstance(terms, Mapping):
+                tensors = {name: term for name, term in terms.items() if isinstance(term, Tensor)}
+                self.found[self._current.leaf]["loss"] = digests(tensors)
+            return terms
+
+        return recording
+
+
+def steps_to_run(steps_per_epoch: int) -> list[int]:
+    """Return the steps of a trial: the first ones, and if an epoch is longer, those around its end."""
+    if steps_per_epoch <= NUM_STEPS - 2:
+        return list(range(NUM_STEPS))
+    return [*range(SAVED_AFTER), *range(steps_per_epoch - 1, steps_per_epoch - 1 + NUM_STEPS - SAVED_AFTER)]
+
+
+def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict[str, Record]:
+    """Run a trial's steps, or those after the stop, and return their records by step.
+
+    Args:
+        job: The job, fresh or restored.
+        trial: What to do.
+        manager: Writes the checkpoint in the middle; None: none is written.
+    """
+    order = job.order
+    numbers = steps_to_run(order.steps_per_epoch)
+    numbers = [number for number in numbers if number < job.num_steps]
+    numbers = numbers[SAVED_AFTER:] if trial.is_resume else numbers
+    loader, plans = job.open_loader(
+        steps=(next(order.steps(job.world, start=number, stop=number + 1)) for number in numbers)
+    )
+    recorder = ModuleRecorder(job.model)
+    recording = _RecordingLoader(loader, recorder, trial.is_uneven, job.world.rank)
+    parts = job.parts
+    job.parts = dataclasses.replace(parts, loss=recording.loss(parts.loss))
+    found: dict[str, Record] = {}
+    try:
+        for done, plan in enumerate(plans, start=1):
+            recording.step, recording.found = plan, {}
+            advance(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
+            found[str(plan.number)] = {
+                "micro-batches": {str(leaf): parts for leaf, parts in recording.found.items()},
+                "gradients": gradients(job.model),
+                "buffers": digests(dict(job.model.named_buffers())),
+                "weights": digests(dict(job.model.named_parameters())),
+                "optimizer": optimizer_state(job.model, job.optimizer),
+            }
+            if manager is not None and not trial.is_resume and done == SAVED_AFTER:
+                manager.save(job)
+                manager.wait()
+    finally:
+        job.parts = parts  # the evaluation is not recorded
+        recorder.remove()
+        loader.close()
+    return found
 
 
 def main(arguments: list[str]) -> int:

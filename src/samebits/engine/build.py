@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,17 +113,21 @@ def input_shape(parts: Parts, config: RunConfig) -> tuple[int, ...]:
     """
     if parts.input_shape is not None:
         return parts.input_shape
-    samples = open_data(config, parts, train=False)
-    first = np.zeros(1, dtype=np.int64)
-    batch = read(samples, first, keys(0, 0, first))
-    finish = as_samples(samples).finish
-    inputs = (batch if finish is None else finish(batch)).inputs
+    inputs = first_inputs(open_data(config, parts, train=False))
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise ConfigError(
             f"the model's input is a {type(inputs).__name__}, and export needs one floating-point tensor",
             fix="Let the recipe's samples have one tensor of floats as inputs.",
         )
     return tuple(inputs.shape[1:])
+
+
+def first_inputs(samples: Samples) -> Any:
+    """Return the model's inputs for the first sample, as a batch of one."""
+    first = np.zeros(1, dtype=np.int64)
+    batch = read(samples, first, keys(0, 0, first))
+    finish = as_samples(samples).finish
+    return (batch if finish is None else finish(batch)).inputs
 
 
 def _kind(value: object) -> str:

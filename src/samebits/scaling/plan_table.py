@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from samebits.config.combinations import first_met
 from samebits.config.schema import RunConfig
 from samebits.data.micro_batches import num_micro_batches
-from samebits.engine.build import build_parts
+from samebits.engine.build import build_parts, first_inputs, open_data
 from samebits.engine.parts import Parts
 from samebits.report.console import Console
 from samebits.report.idle import idle_row
-from samebits.scaling.example import example
 from samebits.scaling.plan import Sizes, bytes_sent, memory, pass_through
 
 GB = 1e9
@@ -37,7 +37,11 @@ def plan_values(
     Raises:
         DataError: The recipe has no `input_shape`, and there is no data.
     """
-    inputs = example(config, build_parts(config, build))
+    parts = build_parts(config, build)
+    if parts.input_shape is not None:
+        inputs = torch.zeros(1, *parts.input_shape)
+    else:
+        inputs = first_inputs(open_data(config, parts, train=True))
     cost, sizes = pass_through(config, build, inputs, config.micro_batch)
     no_fsdp_with = first_met(config, "batch_norm=sync", "compress!=none", "compile=true") or None
     num_micro = num_micro_batches(config.global_batch, config.micro_batch)

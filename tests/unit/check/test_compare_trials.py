@@ -12,7 +12,7 @@ from torch import nn
 from samebits.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
 from samebits.check.digest import ModuleRecorder, digest_of
 from samebits.check.sizes import small_sizes
-from samebits.check.steps import steps_to_run
+from samebits.check.trial import steps_to_run
 from samebits.config.schema import RunConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.check.judge import Outcome, judge
-from samebits.check.steps import Trial
+from samebits.check.trial import Trial
 from samebits.errors import ConfigError
 
 

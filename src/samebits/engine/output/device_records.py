@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
-from samebits.data.keyed import keys
-from samebits.data.loader import read
-from samebits.data.samples import as_samples, groups_of
+from samebits.data.samples import groups_of
 from samebits.data.seeding import seeded
+from samebits.engine.build import first_inputs
 from samebits.engine.job import Job
 from samebits.module.flops import training_flops
 from samebits.report.device_use import DeviceUse
@@ -47,10 +44,7 @@ def flops_per_sample(job: Job) -> float | None:
     try:
         # Counting reads a sample, whose augmentations must not advance the run's generators.
         with seeded(config.seed):
-            first = np.zeros(1, dtype=np.int64)
-            batch = read(job.train_data, first, keys(0, 0, first))
-            finish = as_samples(job.train_data).finish
-            inputs = (batch if finish is None else finish(batch)).inputs
+            inputs = first_inputs(job.train_data)
             recomputes = bool(config.activation_checkpointing)
             return training_flops(job.model, inputs, config.micro_batch, recomputes=recomputes) / config.micro_batch
     # The model may be a user's. Training continues without the MFU.
