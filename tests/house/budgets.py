@@ -39,7 +39,7 @@ FOLDERS = {
         "finders": 150,
         "inference": 1_180,  # data in a run folder is refused
         "run_views": 2_960,  # means and deviations over seeds, charts as SVG files
-        "scaling": 700,
+        "scaling": 660,
         "simulate": 570,
         "sweeps": 1_190,  # comments at traps
         "verify": 1_360,  # compares best.json; comments at traps

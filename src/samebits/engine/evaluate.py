@@ -127,44 +127,16 @@ def evaluate(
     return _merge(world, metric(), counted, sums, num_samples)
 
 
-def evaluate_parts(
-    parts: Parts,
-    model: nn.Module,
-    samples: Samples,
-    world: World,
-    config: RunConfig,
-    *,
-    is_sharded: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-    progress: ProgressCallback | None = None,
-) -> tuple[dict[str, float], Metric]:
-    """Run a recipe's model over a whole dataset with the settings of a run; see `evaluate`.
-
-    Args:
-        parts: The recipe's parts.
-        model: Its model, on the world's device.
-        samples: The dataset.
-        world: The world.
-        config: The settings.
-        is_sharded: Whether the model is sharded.
-        stop: As for `evaluate`.
-        progress: As for `evaluate`.
-    """
-    return evaluate(
-        model,
-        samples,
-        world,
-        loss=parts.loss,
-        infer=parts.infer,
-        metric=parts.metric,
-        # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
-        batch_size=1 if is_sharded and parts.infer is not None else config.eval_batch,
-        num_workers=config.loader.num_workers,
-        channels_last=config.channels_last,
-        progress=progress,
-        stop=stop,
-        even=is_sharded,
-    )
+def options_of(parts: Parts, config: RunConfig) -> dict[str, Any]:
+    """Return the keyword arguments with which `evaluate` runs a recipe's model by the settings of a run."""
+    return {
+        "loss": parts.loss,
+        "infer": parts.infer,
+        "metric": parts.metric,
+        "batch_size": config.eval_batch,
+        "num_workers": config.loader.num_workers,
+        "channels_last": config.channels_last,
+    }
 
 
 @contextmanager

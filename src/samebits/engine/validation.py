@@ -19,7 +19,7 @@ from samebits.data.keyed import keys
 from samebits.data.loader import Loader
 from samebits.data.samples import Batch, Samples, groups_of
 from samebits.data.seeding import seed_between, seeded
-from samebits.engine.evaluate import evaluate_parts, evaluating, no_metric
+from samebits.engine.evaluate import evaluate, evaluating, no_metric, options_of
 from samebits.engine.forward import check_terms
 from samebits.engine.job import Job
 from samebits.errors import ConfigError, SamebitsError, is_out_of_memory
@@ -81,8 +81,11 @@ def evaluate_set(
         samples: The validation samples.
         stop_now: Whether a stop was requested, on any rank.
     """
-    is_sharded = job.replica.is_sharded
-    return evaluate_parts(job.parts, job.model, samples, job.world, job.config, is_sharded=is_sharded, stop=stop_now)
+    options, is_sharded = options_of(job.parts, job.config), job.replica.is_sharded
+    if is_sharded and job.parts.infer is not None:
+        # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
+        options["batch_size"] = 1
+    return evaluate(job.model, samples, job.world, **options, stop=stop_now, even=is_sharded)
 
 
 def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:

@@ -82,7 +82,8 @@ def _evaluate(trained: TrainedModel, here: RankAssignment | None = None) -> dict
     """Evaluate in one process of a world; return the metrics on rank 0."""
     from samebits.bench.bench import joined
     from samebits.engine.build import open_data, open_eval_sets
-    from samebits.engine.evaluate import evaluate_parts
+    from samebits.engine.evaluate import evaluate as evaluate_model
+    from samebits.engine.evaluate import options_of
     from samebits.metrics.eval_sets import with_set
     from samebits.watchdog.detector import HangDetector
 
@@ -93,11 +94,11 @@ def _evaluate(trained: TrainedModel, here: RankAssignment | None = None) -> dict
         sets = {"": open_data(config, parts, train=False), **open_eval_sets(config, parts)}
         # A hang detector ends its process. A single process may be the user's own program, so it has none.
         watch = HangDetector(world, config.watch.hang_timeout_s, trained.log_dir) if world.size > 1 else nullcontext()
-        metrics: dict[str, float] = {}
+        metrics, options = dict[str, float](), options_of(parts, config)
         with watch:
             for name, samples in sets.items():
                 progress = partial(console.share_done, f"evaluating {name}".strip()) if world.is_main else None
-                found_metrics, _ = evaluate_parts(parts, model, samples, world, config, progress=progress)
+                found_metrics, _ = evaluate_model(model, samples, world, **options, progress=progress)
                 metrics |= with_set(name, found_metrics)
         console.close()
         if world.is_main:
