@@ -33,7 +33,7 @@ _IMPORTED = (
     "samebits.cli.main",
     "samebits.launch.start",
     "samebits.launch.worker",
-    "samebits.engine.run",
+    "samebits.engine.loop",
     "samebits.recipes.catalog",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",

@@ -17,15 +17,14 @@ import numpy.typing as npt
 
 from benchmarks.diff_trials import recipe as recipe_module
 from samebits.cluster.env import ALONE
-from samebits.cluster.signals import StopSignal
 from samebits.data.loader import Loader
 from samebits.data.order import Order, Step
 from samebits.diff.diff import RunDifference, diff_runs
 from samebits.engine import loop
 from samebits.engine.job import Job
+from samebits.engine.opening import opened
 from samebits.engine.output.reports import Reports
 from samebits.engine.progress import StepResult
-from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.launch.start import join_world
@@ -136,8 +135,9 @@ class Trials:
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
             contextlib.suppress(Killed),
+            opened(spec, found, world) as run,
         ):
-            run(spec, found, world, StopSignal())
+            loop.train(run)
 
     def _write_recipe(self, name: str, code: Sequence[tuple[str, str]]) -> str:
         text = RECIPE.read_text(encoding="utf-8")

@@ -17,15 +17,14 @@ from unittest.mock import patch
 
 from benchmarks.small_networks import job_of
 from benchmarks.verify_trials.runs import alone
-from samebits.cluster.signals import StopSignal
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import loop
 from samebits.engine.job import Job
+from samebits.engine.opening import opened
 from samebits.engine.output.recorder import StepRecorder, sample_ids
 from samebits.engine.output.reports import Reports
 from samebits.engine.progress import StepResult
-from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import FILE_NAME
@@ -106,8 +105,9 @@ def cost_of_verification(folder: Path, epochs: int = 20) -> dict[str, float]:
         patch.object(loop, "run_step", timed),
         patch.object(Reports, "_draw", lambda *_: None),
         contextlib.redirect_stdout(io.StringIO()),
+        opened(spec, found, world) as run,
     ):
-        assert run(spec, found, world, StopSignal()) == 0
+        assert loop.train(run)
     shares = []
     for number in range(5):
         seconds, share = _verify(Request(folder, share=0.01, challenge=str(number)))

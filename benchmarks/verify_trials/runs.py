@@ -11,16 +11,15 @@ from typing import Any
 from unittest.mock import patch
 
 from samebits.cluster.env import ALONE
-from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import loop
 from samebits.engine.job import Job
+from samebits.engine.opening import opened
 from samebits.engine.output.reports import Reports
 from samebits.engine.progress import StepResult
-from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.inference.trained_model import TrainedModel
@@ -69,8 +68,12 @@ def train_in(
     """Train the tiny recipe on a world that this process has joined; return the exit code."""
     found, config = settings(overrides)
     spec = RunSpec("tiny", config, {}, folder, resume, False, time.time())
-    with patch.object(loop, "run_step", cheat), patch.object(Reports, "_draw", lambda *_: None):
-        return run(spec, found, world, StopSignal())
+    with (
+        patch.object(loop, "run_step", cheat),
+        patch.object(Reports, "_draw", lambda *_: None),
+        opened(spec, found, world) as run,
+    ):
+        return run.end(loop.train(run))
 
 
 def train_until(

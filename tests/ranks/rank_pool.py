@@ -164,7 +164,7 @@ def _lead() -> None:
     # All that a rank and its loader workers need is imported once, before processes are forked.
     import torch._dynamo  # noqa: F401  # the first optimizer of a process imports it, which takes seconds
 
-    import samebits.engine.run
+    import samebits.engine.loop
     import samebits.recipes.catalog  # noqa: F401
 
     with socket.socket(fileno=os.dup(0)) as control:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.config.sections import ReportConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
+from samebits.engine.loop import train
+from samebits.engine.opening import opened
 from samebits.engine.parts import Parts
-from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError, DataError, SamebitsError
 from samebits.storage.weights import weights_sha256
@@ -81,8 +81,8 @@ def carry_out(world: World, folder: Path, resume: str, wanted: Mapping[str, Any]
                       started_at=time.time())  # fmt: skip
     said = io.StringIO()
     try:
-        with redirect_stdout(said), StopSignal() as stop:
-            code = run(request, recipe, world, stop)
+        with redirect_stdout(said), opened(request, recipe, world) as run:
+            code = run.end(train(run))
         assert code == 0
     except SamebitsError as error:
         return str(error)

@@ -18,7 +18,6 @@ from samebits.config.schema import RunConfig
 from samebits.config.sections import CheckpointConfig, LoaderConfig
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.loop import train
 from samebits.engine.parts import Parts
 from samebits.recipes.classify.config import Config as ClassifyConfig
 from samebits.recipes.pose.config import Config as PoseConfig
@@ -27,6 +26,7 @@ from samebits.recipes.segment.config import Config as SegmentConfig
 from samebits.recipes.text.config import Config as TextConfig
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.in_loop import train_alone
 from tests.ranks.runs_in_ranks import Quiet
 from tests.synthetic_people import with_people
 
@@ -145,7 +145,7 @@ def carry_out(
     try:
         checkpoints = CheckpointManager(folder, config.checkpoint, world)
         checkpoints.restore(job, "auto", told.notify)
-        is_done = train(job, checkpoints, told, lambda: job.progress.step == stop_at)
+        is_done = train_alone(job, checkpoints, told, lambda: job.progress.step == stop_at)
         checkpoints.close()
         return weights_sha256(job.state()), job.progress.metrics, told.losses, is_done
     finally:

@@ -16,13 +16,12 @@ from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.loop import train
-from samebits.engine.nonfinite import RollBack
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.in_loop import train_alone
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 
@@ -113,12 +112,7 @@ def carry_out(
         def has_stop() -> bool:
             return job.progress.step == stop_at
 
-        while True:
-            try:
-                is_complete = train(job, checkpoints, quiet, has_stop)
-                break
-            except RollBack:
-                checkpoints.restore(job, "auto", quiet.notify)
+        is_complete = train_alone(job, checkpoints, quiet, has_stop)
         progress = job.progress.to_json()
         progress["seconds"], progress["worlds"], progress["fingerprint"] = 0, [], {}
         state = dict(job.model.state_dict())

@@ -16,12 +16,11 @@ from samebits.config.schema import RunConfig
 from samebits.engine.assemble import init_weights as bring_to_start
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.loop import train
-from samebits.engine.nonfinite import RollBack
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256, write_weights
+from tests.in_loop import train_alone
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, Poisoned, Quiet, loss
@@ -64,12 +63,7 @@ def carry_out(
         samples.is_armed = True
         checkpoints = CheckpointManager(folder, config.checkpoint, world)
         checkpoints.restore(job, "auto", quiet.notify)
-        while True:
-            try:
-                train(job, checkpoints, quiet, lambda: job.progress.step == stop_at)
-                break
-            except RollBack:
-                checkpoints.restore(job, "auto", quiet.notify)
+        train_alone(job, checkpoints, quiet, lambda: job.progress.step == stop_at)
         held = {name: tuple(tensor.shape) for name, tensor in job.state().items()}
         kept = [tuple(value.shape) for entries in job.optimizer.state.values() for value in entries.values()]
         final = job.final_weights()

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
-from samebits.cluster.signals import StopSignal
 from samebits.config.load import Loaded
 from samebits.config.process_range import ProcessRange, parse_range
 from samebits.config.schema import RunConfig
@@ -38,6 +40,9 @@ from samebits.launch.start import (
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.log import log_path
 from samebits.report.starting import notice_if_slow
+
+if TYPE_CHECKING:
+    from samebits.engine.opening import OpenRun
 
 
 def train_command(
@@ -81,7 +86,10 @@ def train_command(
     procs = parse_range(str(options.procs), "--procs") if options.procs is not None else ProcessRange(default, default)
     pin_kernels(config.kernels)
     if procs.most == 1 and nodes is None:
-        return _train(found, spec, here or ALONE)
+        from samebits.engine.loop import train
+
+        with _joined(found, spec, here or ALONE) as run:
+            return run.end(train(run))
 
     # Before torch is imported here, so that both imports run at the same time.
     forkserver.prepare(forkserver.PRELOAD, config.num_threads)
@@ -102,19 +110,24 @@ def train_command(
 
 def _train_worker(text: str) -> int:
     """Train as one of the launcher's processes. The environment has its rank."""
+    from samebits.engine.loop import train
+
     found = find(recipe_of(text))
-    return _train(found, RunSpec.from_json(text, found.config_class), read_assignment(os.environ) or ALONE)
+    spec = RunSpec.from_json(text, found.config_class)
+    with _joined(found, spec, read_assignment(os.environ) or ALONE) as run:
+        return run.end(train(run))
 
 
-def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
-    """Train as one process of a world."""
+@contextmanager
+def _joined(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> Iterator[OpenRun]:
+    """Join the world as one of its processes, and open the run."""
     from samebits.cluster import collectives
-    from samebits.engine.run import run
+    from samebits.engine.opening import opened
     from samebits.storage.run_folder import drop_empty, new_folder
 
     is_new = spec.folder is None
     # Until all ranks have joined there is nothing to save, so a signal may end the process at once.
-    with join_world(here, spec.config) as world, StopSignal() as stop:
+    with join_world(here, spec.config) as world:
         if world.restart and is_new:
             raise LaunchError(
                 f"this is restart {world.restart} of the processes, and no run folder was given",
@@ -126,7 +139,8 @@ def _train(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> int:
         if here.started_by != "samebits" and world.local_rank == 0:
             warn_before(folder, spec.config)
         try:
-            return run(replace(spec, folder=folder, is_restart=world.restart > 0), found, world, stop)
+            with opened(replace(spec, folder=folder, is_restart=world.restart > 0), found, world) as run:
+                yield run
         except SamebitsError:
             if is_new:
                 drop_empty(folder)

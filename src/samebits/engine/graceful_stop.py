@@ -8,8 +8,8 @@ from contextlib import suppress
 from torch.distributed import DistError
 
 from samebits.cluster.signals import StopSignal
-from samebits.cluster.signed import SignedStore
 from samebits.cluster.world import World
+from samebits.engine.job import Job
 
 STORE_KEY = "samebits/stop"
 # A poll is a round trip to the store in the training thread, so it must be rare compared with short steps.
@@ -23,33 +23,34 @@ class StopFlag:
     polls. So every rank reads one decision from the same all-reduce and stops after the same step.
     """
 
-    def __init__(self, world: World, stop: StopSignal) -> None:
-        self._world, self._stop = world, stop
-        self._is_reported = False
+    def __init__(self, job: Job, stop: StopSignal) -> None:
+        self._job, self._stop = job, stop
+        self._reported_to: World | None = None
         self._polled_at = time.monotonic()
 
     def __call__(self) -> bool:
         """Return whether a stop was requested, as rank 0 sees it."""
-        return self._is_requested(polls=self._world.is_main)
+        return self._is_requested(polls=self._job.world.is_main)
 
     def is_requested(self) -> bool:
         """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""
         return self._is_requested(polls=True)
 
     def _is_requested(self, *, polls: bool) -> bool:
-        store = self._world.signed
-        if self._world.membership is not None:
+        world = self._job.world
+        if world.membership is not None:
             # The launcher serves the store of such a world. Where it has ended, all processes stop by themselves.
             with suppress(DistError):
-                return self._read_request(store, polls=polls)
+                return self._read_request(world, polls=polls)
             return self._stop.requested
-        return self._read_request(store, polls=polls)
+        return self._read_request(world, polls=polls)
 
-    def _read_request(self, store: SignedStore | None, *, polls: bool) -> bool:
+    def _read_request(self, world: World, *, polls: bool) -> bool:
+        store = world.signed
         if self._stop.requested:
-            if store is not None and not self._world.is_main and not self._is_reported:
-                store.put(STORE_KEY, self._world.rank)
-                self._is_reported = True
+            if store is not None and not world.is_main and self._reported_to is not world:
+                store.put(STORE_KEY, world.rank)
+                self._reported_to = world
             return True
         if polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
             self._polled_at = time.monotonic()

@@ -118,6 +118,17 @@ class Job:
         )
         return self.loader, planned
 
+    def close(self) -> None:
+        """Close the loader of the training batches."""
+        if self.loader is not None:
+            self.loader.close()
+
+    def count_step(self, step: Step, result: StepResult) -> None:
+        """Count a step that was applied or skipped. Calls no other rank."""
+        self.progress.step = step.number + 1
+        # Progress advances for skipped steps too: the sample order depends on the step number only.
+        self.progress.num_samples += step.num_samples if result.is_finite else 0
+
     def compiling(self) -> AbstractContextManager[None]:
         """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""
         return nullcontext() if self.compiled is None else self.compiled.watched(self.world.activity)

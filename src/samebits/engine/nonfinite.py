@@ -28,7 +28,7 @@ _FIX = "Correct or remove these samples, lower optim.lr, or set watch.nonfinite=
 
 
 class RollBack(Exception):
-    """A step was not finite, and the run restarts from its last checkpoint."""
+    """A step was not finite, and the run has been restored from its last checkpoint."""
 
 
 def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, reports: Reports) -> None:
@@ -58,6 +58,7 @@ def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, repor
     reports.notify(error)
     if policy == "rollback":
         checkpoints.rolled_back.add(step.number)
+        checkpoints.restore(job, "auto", reports.notify)
         raise RollBack
     job.progress.skipped.append(step.number)
 

@@ -29,7 +29,7 @@ PRELOAD = [
     "samebits.cli.main",
     "samebits.launch.worker",
     "samebits.engine.evaluate",
-    "samebits.engine.run",
+    "samebits.engine.loop",
     "samebits.recipes.catalog",
 ]
 

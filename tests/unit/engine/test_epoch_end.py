@@ -19,13 +19,13 @@ from samebits.data.samples import Batch, DatasetSamples
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.loop import train
 from samebits.engine.output.reports import Reports
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
 from samebits.report.records import read_records
 from samebits.storage.checkpoint import steps
 from samebits.storage.run_folder import RunFolder
+from tests.in_loop import train_alone
 
 STEPS_PER_EPOCH = 2
 
@@ -74,7 +74,7 @@ def go(job: Job, folder: RunFolder, has_stop: Callable[[], bool] = lambda: False
     checkpoints.restore(job, "auto", print)
     reports = Reports(job, folder)
     try:
-        train(job, checkpoints, reports, has_stop)
+        train_alone(job, checkpoints, reports, has_stop)
     finally:
         reports.close()
     return reports

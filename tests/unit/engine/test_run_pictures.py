@@ -18,12 +18,12 @@ from samebits.data.samples import Batch, DatasetSamples
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.loop import train
 from samebits.engine.output.reports import NUM_SAMPLES, Reports
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.in_loop import train_alone
 
 Drawn = list[tuple[list[Batch], Path]]
 
@@ -51,7 +51,7 @@ def run(job: Job, folder: RunFolder, has_stop: Callable[[], bool] = lambda: Fals
     checkpoints.restore(job, "auto", print)
     reports.settings = {"optim.lr": 0.01, "loader.num_workers": "auto"}
     try:
-        train(job, checkpoints, reports, has_stop)
+        train_alone(job, checkpoints, reports, has_stop)
     finally:
         reports.close()
     return weights_sha256(job.final_weights())

@@ -14,14 +14,13 @@ import torch
 from samebits.config.sections import CheckpointConfig
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.loop import train
-from samebits.engine.nonfinite import RollBack
 from samebits.engine.output.reports import Reports
 from samebits.errors import CheckpointError
 from samebits.storage import checkpoint
 from samebits.storage.checkpoint import load_checkpoint, steps
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.in_loop import train_alone
 from tests.unit.engine.test_epoch_end import job_of, parts
 
 
@@ -153,11 +152,7 @@ def test_what_goes_wrong_beside_training_comes_out_at_the_next_call(small_disk: 
 def run(job: Job, folder: RunFolder, checkpoints: CheckpointManager, stop_after: int = -1) -> bool:
     reports = Reports(job, folder)
     try:
-        while True:
-            try:
-                return train(job, checkpoints, reports, lambda: job.progress.step == stop_after)
-            except RollBack:
-                checkpoints.restore(job, "auto", reports.notify)
+        return train_alone(job, checkpoints, reports, lambda: job.progress.step == stop_after)
     finally:
         reports.close()
 
@@ -219,7 +214,7 @@ def test_an_evaluation_is_left_when_a_stop_is_asked_for_and_the_epoch_is_kept(fo
     job = job_of(parts([0.1, 0.2, 0.3]), eval_batch=2)
     checkpoints, reports, asked = saver_of(job, folder, every="100 steps"), Reports(job, folder), iter([False, True])
     try:
-        assert not train(job, checkpoints, reports, lambda: False, lambda: next(asked))
+        assert not train_alone(job, checkpoints, reports, lambda: False, lambda: next(asked))
     finally:
         reports.close()
     assert steps(folder.checkpoints) == [2]

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import alone
 from samebits.config.schema import RunConfig
 from samebits.config.sections import CheckpointConfig, OptimConfig
 from samebits.data.digests import sample_digests
 from samebits.data.samples import Batch
+from samebits.engine.loop import train
+from samebits.engine.opening import opened
 from samebits.engine.parts import Parts
-from samebits.engine.run import run
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError, DataError, SamebitsError
 from samebits.metrics.classification import Accuracy
@@ -80,8 +80,8 @@ class Recipe:
             checkpoint=CheckpointConfig(on_change=on_change), **more,
         )  # fmt: skip
         request = RunSpec("recipe", config, {}, folder, resume, is_restart=False, started_at=0.0)
-        with StopSignal() as stop:
-            assert run(request, self, alone("cpu"), stop) == 0
+        with opened(request, self, alone("cpu")) as run:
+            assert run.end(train(run)) == 0
         return dict(json.loads((folder / "environment.json").read_text()))
 
 

@@ -21,12 +21,12 @@ from samebits.data.samples import DatasetSamples
 from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.loop import train
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
 from samebits.provenance.self_check import try_micro_batch
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.in_loop import train_alone
 from tests.ranks.runs_in_ranks import Quiet
 from tests.unit.provenance import habits
 from tests.unit.provenance.habits import Data, Net, parts
@@ -105,7 +105,7 @@ def weights_of(folder: Path, habit: str, stop_at: int | None = None) -> str:
         run.open()
         checkpoints = CheckpointManager(run, job.config.checkpoint, job.world)
         checkpoints.restore(job, "auto", print)
-        train(job, checkpoints, Quiet(), lambda last=last, job=job: job.progress.step == last)
+        train_alone(job, checkpoints, Quiet(), lambda last=last, job=job: job.progress.step == last)
         run.close()
     return weights_sha256(job.model.state_dict())
 

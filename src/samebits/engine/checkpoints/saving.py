@@ -98,9 +98,10 @@ class CheckpointManager:
         is_due = is_due and self._is_main and not self._background.is_busy
         return collectives.broadcast_object(job.world, is_due) if job.replica.is_sharded else is_due
 
-    def has_started(self, job: Job) -> bool:
-        """Return whether this process has saved the current state, or is writing it."""
-        return self._copied is not None and self._copied[0] == job.progress.step
+    def save_if_due(self, job: Job) -> None:
+        """Save the current state if that is due, unless this process has saved it or is writing it."""
+        if self.is_due(job) and (self._copied is None or self._copied[0] != job.progress.step):
+            self.save(job)
 
     def _keeper(self, job: Job) -> Callable[[int], bool]:
         """Return a function of a step: whether its checkpoint is the best one, or kept by `checkpoint.keep_every`."""

@@ -18,111 +18,96 @@ import logging
 from dataclasses import asdict, replace
 
 from samebits.cluster import collectives
-from samebits.cluster.signals import StopSignal
-from samebits.cluster.views.membership import RunEnded
+from samebits.cluster.views.membership import Membership, RunEnded
 from samebits.cluster.views.regroup import is_loss, regroup
 from samebits.cluster.world import World
 from samebits.data.resumed_step import resume_step
-from samebits.engine.graceful_stop import StopFlag
 from samebits.engine.in_step.peer_state import Received, load, send_or_receive
-from samebits.engine.loop import complete_step, train
 from samebits.engine.opening import OpenRun
-from samebits.engine.output.summary import finish
 from samebits.errors import LaunchError
 from samebits.parallel.agreement import Agreement, RankReport, agree
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
-from samebits.watchdog.detector import HangDetector
 
 LOGGER = logging.getLogger("samebits")
 
 
 class InStepRun:
-    """A run in one process, over all worlds that this process is a member of.
+    """A run in one process, over all worlds that this process is a member of: mostly a single one.
 
     Args:
-        opened: The run's objects in this process.
-        stop: Set by a signal that requests a stop of this process.
+        run: The run's objects in this process.
 
     Attributes:
-        opened: The run's objects in this process.
+        run: The run's objects in this process.
+        is_complete: Whether the run is, where this process enters no further world.
     """
 
-    def __init__(self, opened: OpenRun, stop: StopSignal) -> None:
-        world = opened.job.world
-        assert world.membership is not None
-        self.opened, self._stop, self._membership = opened, stop, world.membership
-        self._is_new = world.is_replacement
-        self._is_finished = False
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        self._is_new = run.job.world.is_replacement
+        self.is_complete = False
 
-    def run(self) -> bool:
-        """Train to the end; return whether the run is complete, or was stopped and has saved."""
-        try:
-            return self._run()
-        except RunEnded:
-            # Another process passed the last collective of `_train`, so rank 0 has written everything.
-            LOGGER.info("another process has completed the run")
-            job = self.opened.job
-            return self._is_new or (job.is_complete and job.is_evaluated())
-        finally:
-            self.opened.manager.close()
-
-    def _run(self) -> bool:
+    def join(self) -> bool:
+        """Enter the first world; return False if the run was completed or stopped before."""
+        membership = self.run.job.world.membership
+        if membership is None:
+            return True  # the only one
         # A loss before all processes are ready restarts all of them instead (ADR 48).
-        self._membership.mark("ready")
+        membership.mark("ready")
         if not self._is_new:
-            self._membership.mark("member")
-        elif not self._wait_to_join():
-            return False
-        while True:
-            try:
-                return self._train()
-            except RuntimeError as error:
-                present = self._membership.present
-                is_ended = present is not None and self._membership.newest.urgent > present.number
-                if not is_loss(error) and not is_ended:
-                    raise
-                LOGGER.info("the world has changed: %s", str(error).partition("\n")[0][:200])
-                self._rejoin(error)
-
-    def _train(self) -> bool:
-        opened, job, world = self.opened, self.opened.job, self.opened.job.world
-        stop_flag = StopFlag(world, self._stop)
-        timeout_s = job.config.watch.hang_timeout_s
-        with HangDetector(world, timeout_s, opened.folder.path / "logs") as detector, job.compiling():
-            opened.reports.waits.work_of_ranks = detector.work
-            is_complete = train(job, opened.manager, opened.reports, stop_flag, stop_flag.is_requested)
-            if is_complete:
-                waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
-                if world.is_main and not self._is_finished:
-                    finish(opened.spec, job, opened.folder, opened.reports, job.final_weights(), waits)
-                    self._is_finished = True
-            # No rank leaves before rank 0 has written everything: another one would have to do it in its place.
-            collectives.all_gather_object(world, is_complete)
-        return is_complete
-
-    def _wait_to_join(self) -> bool:
-        """Wait until the launcher has made this replacement a member; return False if it was stopped before."""
-        while not self._stop.requested:
+            membership.mark("member")
+            return True
+        # A replacement waits until the launcher has made it a member.
+        while not self.run.has_stop():
             try:
                 # Short, since the loop looks at the stop request between two waits.
-                self._membership.wait_for_next(0.2)
+                membership.wait_for_next(0.2)
             except TimeoutError:
                 continue
-            self._rejoin(LaunchError("the replacement could not join", fix="Read the output of the other ranks."))
-            return True
+            except RunEnded:
+                return self._end()
+            error = LaunchError("the replacement could not join", fix="Read the output of the other ranks.")
+            return self._enter(membership, error)
         return False
 
-    def _rejoin(self, error: Exception) -> None:
-        """Enter the next view that stays, and continue where its members agree to."""
+    def rejoin(self, error: RuntimeError) -> bool:
+        """Enter the next world after an error of the loop; return False if another process has completed the run.
+
+        Raises:
+            RuntimeError: The error, if it is not that of a world which has lost a process or has ended.
+        """
+        membership = self.run.job.world.membership
+        if membership is None:
+            raise error
+        present = membership.present
+        is_ended = present is not None and membership.newest.urgent > present.number
+        if not is_loss(error) and not is_ended:
+            raise error
+        LOGGER.info("the world has changed: %s", str(error).partition("\n")[0][:200])
+        return self._enter(membership, error)
+
+    def _end(self) -> bool:
+        # Another process passed the last collective of `OpenRun.finish`, so rank 0 has written everything.
+        LOGGER.info("another process has completed the run")
+        job = self.run.job
+        self.is_complete = self._is_new or (job.is_complete and job.is_evaluated())
+        return False
+
+    def _enter(self, membership: Membership, error: Exception) -> bool:
+        """Enter the next view that stays, and continue where its members agree to; return False if there is none."""
         while True:
-            self._mark_broken()
+            # Reported, unless the launchers have named the next view already.
+            if membership.present is not None and membership.read().number == membership.present.number:
+                membership.mark_broken(membership.present)
             try:
-                self._membership.wait_for_next()
+                membership.wait_for_next()
+            except RunEnded:
+                return self._end()
             except TimeoutError:
                 raise error from None
             try:
-                world = regroup(self.opened.job.world, self.opened.job.config.cluster.timeout_s)
+                world = regroup(self.run.job.world, self.run.job.config.cluster.timeout_s)
                 agreement, received = self._agree(world)
             except RuntimeError as again:
                 if not is_loss(again):
@@ -130,18 +115,12 @@ class InStepRun:
                 error = again
                 continue
             self._move(world, agreement, received)
-            self._membership.mark("member")
-            return
-
-    def _mark_broken(self) -> None:
-        """Report that the present view has lost a member, if the launchers have not named the next one."""
-        membership = self._membership
-        if membership.present is not None and membership.read().number == membership.present.number:
-            membership.mark_broken(membership.present)
+            membership.mark("member")
+            return True
 
     def _agree(self, world: World) -> tuple[Agreement, Received | None]:
         """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""
-        job, reducer = self.opened.job, self._reducer
+        job, reducer = self.run.job, self._reducer
         # A partial sum that an exchange has begun to change is not whole, and must not be offered to the others.
         nodes = reducer.suspend()
         self._complete_last_step()
@@ -165,7 +144,7 @@ class InStepRun:
 
     def _move(self, world: World, agreement: Agreement, received: Received | None) -> None:
         """Continue in a new world. Calls no other rank, so a loss cannot leave it half done."""
-        job, reducer = self.opened.job, self._reducer
+        job, reducer = self.run.job, self._reducer
         was_main = job.world.is_main
         if received is not None:
             reducer.drop_step()
@@ -180,20 +159,20 @@ class InStepRun:
             job.resumed = resume_step(job.order, number, world, agreement.held, agreement.deal(num_leaves))
         job.note_world()
         if world.is_main and not was_main:
-            self.opened.take_over()
+            self.run.take_over()
         self._report(agreement)
 
     def _report(self, agreement: Agreement) -> None:
-        job, size = self.opened.job, self.opened.job.world.size
+        job, size = self.run.job, self.run.job.world.size
         text = f"continuing with {size} process{'es' if size > 1 else ''} at step {agreement.num_steps + 1:,}"
         if job.resumed is not None:
             kept = sum(last - first for nodes in agreement.held for first, last in nodes)
             text += f": {kept} of its {job.resumed.num_micro_batches} micro-batches are kept"
-        self.opened.reports.notify(text)
+        self.run.reports.notify(text)
 
     def _complete_last_step(self) -> None:
         """Count and report a step that was applied, if the loss came before that."""
-        job = self.opened.job
+        job = self.run.job
         if job.last_result is None or job.last_result[0] < job.progress.step:
             return
         number, result = job.last_result
@@ -202,9 +181,11 @@ class InStepRun:
                 "a process was lost while a step without finite values was examined", fix="Resume the run."
             )
         step = next(job.order.steps(job.world, start=number, stop=number + 1))
-        complete_step(job, replace(step, world_size=2), result, self.opened.reports)
+        step = replace(step, world_size=2)
+        job.count_step(step, result)
+        self.run.reports.step(job, step, result)
 
     @property
     def _reducer(self) -> RecoverableReducer:
-        assert isinstance(self.opened.job.reducer, RecoverableReducer)
-        return self.opened.job.reducer
+        assert isinstance(self.run.job.reducer, RecoverableReducer)
+        return self.run.job.reducer
