@@ -16,10 +16,11 @@ from PIL import Image
 from samebits.cluster import stacks
 from samebits.cluster.address import command_of, port_holder
 from samebits.cores import num_cores
+from samebits.data.images import read_rgb
 from samebits.data.loader import choose_num_workers
 from samebits.launch.failures import count_memory_kills, out_of_memory
 from samebits.provenance.environment import cpu_name
-from samebits.recipes.classify.checking import drop_unreadable
+from samebits.recipes.listing import find_faults
 from samebits.scratch import is_running
 from tests.runs import ROOT, TINY, result, samebits
 
@@ -60,7 +61,7 @@ def test_pictures_are_read_without_an_affinity_mask(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("os.cpu_count", lambda: 5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert choose_num_workers("auto", _Costly(), torch.device("cpu"), num_ranks_here=1) == 4
-    assert drop_unreadable({"a": ["a.png"]}, tmp_path) == ({"a": ["a.png"]}, {})
+    assert find_faults(["a.png"], lambda name: read_rgb(tmp_path / name)) == {}
 
 
 def test_a_process_is_looked_at_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def alphabet(path: Path) -> None:
 
 
 def csv(path: Path) -> None:
-    from samebits.recipes.classify.listing import read_csv
+    from samebits.recipes.classify.image_sets import read_csv
 
     read_csv(path)
 

@@ -16,11 +16,10 @@ from torchvision.transforms import v2
 from samebits.data.keyed import keys
 from samebits.data.loader import Loader, choose_num_workers
 from samebits.errors import DataError
-from samebits.recipes.classify.checking import drop_unreadable
 from samebits.recipes.classify.config import DataConfig, MakeConfig
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
 from samebits.recipes.classify.folders import Files, list_folder
-from samebits.recipes.classify.listing import find_images, list_validation, split
+from samebits.recipes.classify.listing import list_images, list_validation, split
 from samebits.recipes.classify.make import make
 
 CPU = torch.device("cpu")
@@ -111,12 +110,12 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
     for part, lines in parts.items():
         (tmp_path / f"{part}.csv").write_text("\n".join(["path,label", *lines]))
     lists = {part: tmp_path / f"{part}.csv" for part in ("train", "val")}
-    found = find_images(DataConfig(train=lists["train"], eval=lists["val"], images=root), seed=0)
-    assert {name: place for place, name in enumerate(found.classes)} == {
+    found = list_images(DataConfig(train=lists["train"], eval=lists["val"], images=root), seed=0)
+    assert {name: place for place, name in enumerate(found["classes"])} == {
         name: int(place) for place, name in recorded["class_indices"].items()
-    } or dict(zip(found.classes, range(5), strict=True)) == recorded["class_indices"]
-    assert sum(map(len, found.train.values())) == 640
-    assert {str(Path(path).relative_to(root)) for paths in found.validation.values() for path in paths} == val
+    } or dict(zip(found["classes"], range(5), strict=True)) == recorded["class_indices"]
+    assert sum(map(len, found["train"].values())) == 640
+    assert {str(Path(path).relative_to(root)) for paths in found["held_out"].values() for path in paths} == val
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_the_reference_split_can_be_given_as_csv_files(repo: Path, parity_folder
 def test_a_folder_that_does_not_fit_is_explained(tmp_path: Path, files: list[str], text: str) -> None:
     touch(tmp_path, *files)
     with pytest.raises(DataError) as caught:
-        find_images(DataConfig(root=tmp_path), seed=0)
+        list_images(DataConfig(root=tmp_path), seed=0)
     assert_says(caught.value, text)
 
 
@@ -145,15 +144,15 @@ def assert_says(error: DataError, text: str) -> None:
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere can't be read: No such file"):
-        find_images(DataConfig(root=tmp_path / "nowhere"), seed=0)
+        list_images(DataConfig(root=tmp_path / "nowhere"), seed=0)
     with pytest.raises(DataError, match="no dataset is set"):
-        find_images(DataConfig(), seed=0)
+        list_images(DataConfig(), seed=0)
 
 
 def test_a_class_only_in_the_validation_images_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "train/daisy/1.jpg", "train/roses/1.jpg", "eval/daisy/2.jpg", "eval/rosas/2.jpg")
     with pytest.raises(DataError) as caught:
-        find_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
+        list_images(DataConfig(train=tmp_path / "train", eval=tmp_path / "eval"), seed=0)
     assert_says(caught.value, "class rosas is in .*eval, but not among the training images")
     assert caught.value.slots["allowed"] == "daisy, roses"
     assert caught.value.slots["fix"] == "Rename the class to roses."
@@ -161,11 +160,11 @@ def test_a_class_only_in_the_validation_images_is_named(tmp_path: Path) -> None:
 
 def test_chosen_classes_stand_in_the_order_that_was_given(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{name}/{place}.jpg" for name in "abc" for place in range(3)))
-    found = find_images(DataConfig(root=tmp_path, classes=("c", "a")), seed=0)
-    assert found.classes == list(found.train) == ["c", "a"]
+    found = list_images(DataConfig(root=tmp_path, classes=("c", "a")), seed=0)
+    assert found["classes"] == list(found["train"]) == ["c", "a"]
     with pytest.raises(DataError, match="no class d"):
-        find_images(DataConfig(root=tmp_path, classes=("a", "d")), seed=0)
-    assert list(list_validation(tmp_path, ["c", "a"], restrict=True)) == ["c", "a"]
+        list_images(DataConfig(root=tmp_path, classes=("a", "d")), seed=0)
+    assert list(list_validation(tmp_path, DataConfig(classes=("c", "a")), ["c", "a"])[0]) == ["c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_a_csv_file_that_does_not_fit_is_named_with_its_line(tmp_path: Path, con
     touch(tmp_path, "a.jpg")
     (tmp_path / "list.csv").write_text(content)
     with pytest.raises(DataError) as caught:
-        find_images(DataConfig(train=tmp_path / "list.csv", eval=tmp_path / "list.csv"), seed=0)
+        list_images(DataConfig(train=tmp_path / "list.csv", eval=tmp_path / "list.csv"), seed=0)
     assert_says(caught.value, text)
 
 
@@ -274,14 +273,9 @@ def test_damaged_pictures_are_named_or_left_out(shapes: Path, tmp_path: Path) ->
     place = samples.files.index(cut)
     with pytest.raises(DataError, match=cut.name):
         read(samples, [place])
-    kept, skipped = drop_unreadable(list_folder(tmp_path, "data.root"), tmp_path)
+    skipped = list_images(DataConfig(root=tmp_path, on_error="skip"), 0)["skipped"]
     assert sorted(skipped) == [files["crosses"][0], files["stars"][2]]
     assert "is not an image" in skipped[files["crosses"][0]]
-    assert kept == {name: [file for file in found if file not in skipped] for name, found in files.items()}
-    for file in files["stars"]:
-        (tmp_path / file).write_bytes(b"")
-    with pytest.raises(DataError, match="no image of class stars can be read"):
-        drop_unreadable(list_folder(tmp_path, "data.root"), tmp_path)
 
 
 def test_a_picture_that_has_gone_since_it_was_listed_is_named(shapes: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from samebits.errors import DataError
 from samebits.recipes.classify.config import Config, DataConfig, MakeConfig
 from samebits.recipes.classify.data import open_files
 from samebits.recipes.classify.folders import list_folder
-from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.classify.image_sets import read_csv
 from samebits.recipes.classify.make import make
 from samebits.recipes.classify.recipe import build, dataset_info
 

@@ -24,7 +24,7 @@ from samebits.data.images import EncodedImage, read_rgb
 from samebits.data.names import first_outside
 from samebits.errors import ConfigError, DataError, SamebitsError
 from samebits.provenance.environment import commit_of
-from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.classify.image_sets import read_csv
 from samebits.recipes.mnist.data import SCALES
 from samebits.recipes.mnist.idx import read_idx
 from samebits.recipes.mnist.predict import read_image

@@ -6,7 +6,6 @@ Legend: N images, H and W their height and width, S the side of the model's squa
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from samebits.data.crop import Box, RandomBoxes, center_square, fitting_scale, r
 from samebits.data.decoded import DecodedPictures
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
-from samebits.data.names import first_outside, outside
 from samebits.data.samples import Batch, Samples
-from samebits.errors import DataError
+from samebits.errors import ConfigError, DataError
 from samebits.recipes.classify.augment_config import AugmentConfig
 from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.folders import IMAGES_FIX, Files, folder_of
+from samebits.recipes.classify.folders import Files
+from samebits.recipes.classify.image_sets import FileSet, ImageSet, open_set
 
 if TYPE_CHECKING:
     from samebits.recipes.classify.augment import Augmentation
@@ -46,41 +45,53 @@ class Head:
 
 
 class ImageFiles(Samples):
-    """Image files with labels: random crops for training, center crops for evaluation.
+    """Images with labels: random crops for training, center crops for evaluation.
 
     Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
 
     Args:
-        files: N paths.
-        labels: (N,) int64, their classes.
-        config: Size, augmentation and normalization.
+        images: Opens an image by its name.
+        files: Names of the images, by class.
+        classes: Classes in the order of the model's outputs.
+        config: Size, augmentation, normalization and cache.
         train: Whether to take random crops.
-        augmentation: Operations on training images after the crop, if any.
-        decoded: Cache of decoded images, if any.
+        augment: Augmentation of training images after the crop. None: none.
+
+    Raises:
+        ConfigError: data.cache is set, and the images are rows.
+        DataError: A file that was listed at the start of the run is missing.
     """
 
     is_costly = True
-    files: Sequence[Path]
 
     def __init__(
         self,
-        files: Sequence[Path],
-        labels: Tensor,
+        images: ImageSet,
+        files: Files,
+        classes: Sequence[str],
         config: DataConfig,
         *,
         train: bool,
-        augmentation: Augmentation | None = None,
-        decoded: DecodedPictures | None = None,
+        augment: AugmentConfig | None = None,
     ) -> None:
-        self.files, self._labels, self._config, self._train = files, labels, config, train
-        self._augmentation, self._decoded = augmentation, decoded
+        self._images, self._config, self._train = images, config, train
+        self._names = [file for name in classes for file in files.get(name, [])]
+        labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
+        self._labels = torch.tensor(labels, dtype=torch.int64)
+        self.files: Sequence[Path] = images.files(self._names)
+        self._augmentation = _augmentation(augment if train else None, len(classes))
+        self._decoded: DecodedPictures | None = None
+        if config.cache is not None:
+            if not isinstance(images, FileSet):
+                raise ConfigError("data.cache is for image files only, not for rows", fix="Remove data.cache.")
+            self._decoded = DecodedPictures(config.cache, int(config.cache_gb * 1e9))
         self._heads: dict[int, Head] = {}
         self._intact: set[int] = set()
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self._names)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Decode, crop and resize a batch: inputs (N, S, S, 3) bytes, targets (N,) int64.
@@ -139,7 +150,7 @@ class ImageFiles(Samples):
         head = self._heads.get(index)
         if head is not None:
             return head, None
-        encoded = EncodedImage(self.files[index])
+        encoded = self._images.encoded(self._names[index])
         head = Head(encoded.size, encoded.is_scalable)
         # Without the cache each sample opens its file anyway.
         if self._decoded is not None:
@@ -154,14 +165,15 @@ class ImageFiles(Samples):
     def _pixels(
         self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
     ) -> ByteArray:
-        path = self.files[index]
+        name = self._names[index]
         if self._decoded is None:
-            return (encoded or EncodedImage(path)).pixels(scale, bottom_px=bottom_px)
+            return (encoded or self._images.encoded(name)).pixels(scale, bottom_px=bottom_px)
+        path = self.files[index]
         whole = self._heads[index].size
         size = (-(-whole[0] // scale), -(-whole[1] // scale))
         pixels = self._decoded.read(path, scale, size)
         if pixels is None:
-            pixels = (encoded or EncodedImage(path)).pixels(scale)
+            pixels = (encoded or self._images.encoded(name)).pixels(scale)
             if pixels.shape[1::-1] != size:
                 raise DataError(
                     f"the size of image {path} changed during the run",
@@ -230,11 +242,11 @@ def open_files(
     train: bool,
     augment: AugmentConfig | None = None,
 ) -> ImageFiles:
-    """Make a dataset of listed files, without opening them.
+    """Make a dataset of listed images, without opening them.
 
     Args:
-        base: Folder that the paths are relative to, or a CSV file in it.
-        files: Files by class.
+        base: A path of the settings.
+        files: Names of the images, by class.
         classes: Classes in the order of the model's outputs.
         config: Size, augmentation and normalization.
         train: Whether to take random crops.
@@ -243,29 +255,10 @@ def open_files(
     Raises:
         DataError: A file that was listed at the start of the run is missing.
     """
-    base = folder_of(base, config.images)
-    name = first_outside((file for found in files.values() for file in found), base, base)
-    if name is not None:
-        raise outside(name, base, where=None, fix=IMAGES_FIX)
-    paths = [base / file for name in classes for file in files.get(name, [])]
-    missing = next((path for path in paths if not os.path.exists(path)), None)
-    if missing is not None:
-        is_link = missing.is_symlink()
-        raise DataError(
-            f"the image {missing} is missing",
-            cause=f"it is a link to {os.readlink(missing)}"
-            if is_link
-            else "it was deleted after the start of the run, or the dataset was moved",
-            fix="Restore it, or set data.root to the folder of the images.",
-        )
-    labels = torch.tensor([label for label, name in enumerate(classes) for _ in files.get(name, [])], dtype=torch.int64)
-    decoded = None if config.cache is None else DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-    augmentation = make_augmentation(augment if train else None, len(classes))
-    return ImageFiles(paths, labels, config, train=train, augmentation=augmentation, decoded=decoded)
+    return ImageFiles(open_set(base, config), files, classes, config, train=train, augment=augment)
 
 
-def make_augmentation(config: AugmentConfig | None, num_classes: int) -> Augmentation | None:
-    """Make the augmentation of training images after the crop; None if all of it is off."""
+def _augmentation(config: AugmentConfig | None, num_classes: int) -> Augmentation | None:
     if config is None or not config.is_on:
         return None
     from samebits.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -11,17 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from samebits.data.names import ENDINGS, check_names, count_left_out, is_image, is_of_system, left_out_row, walk
-from samebits.data.sources.local_files import open_regular
 from samebits.data.sources.plain_text import is_invisible
-from samebits.errors import ConfigError, DataError
-
-IMAGES_FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
+from samebits.errors import DataError
+from samebits.recipes.listing import some
 
 # Common names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
-
-# As Hugging Face's datasets name the files of a set: train-00000-of-00002.parquet.
-_SET = re.compile(r"(train|test|val|valid|validation|dev|eval)(?:[-_.]|\d)", re.IGNORECASE)
 
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000
@@ -52,42 +46,6 @@ def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
         return "datasets"
     endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
     return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
-
-
-def folder_of(path: Path, images: Path | None = None) -> Path:
-    """Return the folder that listed files are relative to: that of the classes, `images`, or that of the CSV file.
-
-    Of rows it is the path itself.
-    """
-    path = path.expanduser().absolute()
-    if not path.is_file() or kind_of(path) is not None:
-        return path
-    return path.parent if images is None else images.expanduser().absolute()
-
-
-def check_files(path: Path, files: Sequence[str]) -> None:
-    """Check that files of rows are regular ones, and of one set.
-
-    Args:
-        path: The folder or pattern that names them, for errors.
-        files: The files.
-
-    Raises:
-        ConfigError: Training and test rows would be merged.
-        DataError: One is a FIFO, which would wait for a writer, or cannot be read.
-    """
-    for file in files:
-        os.close(open_regular(file))
-    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
-    if len(sets) > 1:
-        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
-        names = sorted(sets, key=lambda name: name != "train")
-        raise ConfigError(
-            f"{path} has files of several sets: {', '.join(names)}",
-            given="\n".join(sets[name] for name in names),
-            cause="They would become one set, with test samples in training.",
-            fix=f"Set data.train='{folder}/{names[0]}*.{ending}' and data.eval='{folder}/{names[1]}*.{ending}'.",
-        )
 
 
 def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None) -> Files:
@@ -178,9 +136,8 @@ def order_row(classes: Sequence[str]) -> str:
     by_name, by_value = sorted(classes), sorted(numbers, key=int)
     if not numbers or by_name == by_value or list(classes) not in (by_name, by_value):
         return ""
-    shown = ", ".join(classes[:12]) + (" …" if len(classes) > 12 else "")
     way = "sorted as text, as by torchvision's ImageFolder" if list(classes) == by_name else "sorted by value"
-    return f"{shown} ({way}; data.classes sets another order)"
+    return f"{some(classes, 12)} ({way}; data.classes sets another order)"
 
 
 def check_classes(path: Path, names: Collection[str]) -> None:

@@ -9,19 +9,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samebits.data.names import left_out_row, skipped_row
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
-from samebits.recipes.classify.checking import drop_unreadable
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess, resize_px
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
-from samebits.recipes.classify.folders import Files, kind_of, order_row
-from samebits.recipes.classify.listing import find_images, list_validation, take_all
+from samebits.recipes.classify.folders import Files, order_row
+from samebits.recipes.classify.listing import list_images, list_validation
 from samebits.recipes.classify.loss import cross_entropy
 from samebits.recipes.classify.model import build_model, frozen_row
 from samebits.recipes.classify.published import find_published, load_published
-from samebits.recipes.classify.rows import ImageRows, RowImages
+from samebits.recipes.listing import header_rows, whole_path
 from samebits.storage.pretrained import load_pretrained
 
 NUM_TOP = 5
@@ -33,29 +31,14 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     Raises:
         DataError: The images can't be found, the splits do not match, or pretrained weights cannot be downloaded.
     """
-    data = config.data
-    skipped: dict[str, str] = {}
-
-    def choose(files: Files, path: Path, least: int) -> Files:
-        kept, faults = drop_unreadable(files, path, least, data.images, data.columns)
-        skipped.update(faults)
-        return kept
-
-    found = find_images(data, config.seed, choose if data.on_error == "skip" else take_all)
+    found = list_images(config.data, config.seed)
     published = {"weights": find_published(config.model.name)} if config.model.weights == "pretrained" else {}
     # Chosen once, as the validation images are (ADR 11).
-    sets = {name: [_whole(path), _list_other(config, path, found.classes)] for name, path in data.eval_sets.items()}
-    return {
-        **published,
-        "classes": found.classes,
-        **({"eval_sets": sets} if sets else {}),
-        "held_out_from": None if data.eval is None else _whole(data.eval),
-        "skipped": skipped,
-        "left_out": found.left_out,
-        "warnings": found.warnings,
-        "train": found.train,
-        "held_out": found.validation,
+    sets = {
+        name: [whole_path(path), list_validation(path, config.data, found["classes"])[0]]
+        for name, path in config.data.eval_sets.items()
     }
+    return {**published, "classes": found.pop("classes"), **({"eval_sets": sets} if sets else {}), **found}
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
@@ -71,9 +54,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "classes": order_row(classes) if config.data.classes is None else "",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
-        "skipped": skipped_row(list(dataset_info["skipped"])),
-        "left out": left_out_row(dataset_info.get("left_out", {})),  # missing in old run folders
-        **dataset_info.get("warnings", {}),
     }
     return Parts(
         model=model,
@@ -100,7 +80,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
                 "crop_px": config.data.size_px,
             },
         },
-        describe={name: text for name, text in rows.items() if text},
+        describe=header_rows(rows, dataset_info),
     )
 
 
@@ -126,44 +106,20 @@ def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
+    data, classes = config.data, dataset_info["classes"]
+    path = data.root or data.train if train else data.eval or data.root
+    assert path is not None
     files: Files = dataset_info["train" if train else "held_out"]
-    other = config.data.eval
-    if not train and other is not None and _whole(other) != dataset_info["held_out_from"]:
+    if not train and data.eval is not None and whole_path(data.eval) != dataset_info["held_out_from"]:
         # The user evaluates on images other than the validation split of the run.
-        files = _list_other(config, other, dataset_info["classes"])
-    return _open_images(config, _base(config, train=train), files, dataset_info["classes"], train=train)
+        files = list_validation(path, data, classes)[0]
+    return open_files(path, files, classes, data, train=train, augment=config.augment)
 
 
 def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
     """Open a set of data.eval_sets: the images that the run lists, or those of a set that was named later."""
     path, classes = config.data.eval_sets[name], dataset_info["classes"]
     listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
-    if listed_from != _whole(path):
-        files = _list_other(config, path, classes)
-    return _open_images(config, path, files, classes, train=False)
-
-
-def _open_images(config: Config, path: Path, files: Files, classes: list[str], *, train: bool) -> ImageFiles:
-    """Open listed images: files, or rows if the path has them."""
-    if kind_of(path) is None:
-        return open_files(path, files, classes, config.data, train=train, augment=config.augment)
-    rows = ImageRows(path, config.data.columns)
-    return RowImages(rows, files, classes, config.data, train=train, augment=config.augment)
-
-
-def _list_other(config: Config, path: Path, classes: list[str]) -> Files:
-    """List images for an evaluation that are not the validation split of the run."""
-    data = config.data
-    files = list_validation(path, classes, data.images, data.columns, restrict=data.classes is not None)
-    return drop_unreadable(files, path, 0, data.images, data.columns)[0] if data.on_error == "skip" else files
-
-
-def _base(config: Config, *, train: bool) -> Path:
-    data = config.data
-    base = data.root or data.train if train else data.eval or data.root
-    assert base is not None
-    return base
-
-
-def _whole(path: Path) -> str:
-    return str(path.expanduser().absolute())
+    if listed_from != whole_path(path):
+        files = list_validation(path, config.data, classes)[0]
+    return open_files(path, files, classes, config.data, train=False)

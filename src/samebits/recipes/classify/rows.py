@@ -5,25 +5,23 @@ A listing has the index of a row where that of a folder has the name of a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
-from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.images import EncodedImage
 from samebits.data.names import ENDINGS
 from samebits.data.sources.decoding import encoded_content
-from samebits.data.sources.local_files import find_files
+from samebits.data.sources.local_files import find_files, open_regular
 from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError
-from samebits.recipes.classify.augment_config import AugmentConfig
-from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.data import Head, ImageFiles, make_augmentation
-from samebits.recipes.classify.folders import NO_CLASS, Files, check_classes, check_files, in_order, is_number, kind_of
+from samebits.recipes.classify.folders import NO_CLASS, Files, check_classes, in_order, is_number, kind_of
 
 # The usual names of the columns, the most common first.
 IMAGES = ("image", "img", "picture", "photo")
@@ -31,18 +29,18 @@ LABELS = ("label", "labels", "fine_label", "class", "cls", "target", "category")
 _EXTENSIONS = tuple(ending.removeprefix(".") for ending in ENDINGS)
 _LABEL_EXTENSIONS = ("cls", "class", "label", "txt")
 
+# As Hugging Face's datasets name the files of a set: train-00000-of-00002.parquet.
+_SET = re.compile(r"(train|test|val|valid|validation|dev|eval)(?:[-_.]|\d)", re.IGNORECASE)
+
 Columns = tuple[str, str] | None
 
 
 class ImageRows:
-    """The rows of a dataset: an encoded image and a class each.
+    """The rows of a dataset: an encoded image and a class each; see `ImageSet`.
 
     Args:
         path: Tar shards or Parquet files as a file, a folder or a pattern; or a folder that `save_to_disk` has written.
         columns: Names of the columns of image and class; extensions in tar shards. None: the usual ones.
-
-    Attributes:
-        files: Paths of the files that hold the rows.
 
     Raises:
         ConfigError: A package is not installed, or there are no such columns.
@@ -50,29 +48,25 @@ class ImageRows:
     """
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        self._path = path
+        self._path, self.folder = path, path.expanduser().absolute()
         self._names: list[str] | None = None  # of integer classes, if the files have them
         kind = kind_of(path)
         if kind in ("tar", "parquet"):
-            check_files(path, find_files(str(path), f".{kind}"))
-        self._images, self._labels, self.files = {
+            _check_files(path, find_files(str(path), f".{kind}"))
+        self._images, self._labels, self._files = {
             "tar": self._open_tar, "parquet": self._open_parquet, "datasets": self._open_datasets,
         }[kind or "tar"](columns)  # fmt: skip
 
-    def list_by_class(self, *, mixed: bool = False) -> Files:
-        """Return the indices of the rows by class, in the order of the classes' numbers or else of their names.
-
-        Args:
-            mixed: Whether some classes may be numbers and others names.
-
-        Raises:
-            DataError: A class is no integer and no text, or some are numbers and others names.
-        """
+    def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
+        """See `ImageSet.list_by_class`. Rows are in the order of the classes' numbers, or else of their names."""
         found: Files = {}
         for index in range(len(self._labels)):
             found.setdefault(self._class(index), []).append(str(index))
-        if self._names is not None:
-            return {name: found[name] for name in self._names if name in found}
+        files = {name: found[name] for name in self._names or self._in_order(found, mixed=mixed) if name in found}
+        check_classes(self._path, files)
+        return files
+
+    def _in_order(self, found: Files, *, mixed: bool) -> list[str]:
         numbers = [name for name in found if is_number(name)]
         names = [name for name in found if not is_number(name) and name.casefold() not in NO_CLASS]
         if numbers and names and not mixed:
@@ -82,24 +76,16 @@ class ImageRows:
                 cause="A class that one file numbers and another names would become two.",
                 fix="Write the same in all files. If all of them are classes, set data.classes to their list.",
             )
-        return {name: found[name] for name in in_order(found)}
+        return in_order(found)
 
-    def encoded(self, index: int) -> EncodedImage:
-        """Return the encoded image of a row.
+    def files(self, names: Iterable[str]) -> list[Path]:
+        """Return the paths of the files that hold the rows; see `ImageSet`."""
+        return [Path(file) for file in self._files]
 
-        Raises:
-            DataError: It is no image.
-        """
-        name = f"row {index:,} of {self._path}"
-        return EncodedImage(name, encoded_content(self._images[index], name))
-
-    def pixels(self, index: int) -> ByteArray:
-        """Decode the image of a row: (H, W, 3) bytes.
-
-        Raises:
-            DataError: It is no image, or is damaged.
-        """
-        return self.encoded(index).pixels()
+    def encoded(self, name: str) -> EncodedImage:
+        """Return the encoded image of a row; see `ImageSet`."""
+        shown = f"row {int(name):,} of {self._path}"
+        return EncodedImage(shown, encoded_content(self._images[int(name)], shown))
 
     def _class(self, index: int) -> str:
         value = self._labels[index]
@@ -113,7 +99,7 @@ class ImageRows:
             return str(value) if self._names is None else self._names[value]
         raise DataError(
             f"row {index:,} of {self._path} has a class that is not understood",
-            given=shown(value),
+            given=_shown(value),
             allowed="the name of a class in UTF-8, or a number from 0"
             + ("" if self._names is None else f" to {most - 1}"),
             fix="Correct the row, or set data.columns to the columns of image and class.",
@@ -123,7 +109,7 @@ class ImageRows:
         image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
         keep = dict.fromkeys([*image.lower().split(";"), *label.lower().split(";")], bytes)
         images, labels = (TarShards(str(self._path), (each,), decode=keep) for each in (image, label))
-        return _First(images), _First(labels), images.files
+        return _Values(images, 0), _Values(labels, 0), images.files
 
     def _open_parquet(self, columns: Columns) -> tuple[Any, Any, list[str]]:
         require_pyarrow()
@@ -140,7 +126,7 @@ class ImageRows:
         image, label = self._choose(schema.names, columns)
         self._names = _names_in(schema.metadata or {}, label)
         images, labels = (ParquetRows(str(self._path), (each,)) for each in (image, label))
-        return _First(images), _First(labels), images.files
+        return _Values(images, 0), _Values(labels, 0), images.files
 
     def _open_datasets(self, columns: Columns) -> tuple[Any, Any, list[str]]:
         try:
@@ -172,7 +158,7 @@ class ImageRows:
         if isinstance(found.features[image], datasets.Image):
             found = found.cast_column(image, datasets.Image(decode=False))
         files = [entry["filename"] for entry in found.cache_files]
-        return _Column(found.select_columns([image]), image), list(found[label]), files
+        return _Values(found.select_columns([image]), image), list(found[label]), files
 
     def _choose(self, names: Sequence[str], columns: Columns) -> tuple[str, str]:
         """Return the names of the columns of image and class."""
@@ -189,27 +175,33 @@ class ImageRows:
         return chosen[0], chosen[1]
 
 
-class _First:
-    """The only value of each sample of a dataset of tuples."""
+class _Values:
+    """A value of each sample of a dataset of tuples or dicts."""
 
-    def __init__(self, source: TarShards | ParquetRows) -> None:
-        self._source = source
+    def __init__(self, source: Any, key: int | str) -> None:
+        self._source, self._key = source, key
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Any:
-        return self._source[index][0]
+        return self._source[index][self._key]
 
 
-class _Column:
-    """A column of a Hugging Face dataset."""
-
-    def __init__(self, source: Any, name: str) -> None:
-        self._source, self._name = source, name
-
-    def __getitem__(self, index: int) -> Any:
-        return self._source[index][self._name]
+def _check_files(path: Path, files: Sequence[str]) -> None:
+    """Refuse a FIFO, which would wait for a writer, and files of several sets: training and test rows would be one."""
+    for file in files:
+        os.close(open_regular(file))
+    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
+    if len(sets) > 1:
+        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
+        names = sorted(sets, key=lambda name: name != "train")
+        raise ConfigError(
+            f"{path} has files of several sets: {', '.join(names)}",
+            given="\n".join(sets[name] for name in names),
+            cause="They would become one set, with test samples in training.",
+            fix=f"Set data.train='{folder}/{names[0]}*.{ending}' and data.eval='{folder}/{names[1]}*.{ending}'.",
+        )
 
 
 def _names_in(metadata: Mapping[bytes, bytes], label: str) -> list[str] | None:
@@ -221,71 +213,7 @@ def _names_in(metadata: Mapping[bytes, bytes], label: str) -> list[str] | None:
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def shown(value: object) -> str:
+def _shown(value: object) -> str:
     """Describe a value for an error: its type, and its text if it is short."""
     text = repr(value) if isinstance(value, str | bytes | int | float | bool | None) else ""
     return f"a {type(value).__name__}" + (f": {text[:60]}" if text else "")
-
-
-def list_rows(path: Path, columns: Columns, *, mixed: bool = False) -> Files:
-    """List the rows of a dataset by class.
-
-    Args:
-        path: The dataset.
-        columns: Names of the columns of image and class. None: the usual ones.
-        mixed: Whether some classes may be numbers and others names.
-
-    Raises:
-        DataError: The files are missing or damaged, or a row has no class.
-    """
-    files = ImageRows(path, columns).list_by_class(mixed=mixed)
-    check_classes(path, files)
-    return files
-
-
-class RowImages(ImageFiles):
-    """Images in rows with labels; otherwise as `ImageFiles`.
-
-    Args:
-        rows: The dataset.
-        files: Indices of the rows to use, by class.
-        classes: Classes in the order of the model's outputs.
-        config: Size, augmentation and normalization.
-        train: Whether to take random crops.
-        augment: Augmentation of training images after the crop. None: none.
-
-    Raises:
-        ConfigError: data.cache is set.
-    """
-
-    def __init__(
-        self,
-        rows: ImageRows,
-        files: Files,
-        classes: Sequence[str],
-        config: DataConfig,
-        *,
-        train: bool,
-        augment: AugmentConfig | None = None,
-    ) -> None:
-        if config.cache is not None:
-            raise ConfigError("data.cache is for image files only, not for rows", fix="Remove data.cache.")
-        labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
-        augmentation = make_augmentation(augment if train else None, len(classes))
-        super().__init__([], torch.tensor(labels, dtype=torch.int64), config, train=train, augmentation=augmentation)
-        self._rows = rows
-        self._indices = [int(index) for name in classes for index in files.get(name, [])]
-        self.files = [Path(file) for file in rows.files]
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
-        encoded = self._rows.encoded(self._indices[index])
-        return Head(encoded.size, encoded.is_scalable), encoded
-
-    def _pixels(
-        self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
-    ) -> ByteArray:
-        assert encoded is not None  # as `_open` returns it
-        return encoded.pixels(scale, bottom_px=bottom_px)
