@@ -5,8 +5,6 @@ in the checkout. What is set up once for several tests (a rank pool of ranks) is
 before the guards look.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -4,8 +4,6 @@ Each guard is a pair: `look()` before the test, `left(before)` after it, which p
 was wrong, so that one bad test fails itself and not the ones behind it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Paint synthetic people: skin, shirt, trousers, and a face."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs the `samebits` command as a user would, in separate processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

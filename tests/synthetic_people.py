@@ -1,7 +1,5 @@
 """Synthetic images of people with ground truth exact to the pixel: drawn when loaded, or as files in COCO's layout."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Right after it is forked, the command forks once more. That process waits, and b
 multiprocessing would start a new Python for it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

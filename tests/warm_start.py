@@ -5,8 +5,6 @@ test's process. What it does not have is a command line of its own in /proc, nor
 is loaded: `is_possible` tells.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import inspect

@@ -4,8 +4,6 @@ deeds   what is done to a port: connections, garbage, and changes of keys in a s
 attack  finds the ports of a run and does deeds to them for a while, in a process of its own
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

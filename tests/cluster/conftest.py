@@ -1,7 +1,5 @@
 """Processes that join worlds, for the tests: forked from a server that has imported torch once."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection

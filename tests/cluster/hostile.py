@@ -1,7 +1,5 @@
 """A program that reaches the port of another user's run, and does what it can there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Linux and root only. What listens on a host is reached from the others only over
 and slowed down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

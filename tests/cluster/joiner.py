@@ -1,7 +1,5 @@
 """One process of a world, for the tests: joins, does one thing, and returns the outcome."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Workers of the launcher's tests. Each writes a file with its rank in the name and its process id."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -17,7 +15,6 @@ def work(scenario: str, folder: Path) -> int:
     from samebits.errors import DataError
 
     here = env.read_assignment(os.environ)
-    assert here is not None
     if scenario in ("killed early", "node lost early") and here.rank == 1 and here.restart == 0:
         _die_before_connecting(folder, scenario == "node lost early")
     if scenario == "stopped at the end":

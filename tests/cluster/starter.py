@@ -3,8 +3,6 @@
 With ENDPOINT as a sixth word it is one of two nodes that meet there.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A rank that is lost between the rendezvous and the connections of the process group is named, soon."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket
@@ -123,9 +121,7 @@ def seconds_to_restart(folder: Path) -> float:
     return float((folder / "started-1-0").read_text().split()[1]) - float((folder / "died").read_text())
 
 
-def test_a_rank_that_is_killed_before_it_connects_is_started_again_soon(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_rank_killed_before_it_connects_restarts(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     launcher = start("a", "killed early", 2)
     assert launcher.wait(LONG_S) == 0, (tmp_path / "a").read_text()
     assert "was killed by signal 9" in (tmp_path / "a").read_text()
@@ -135,9 +131,7 @@ def test_a_rank_that_is_killed_before_it_connects_is_started_again_soon(
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_node_that_is_lost_before_it_connects_may_come_back(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_node_lost_before_it_connects_may_return(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     port = own_port()
     first = start("a", "node lost early", 1, f"127.0.0.1:{port}")
     wait_until(lambda: is_listening(port))

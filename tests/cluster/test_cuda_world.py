@@ -1,7 +1,5 @@
 """Worlds that compute on CUDA devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

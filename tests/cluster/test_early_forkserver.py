@@ -1,7 +1,5 @@
 """The fork server of a launcher that imports torch itself, for a recipe file: started before the settings are known."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

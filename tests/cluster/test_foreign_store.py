@@ -1,7 +1,5 @@
 """Processes that meet at the store of another program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Signals while the launcher starts its fork server: the launcher answers to them, and only the launcher."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

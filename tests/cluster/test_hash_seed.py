@@ -1,7 +1,5 @@
 """The order of a set of strings is the same in all workers of all runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Programs of strangers reach the ports of a run: nothing of theirs runs, and the run ends as it would without them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -21,18 +19,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from samebits.cluster.signed import ForgedError, Seal, SignedStore
 from samebits.launch.nodes.state import StateInStore, from_plain, to_plain
-from tests.runs import (
-    LONG_S,
-    SAMEBITS,
-    TINY,
-    environment,
-    kill_session,
-    own_port,
-    samebits,
-    start,
-    wait_until,
-    weights,
-)
+from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, own_port, samebits, start, wait_until, weights
 
 KEY = "a secret that strangers do not know"
 SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
@@ -88,9 +75,7 @@ def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str
     assert "was ignored" in (tmp_path / "run" / "logs" / "rank-0.log").read_text() + errors
 
 
-def test_strangers_that_take_a_rank_first_keep_no_rank_from_joining(
-    visits: Callable[..., Any], init: str, tmp_path: Path
-) -> None:
+def test_strangers_with_a_rank_keep_no_rank_from_joining(visits: Callable[..., Any], init: str, tmp_path: Path) -> None:
     environ = {"SAMEBITS_KEY": KEY}
     first = visits(init, 0, 2, environ=environ)
     port = int(init.rpartition(":")[2])
@@ -143,19 +128,15 @@ def test_a_rendezvous_ignores_a_state_that_no_node_has_written(key: str, tmp_pat
     mine, theirs = (StateInStore(SignedStore(raw, Seal(key, "run"))) for _ in range(2))
     assert mine.get_state() is None
     written = mine.set_state(pickle.dumps(a_state()))
-    assert written is not None
     assert written[2]
     for content in hostile.garbage(tmp_path / "canary"):
         raw.set("rendezvous", content or b" ")  # type: ignore[arg-type]  # bytes are taken too
         found = mine.get_state()
-        assert found is not None
         assert pickle.loads(found[0]).round == 3, "the last state that was seen counts"
     assert not (tmp_path / "canary").exists()
     again = mine.set_state(found[0], found[1])
-    assert again is not None
     assert again[2], "the next write replaces what a stranger has written"
     seen = theirs.get_state()
-    assert seen is not None
     assert pickle.loads(seen[0]).participants == a_state().participants
 
 
@@ -183,14 +164,12 @@ def test_an_older_state_written_once_more_is_refused() -> None:
     raw = HashStore()
     node = StateInStore(SignedStore(raw, Seal(KEY, "run")))
     first = node.set_state(pickle.dumps(a_state()))
-    assert first is not None
     old = raw.get("rendezvous")
     closed = a_state()
     closed.closed = True
     assert node.set_state(pickle.dumps(closed), first[1])
     raw.set("rendezvous", old)  # type: ignore[arg-type]  # bytes are taken too
     found = node.get_state()
-    assert found is not None
     assert pickle.loads(found[0]).closed
 
 

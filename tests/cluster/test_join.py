@@ -1,7 +1,5 @@
 """Real processes join a world, or receive an error with the reason."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The launcher as a program: its exit code and output, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -136,9 +134,7 @@ def test_a_killed_worker_is_named(start: Callable[..., Program]) -> None:
     assert program.left_files() == []
 
 
-def test_a_worker_that_is_stopped_after_the_run_is_complete_does_not_keep_the_launcher(
-    start: Callable[..., Program],
-) -> None:
+def test_a_worker_stopped_after_the_run_is_complete_does_not_keep_the_launcher(start: Callable[..., Program]) -> None:
     program = start("stopped at the end")
     code, text = program.wait()
     assert code == 0

@@ -3,8 +3,6 @@
 ATTACKS sets how many runs are attacked, ATTACKS_SEED which ones: make fuzz.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

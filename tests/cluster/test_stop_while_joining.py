@@ -1,7 +1,5 @@
 """A process started by hand that waits for the others is stopped at once, without output."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
@@ -35,7 +33,6 @@ def join(tmp_path: Path, init: str, rank: int) -> subprocess.Popen[str]:
         [sys.executable, "-c", SCRIPT, *words, "--world-size", "2"],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdout.readline() == "joining\n"
     return process
 

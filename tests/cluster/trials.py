@@ -1,7 +1,5 @@
 """Trials of runs under attack: a run of a random kind, a random attacker, and what has to hold at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The tiny recipe with a rank that reads forever, is stopped, or whose weights change, as set by STUCK."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

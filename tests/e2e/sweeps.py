@@ -1,7 +1,5 @@
 """Runs `samebits sweep` as a user would, and reads its table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

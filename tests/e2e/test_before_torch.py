@@ -1,7 +1,5 @@
 """Errors that are detectable before processes start are raised before torch is imported, which takes seconds."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -61,9 +59,7 @@ def refused(command: str, folder: Path, **more: str) -> tuple[int, str]:
         ("train classify data.root=. model.name=resnet19", 2, "Use model.name=resnet18."),
     ],
 )
-def test_missing_data_and_wrong_names_are_refused_before_torch(
-    tmp_path: Path, command: str, code: int, text: str, procs: str
-) -> None:
+def test_data_and_names_are_checked_before_it(tmp_path: Path, command: str, code: int, text: str, procs: str) -> None:
     returned, error = refused(f"{command} --procs {procs}", tmp_path)
     assert (returned, text in error) == (code, True), error
     assert not any(tmp_path.iterdir())
@@ -123,9 +119,7 @@ def test_an_image_folder_in_place_of_a_run_is_explained(tmp_path: Path) -> None:
     assert "samebits eval RUN data.root=photos" in error
 
 
-def test_samebits_train_raises_the_error_of_the_command_with_its_slots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samebits_train_raises_the_error_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(samebits.DataError) as caught:
         samebits.train("classify", {"data.root": "/no\nfolder"}, procs=2)

@@ -1,7 +1,5 @@
 """`samebits check` as a user types it: recipes with a planted fault, and recipes without one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

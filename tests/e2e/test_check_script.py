@@ -1,7 +1,5 @@
 """`samebits check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

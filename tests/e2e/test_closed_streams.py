@@ -1,7 +1,5 @@
 """Training where standard streams are closed, as under some schedulers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples for Slurm, SkyPilot and Kubeflow run. Two machines are two processes with the variables of each."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -82,9 +80,7 @@ def test_the_skypilot_task_trains_on_two_machines(repo: Path, wanted: str, tmp_p
 
 
 @pytest.mark.full
-def test_the_slurm_script_trains_in_containers(
-    repo: Path, wanted: str, tmp_path: Path, programs: Callable[[str, str], None]
-) -> None:
+def test_the_slurm_script_trains(repo: Path, wanted: str, tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     # srun starts two tasks with Slurm's variables; the container is this machine, so its options are left out.
     programs("apptainer", 'echo "$*" >> apptainer.log; while [ "$1" != samebits ]; do shift; done; exec "$@"')
     programs(

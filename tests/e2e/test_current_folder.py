@@ -1,7 +1,5 @@
 """Python processes that are started import nothing from the current folder, which may be a stranger's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

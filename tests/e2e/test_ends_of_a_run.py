@@ -1,7 +1,5 @@
 """Runs that end by max_steps or stop_early, evaluations in steps, and a profile of some steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

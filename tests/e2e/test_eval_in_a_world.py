@@ -1,7 +1,5 @@
 """`samebits eval` in processes of another launcher, and of sharded runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

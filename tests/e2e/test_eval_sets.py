@@ -1,7 +1,5 @@
 """Several validation sets: each is evaluated with the first, under its own name, and changes nothing in training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

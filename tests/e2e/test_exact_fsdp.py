@@ -1,7 +1,5 @@
 """A run that is sharded by whole tensors, killed and resumed on fewer processes, has the weights and records of ddp."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

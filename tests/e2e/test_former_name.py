@@ -1,7 +1,5 @@
 """Run folders of before the package had its name: every command refuses them, and changes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A rank that hangs is named, with the stacks of all ranks; the run ends, or continues to the same weights."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -33,9 +31,7 @@ def undisturbed(run: Path) -> str:
 
 
 @pytest.mark.full
-def test_a_rank_that_reads_for_ever_is_named_and_the_run_continues_to_the_same_weights(
-    undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_rank_that_reads_forever_is_named_and_the_run_ends_as_without_it(undisturbed: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
     process = start("train", *SETTINGS, "--procs", 2, "--max-restarts", 1, "--run-dir", folder, cwd=tmp_path, **stuck)
@@ -65,9 +61,7 @@ def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> 
     assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
 
 
-def test_a_stopped_process_is_named_and_killed_and_the_run_continues_to_the_same_weights(
-    undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_stopped_process_is_named_and_killed_and_the_run_ends_as_without_it(undisturbed: str, tmp_path: Path) -> None:
     rank = 0  # the harder one: the others hear of each other through it
     folder, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()

@@ -1,7 +1,5 @@
 """`samebits.launch` from a script: what its function returns, and how it fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """cluster.load_balancing: a slow rank gets fewer micro-batches, and the weights stay those of an undisturbed run."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

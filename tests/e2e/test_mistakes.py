@@ -5,8 +5,6 @@ runs' folders. Before and after it, all that was there is compared: names, conte
 removed, so that each trial finds the same tree. MISTAKES and MISTAKES_SEED give other ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

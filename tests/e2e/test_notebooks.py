@@ -1,7 +1,5 @@
 """The notebooks of examples/notebooks run from top to bottom, in a new kernel and an empty folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run on a processor with other kernels, as ATEN_CPU_CAPABILITY makes one: refused at a resume and between ranks."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

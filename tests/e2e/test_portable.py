@@ -1,7 +1,5 @@
 """Nothing needs what only Linux has: the affinity mask, /proc, memory files, real-time signals."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 If a change is intended, `python -m tests.e2e.test_recorded` records new values; the commit message gives the reason.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is killed once: its report has the fault and the restart."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -24,7 +22,6 @@ def test_the_table_and_the_report_follow_a_run_through_a_restart(tmp_path: Path)
         wait_until(lambda: len(records(run, "eval")) >= 1)
         assert "running" in samebits("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
         owner = re.fullmatch(r"process (\d+) on .+\n", (run / "run.lock").read_text())
-        assert owner is not None
         os.kill(int(owner[1]), signal.SIGKILL)
         slow.unlink()
         _, err = training.communicate(timeout=180)

@@ -1,7 +1,5 @@
 """One hash, whatever the number of processes, loader workers, stops and resumes."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`samebits scale` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A segmentation run from its folder alone: metrics, predictions, pictures, and the exported network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

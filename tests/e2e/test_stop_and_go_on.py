@@ -1,7 +1,5 @@
 """A run that is stopped, killed or loses a process ends with the weights of an uninterrupted one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -67,9 +65,7 @@ def go_on(folder: Path, procs: int) -> str:
 @pytest.mark.parametrize(
     ("stop", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, 143)]
 )
-def test_a_stop_saves_in_mid_epoch_and_any_world_resumes(
-    undisturbed: Path, tmp_path: Path, stop: int, code: int
-) -> None:
+def test_a_stop_saves_mid_epoch_and_any_world_resumes(undisturbed: Path, tmp_path: Path, stop: int, code: int) -> None:
     folder = tmp_path / "run"
     process = slow_run(folder, 2)
     try:

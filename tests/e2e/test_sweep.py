@@ -1,7 +1,5 @@
 """`samebits sweep` as users run it: each trial is the run that it would be alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A sweep, or a run of it, is stopped or killed, and continues."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -17,9 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a pr
 
 
 @pytest.mark.parametrize("recovery", ["restart", "in_step"])
-def test_a_run_stops_after_some_steps_and_is_resumed_on_another_number_of_processes(
-    tmp_path: Path, recovery: str
-) -> None:
+def test_a_run_stops_after_some_steps_and_resumes_on_another_number_of_processes(tmp_path: Path, recovery: str) -> None:
     run, alone = tmp_path / "run", tmp_path / "alone"
     where = [f"cluster.recovery={recovery}", "--run-dir", run, "--procs", 2]
     out = samebits("train", TINY, *COMMON, *where, "--stop-after", 10, cwd=tmp_path).stdout

@@ -1,7 +1,5 @@
 """`samebits train` on a terminal: Ctrl-C leaves no `^C` behind, and a resumed run keeps its name."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Unusual models, datasets and commands."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`samebits verify` as a user calls it: exit codes, parts on several machines, and their merged verdict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands of the README, as a user runs them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -56,9 +54,7 @@ def test_the_run_folder_holds_all_of_a_run(digits: Path) -> None:
 
 
 @pytest.mark.full
-def test_eval_needs_only_the_run_folder_and_gives_the_same_digits_at_any_world_size(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_eval_needs_only_the_run_folder_and_is_the_same_at_any_world_size(digits: Path, tmp_path: Path) -> None:
     for procs in (1, 2, 3):
         figures = json.loads(samebits("eval", digits, "--json", "--procs", procs, cwd=tmp_path).stdout)
         assert figures == result(digits)["metrics"]

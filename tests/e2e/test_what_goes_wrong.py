@@ -1,7 +1,5 @@
 """Faults end with an error message and an exit code, and nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ torch and the other packages are links to those that run this test, so nothing i
 path of the environment.
 """
 
-from __future__ import annotations
-
 import importlib.metadata as metadata
 import json
 import os

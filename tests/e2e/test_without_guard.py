@@ -1,7 +1,5 @@
 """`samebits.evaluate` in a program without `if __name__ == "__main__"`, which multiprocessing would run once more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run with a rank that computes wrong values, as a user sees it (`watch.recheck`)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe as a user would write it, in one file: a network with batch norm and dropout on synthetic images."""
 
-from __future__ import annotations
-
 import os
 import time
 

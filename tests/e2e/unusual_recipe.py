@@ -1,7 +1,5 @@
 """Models and data sets that ask more of the engine than the tutorials' do, one by `data.kind`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

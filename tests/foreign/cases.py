@@ -1,7 +1,5 @@
 """Which scripts a test run chooses: long tests run a few in `make test-full`, and all in `make test-cluster`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """A process that starts scripts, for the tests of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

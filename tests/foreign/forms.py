@@ -1,7 +1,5 @@
 """The two forms of a script: `usual.py`, and what makes it exact, the lines of `exact.diff`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

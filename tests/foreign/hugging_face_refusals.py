@@ -1,7 +1,5 @@
 """Tries what can't be exact with Accelerate and the Trainer, and prints the error of each."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs a script with Hugging Face's packages in worlds of several sizes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

@@ -9,8 +9,6 @@ optimizer,
 codes and output.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

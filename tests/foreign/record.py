@@ -5,8 +5,6 @@
 Writes tests/foreign/README.md. Usual forms give other hashes on other processors.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -59,10 +59,8 @@ class Starter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server.stdin
         self._server.stdin.close()
         self._server.wait()
-        assert self._server.stdout
         self._server.stdout.close()
 
     @property
@@ -94,8 +92,6 @@ class Starter:
             kill_at: Kill the last rank after this number of optimizer steps.
             kill_when: Kill rank 0 when it has written this file.
         """
-        assert self._server.stdin
-        assert self._server.stdout
         request = {
             "scripts": list(map(str, scripts)),
             "arguments": list(map(str, arguments)),

@@ -1,7 +1,5 @@
 """Scripts with Accelerate have equal weights at any number of processes once they use `ExactAccelerator`."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

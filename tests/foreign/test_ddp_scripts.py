@@ -1,7 +1,5 @@
 """Scripts for torch's DistributedDataParallel, in the style of public examples, become exact by a few changed lines."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -18,9 +16,7 @@ def test_a_script_has_one_hash_at_one_and_two_processes(starter: Starter, tmp_pa
 
 
 @pytest.mark.parametrize("name", cases(names("ddp")))
-def test_every_script_has_one_hash_at_any_number_of_processes_and_after_a_kill(
-    starter: Starter, tmp_path: Path, name: str
-) -> None:
+def test_every_script_has_one_hash_in_any_world_and_after_a_kill(starter: Starter, tmp_path: Path, name: str) -> None:
     hashes = {procs: starter.run(name, "exact", procs, tmp_path / f"{procs}.pt").sha256 for procs in (1, 2, 3, 4)}
     assert len(set(hashes.values())) == 1, hashes
     checkpoint = tmp_path / "killed.pt"

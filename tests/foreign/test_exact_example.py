@@ -1,7 +1,5 @@
 """The examples of exact loops print the same at one and three processes, and after a stop."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -40,7 +38,6 @@ def test_the_example_with_all_parts_has_equal_weights_at_any_world_size_and_afte
     sha256 = last.split()[-1]
     command = [sys.executable, "-u", str(PARTS)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stdout is not None
         assert stopped.stdout.readline() == f"{first}\n"
         stopped.terminate()
         assert stopped.wait(120) == 143

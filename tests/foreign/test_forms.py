@@ -1,7 +1,5 @@
 """Scripts become exact by a few changed lines, which fit the usual form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

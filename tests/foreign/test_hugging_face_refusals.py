@@ -1,7 +1,5 @@
 """What can't be exact with Accelerate and the Trainer is refused with its name and a fix."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -62,10 +60,7 @@ def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path) -> None:
     assert "pip install 'samebits[transformers]'" in transformers
 
 
-@pytest.mark.parametrize(
-    ("kind", "package"),
-    [("accelerate", "accelerate"), ("trainer", "transformers")],
-)
+@pytest.mark.parametrize(("kind", "package"), [("accelerate", "accelerate"), ("trainer", "transformers")])
 @pytest.mark.full
 def test_what_is_not_exact_is_refused_with_its_name_and_a_fix(kind: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'samebits[{package}]'")

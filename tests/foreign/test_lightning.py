@@ -1,7 +1,5 @@
 """Lightning scripts in their usual and their exact form, and what a Trainer does with ExactStrategy."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -175,9 +173,7 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
 
 @pytest.mark.parametrize("procs", [pytest.param(2, marks=pytest.mark.lab), 3, pytest.param(4, marks=pytest.mark.lab)])
 @pytest.mark.parametrize("name", cases(SCRIPTS))
-def test_a_script_prints_the_same_at_any_number_of_processes(
-    name: str, procs: int, scratch: Path, tmp_path: Path
-) -> None:
+def test_a_script_prints_the_same_in_any_world(name: str, procs: int, scratch: Path, tmp_path: Path) -> None:
     assert printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", procs)) == alone(name, scratch)
 
 

@@ -1,7 +1,5 @@
 """Scripts with the Trainer have equal weights and logs at any number of processes once they use `ExactTrainer`."""
 
-from __future__ import annotations
-
 import ast
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In a script's own loop the rank that hangs, is missing, or has other code, settings or weights is named."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

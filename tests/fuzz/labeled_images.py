@@ -1,7 +1,5 @@
 """Readers of images with annotations: COCO's files, archives of images, masks."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mutations of files: by bytes, by numbers written in text, and by structure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

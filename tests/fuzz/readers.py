@@ -4,8 +4,6 @@ Asked on stdin with a line of JSON, `{"kind": ..., "path": ...}`; answers on std
 ("read", "refused", or the traceback), the peak of memory in bytes and the processor time in seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Small valid files of every kind that the package reads, from which mutated ones are made."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -3,8 +3,6 @@
 FUZZ sets how many mutated files are tried, FUZZ_SEED which ones, FUZZ_KEEP a folder for those that fail: make fuzz.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import selectors
@@ -40,8 +38,6 @@ class Reader:
 
     def read(self, kind: str, path: Path) -> dict[str, Any]:
         process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps({"kind": kind, "path": str(path)}) + "\n")
         process.stdin.flush()
         with selectors.DefaultSelector() as selector:
@@ -57,8 +53,6 @@ class Reader:
 
     def close(self) -> None:
         if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
             self._process.stdin.close()
             self._process.wait()
             self._process.stdout.close()

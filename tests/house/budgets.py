@@ -6,8 +6,6 @@ To raise a number, write the reason behind it, in the same line: `"data": 4_700,
 lower it: the test fails when a number is far above the size, and prints the line to write.
 """
 
-from __future__ import annotations
-
 ROOT = "."  # the modules of the package that are in no folder
 
 # Lines of the Python files of each folder of src/samebits, by wing. One folder a line, so that changes merge.

@@ -1,7 +1,5 @@
 """Rules for docstrings: parameters and shapes. `test_rules.py` applies them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rules for the length, names and places of files. `test_rules.py` applies them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ class from there defines it that one of ours derives from, or if nothing of ours
 and, of self, no class that it derives from. Sources are read, not imported: optional packages take seconds to import.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib.util

@@ -1,7 +1,5 @@
 """No code of strangers, no lost data, no locale. `test_rules.py` holds the checkout to these rules."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -111,10 +109,4 @@ def _mode(node: ast.Call, method: str) -> str | None:
     return "r" if isinstance(node.func, ast.Name) else None
 
 
-ALL = (
-    pickles,
-    recursive_deletes,
-    sudden_ends,
-    unsafe_starts,
-    unnamed_encodings,
-)
+ALL = (pickles, recursive_deletes, sudden_ends, unsafe_starts, unnamed_encodings)

@@ -1,7 +1,5 @@
 """Input of the house rules: source files, their syntax trees and their lines."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

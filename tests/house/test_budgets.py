@@ -1,7 +1,5 @@
 """Each folder, each wing and the whole stay within their line budgets, and no budget is far above the size."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -87,9 +85,7 @@ def test_the_wings_and_the_whole_keep_their_line_budgets(repo: Path) -> None:
         ({}, {"old": 100}, "old: gone"),
     ],
 )
-def test_a_budget_that_does_not_fit_is_reported_with_the_line_to_write(
-    sizes: dict[str, int], budgets: dict[str, int], says: str
-) -> None:
+def test_a_wrong_budget_comes_with_the_line_to_write(sizes: dict[str, int], budgets: dict[str, int], says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         raise AssertionError("\n".join(problems(sizes, budgets)))
 

@@ -1,7 +1,5 @@
 """Chinese pages have full-width punctuation, lead to their English versions, and have the same commands."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The share of comments in the package does not fall: a comment is owed at each trap (CONTRIBUTING.md, rule 4)."""
 
-from __future__ import annotations
-
 import re
 import tokenize
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Targets of links in the documentation exist, and pages have the agreed form."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

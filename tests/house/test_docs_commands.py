@@ -1,7 +1,5 @@
 """Commands, options and settings that the documents name exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

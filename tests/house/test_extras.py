@@ -1,7 +1,5 @@
 """pyproject.toml and src/samebits/extras.py have the same extras, and a missing one is named with its pip line."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The guards in tests/conftest.py, each tried by a test that leaks on purpose."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -62,12 +60,7 @@ def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) ->
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", "-s"],
         cwd=tmp_path,
-        env={
-            **environ,
-            "PYTHONPATH": PYTHON_PATH,
-            "COLUMNS": "400",
-            "GUARDS_GRACE_S": "3",
-        },
+        env={**environ, "PYTHONPATH": PYTHON_PATH, "COLUMNS": "400", "GUARDS_GRACE_S": "3"},
         capture_output=True,
         text=True,
         timeout=110,

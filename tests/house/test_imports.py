@@ -78,22 +78,10 @@ def test_imports_of_the_checkout_follow_the_contracts(repo: Path) -> None:
     ("name", "text", "broken"),
     [
         ("src/samebits/data/loader.py", "from samebits.engine import loop\n", "imports go down only"),
-        (
-            "src/samebits/metrics/x.py",
-            "def f():\n    from samebits.engine import loop\n",
-            "imports go down only",
-        ),
+        ("src/samebits/metrics/x.py", "def f():\n    from samebits.engine import loop\n", "imports go down only"),
         ("src/samebits/config/load.py", "import torch\n", "does not import torch"),
-        (
-            "src/samebits/recipes/mnist.py",
-            "from samebits.cluster import env\n",
-            "a recipe does not depend on ranks",
-        ),
-        (
-            "src/samebits/errors.py",
-            "def f():\n    import torch\n",
-            "the order of samples is computed without torch",
-        ),
+        ("src/samebits/recipes/mnist.py", "from samebits.cluster import env\n", "a recipe does not depend on ranks"),
+        ("src/samebits/errors.py", "def f():\n    import torch\n", "the order of samples is computed without torch"),
         (
             "src/samebits/data/order.py",
             "if TYPE_CHECKING:\n    from samebits.data import loader\n",

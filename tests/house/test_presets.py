@@ -1,7 +1,5 @@
 """Every recipe and preset that comes with Samebits can be found, loads, and is explained."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

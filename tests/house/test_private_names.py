@@ -1,7 +1,5 @@
 """Every private name of another package that the package uses is listed with its reason, and its owner still has it."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

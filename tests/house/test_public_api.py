@@ -1,7 +1,5 @@
 """Examples and documentation use only public names of Samebits: those in `samebits.__all__`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

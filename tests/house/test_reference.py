@@ -1,7 +1,5 @@
 """The committed reference pages are those that the code generates."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

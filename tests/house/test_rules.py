@@ -1,7 +1,5 @@
 """The checkout follows the house rules, and every rule detects when it is broken."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -66,22 +64,7 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("samebits/cluster/world.py", "import os\nr = os.getenv('SLURM_PROCID')\n", "reads SLURM_PROCID"),
         ("samebits/cli/x.py", "import os\nr = 'WORLD_SIZE' in os.environ\n", "reads WORLD_SIZE"),
     ],
-    code_rules.stray_speech: [
-        ("samebits/engine/x.py", "print('hello')\n", "x.py:1: speaks"),
-        ("samebits/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: speaks"),
-    ],
-    code_rules.borrowed_names: [
-        ("samebits/engine/x.py", "from samebits.errors import ClassVar\n", "does not define ClassVar"),
-        ("tests/test_x.py", "from samebits.gone import Thing\n", "does not define Thing"),
-    ],
-    code_rules.imports_of_the_root: [
-        ("samebits/x.py", "def f():\n    import samebits\n", "x.py:2: imports samebits"),
-    ],
-    code_rules.missing_docstrings: [
-        ("samebits/x.py", "x = 1\n", "the module has no docstring"),
-        ("samebits/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
-        ("samebits/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
-    ],
+    code_rules.imports_of_the_root: [("samebits/x.py", "def f():\n    import samebits\n", "x.py:2: imports samebits")],
     code_rules.twin_classes: [
         (
             "two classes",
@@ -112,7 +95,7 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("samebits/engine/x.py", "import atexit\natexit.register(f)\n", "x.py:2: atexit.register may hide"),
     ],
     safety_rules.unsafe_starts: [
-        ("samebits/cli/x.py", "import sys\nwords = [sys.executable, '-m', 'samebits']\n", "x.py:2: starts Python"),
+        ("samebits/cli/x.py", "import sys\nwords = [sys.executable, '-m', 'samebits']\n", "x.py:2: starts Python")
     ],
     safety_rules.unnamed_encodings: [
         ("samebits/x.py", "text = path.read_text()\n", "x.py:1: path.read_text without"),
@@ -190,14 +173,6 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("samebits/cluster/env.py", "import os\nr = os.environ['RANK']\n"),
         ("samebits/launch/launch.py", "import os\nos.environ['RANK'] = '1'\n"),
         ("samebits/cli/x.py", "import os\nr = os.environ.get('SAMEBITS_DEBUG')\n"),
-    ],
-    code_rules.stray_speech: [("samebits/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
-    code_rules.borrowed_names: [
-        ("samebits/x.py", "from samebits.errors import SamebitsError\nfrom samebits import errors\n")
-    ],
-    code_rules.missing_docstrings: [
-        ("samebits/x.py", '"""X."""\ndef _f(): ...\n'),
-        ("tests/test_x.py", "def f(): ...\n"),
     ],
     code_rules.twin_classes: [
         ("samebits/x.py", '"""X."""\nclass _A: ...\nclass _A: ...\n'),

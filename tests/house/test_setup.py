@@ -1,7 +1,5 @@
 """Set-up and the make commands: without a .venv, and when tests fail."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The documentation site builds without a warning, a dead link fails the build, and pages fit on a phone."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import re

@@ -1,7 +1,5 @@
 """A command that is forked from a process with torch is started, answers and ends like any other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """No text that users read, and no comment or docstring of the package, has a retired word."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tokenize

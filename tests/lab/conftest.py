@@ -3,8 +3,6 @@
 `make test-cluster` installs what this needs on Debian and runs it, as root; `make test` leaves it out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real Slurm on two hosts: munged and slurmctld here, slurmd on each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Real ssh servers, one on each host, with a key made for the test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Two and three separate hosts: by rank, by torchrun, and errors if something blocks them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -147,9 +145,7 @@ def test_torchrun_on_two_hosts_static_and_c10d(
         assert weights(run) == wanted
 
 
-def test_the_old_launcher_with_and_without_use_env(
-    command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
-) -> None:
+def test_the_old_launcher_and_use_env(command: Command, environ: dict[str, str], wanted: str, tmp_path: Path) -> None:
     for flags in ([], ["--use-env"]):
         run = tmp_path / f"run{len(flags)}"
         train = command()[1:]
@@ -266,9 +262,7 @@ def test_training_with_another_samebits_on_one_rank_ends_on_all_with_one_text(
         assert "code of samebits: " in text
 
 
-def test_the_doctor_names_the_rank_with_another_samebits(
-    three: list[Host], environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_doctor_names_the_rank_with_other_code(three: list[Host], environ: dict[str, str], tmp_path: Path) -> None:
     join = [*SAMEBITS, "doctor", "--init", "tcp://n1:29517", "--world-size", 3, "--rank"]
     variables = [environ, environ, _another_version(environ, tmp_path / "other")]
     # Each in a folder without a checkout: Python looks there first.

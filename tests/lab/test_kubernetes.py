@@ -1,7 +1,5 @@
 """The example manifests hold to their schemas, and the variables that pods get start a world."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

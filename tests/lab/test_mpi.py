@@ -1,7 +1,5 @@
 """mpirun of Open MPI and of MPICH, real ones."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess
@@ -34,9 +32,7 @@ def test_mpirun_starts_a_world(
 
 
 @pytest.mark.parametrize("kind", MPIRUN)
-def test_a_script_with_an_exact_loop_joins_the_world_of_mpirun(
-    kind: str, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_exact_loop_joins_the_world_of_mpirun(kind: str, environ: dict[str, str], tmp_path: Path) -> None:
     if shutil.which(MPIRUN[kind][0]) is None:
         pytest.skip(f"needs {MPIRUN[kind][0]}")
     script = [sys.executable, str(ROOT / "examples/exact_ddp.py")]

@@ -1,7 +1,5 @@
 """Slurm, a real one of two nodes: tasks of a step, the doctor in it, and jobs that queue themselves again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -48,9 +46,7 @@ def test_a_script_with_an_exact_loop_joins_the_world_of_a_step(slurm: Slurm) -> 
     assert alone.stdout == spread.stdout
 
 
-def test_a_step_of_one_task_starts_its_own_processes(
-    slurm: Slurm, command: Command, wanted: str, tmp_path: Path
-) -> None:
+def test_a_step_of_one_task_starts_own_processes(slurm: Slurm, command: Command, wanted: str, tmp_path: Path) -> None:
     done = _srun(slurm, "-N1", "-n1", *command("--procs", 2))
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == wanted
@@ -86,13 +82,7 @@ def _environ(pid: int) -> str:
 def _submit(slurm: Slurm, *arguments: object) -> str:
     """Submit a job, and give its number."""
     done = slurm.run(
-        *SAMEBITS,
-        "submit",
-        "digits",
-        "report.tensorboard=false",
-        *arguments,
-        PYTHONPATH=PYTHON_PATH,
-        COLUMNS="80",
+        *SAMEBITS, "submit", "digits", "report.tensorboard=false", *arguments, PYTHONPATH=PYTHON_PATH, COLUMNS="80"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Submitted batch job ")
@@ -103,9 +93,7 @@ def _state(slurm: Slurm, job: str) -> str:
     return slurm.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").stdout.strip()
 
 
-def test_a_job_before_its_time_limit_saves_requeues_itself_and_resumes_to_the_same_weights(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_a_job_at_its_time_limit_saves_requeues_itself_and_ends_as_without_it(slurm: Slurm, tmp_path: Path) -> None:
     settings = ["epochs=12", "report.every_steps=1", "checkpoint.every=100s"]
     samebits(
         "train",

@@ -1,7 +1,5 @@
 """The pool of ranks, started once for all tests that use it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

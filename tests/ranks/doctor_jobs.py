@@ -1,7 +1,5 @@
 """Jobs of a rank pool for the doctor's tests: functions whose first argument is a world."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

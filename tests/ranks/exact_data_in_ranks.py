@@ -1,7 +1,5 @@
 """Jobs of `test_exact_data_worlds.py`: one rank has other data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs of `test_fingerprint_worlds.py`: one rank has other code, data or kernels."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs of a rank pool: functions whose first argument is a world."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 from typing import Any

@@ -1,7 +1,5 @@
 """Small networks with what makes exactness hard, and the samples that they are trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Loops that use `samebits.exact`, in the ranks of the pool."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a process of a world reports of gloo's threads and groups; importable by processes that a test launches."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """The bytes that a rank sends in a step, compared with a plan."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """A whole run of a recipe with facts and a start, as a rank of a rank pool carries it out."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Small runs of the recipes classify, text, pose and segment, as a rank of a rank pool carries them out."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import replace

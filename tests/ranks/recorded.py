@@ -1,7 +1,5 @@
 """Twenty training steps compared with recorded ones, so that results change only on purpose."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Sequence

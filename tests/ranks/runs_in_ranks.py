@@ -1,7 +1,5 @@
 """A whole run, as ranks of a rank pool execute it: loop, checkpoints, evaluation; without console and command."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

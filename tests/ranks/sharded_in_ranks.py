@@ -1,7 +1,5 @@
 """Runs of a sharded model, as the ranks of a rank pool carry them out."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Activation checkpointing changes no bit, in any world, and keeps less in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Compiled runs over real processes: the same weights in all worlds, and checkpoints that fit uncompiled runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

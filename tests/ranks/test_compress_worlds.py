@@ -1,7 +1,5 @@
 """Compressed gradients over real processes: equal in 16 bits at any world size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -54,9 +52,7 @@ def gradients(world: World, compress: str, exact: bool, num_steps: int, limits: 
 
 @pytest.mark.parametrize("limits", [{}, {"BUCKET_BYTES": 1000, "SMALL_BYTES": 0}])
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_in_16_bits_all_worlds_have_one_gradient_near_the_whole_one(
-    pool: RankPool, name: str, limits: dict[str, int]
-) -> None:
+def test_in_16_bits_all_worlds_have_one_near_gradient(pool: RankPool, name: str, limits: dict[str, int]) -> None:
     (((plain,), _, flag, extras),) = pool.run(1, gradients, "none", True, 1, {})
     (((alone,), *_),) = pool.run(1, gradients, name, True, 1, {})
     assert not np.array_equal(alone, plain)

@@ -1,7 +1,5 @@
 """The doctor between processes: every pair once, the sum right, the odd one named."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The moving average of the weights. That it is equal in all worlds is tested in `test_run_worlds.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

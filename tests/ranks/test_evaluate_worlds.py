@@ -1,7 +1,5 @@
 """Evaluation over real processes: each sample once, the same digits; and a stop that reaches everybody."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ranks import jobs
@@ -11,9 +9,7 @@ WORLDS = (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(37, 5), (8, 8), (3, 1), (64, 100), (50, 16)])
-def test_each_sample_is_evaluated_once_with_the_same_digits_in_all_worlds(
-    pool: RankPool, num_samples: int, batch_size: int
-) -> None:
+def test_each_sample_is_evaluated_once_alike_in_all_worlds(pool: RankPool, num_samples: int, batch_size: int) -> None:
     all_figures = []
     for world in WORLDS:
         results = pool.run(world, jobs.evaluated, num_samples, batch_size)

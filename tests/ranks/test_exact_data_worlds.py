@@ -1,7 +1,5 @@
 """Ranks of an exact loop with other data are refused before the first step, with what differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,7 @@ from tests.ranks.rank_pool import RankPool
         ("split", "sample "),
     ],
 )
-def test_ranks_with_other_data_are_refused_with_what_differs(
-    pool: RankPool, tmp_path: Path, fault: str, text: str
-) -> None:
+def test_ranks_with_other_data_are_told_what_differs(pool: RankPool, tmp_path: Path, fault: str, text: str) -> None:
     texts = pool.run(2, compare, tmp_path, fault, 0)
     assert len(set(texts)) == 1
     assert f"the ranks have different data: {text}" in texts[0]

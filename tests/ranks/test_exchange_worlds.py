@@ -1,7 +1,5 @@
 """How messages are handed to the network."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest
@@ -29,9 +27,7 @@ def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("limits", [{}, {"SMALL_BYTES": 0}])
-def test_receives_go_first_so_that_a_slow_link_carries_both_directions_at_once(
-    pool: RankPool, limits: dict[str, int]
-) -> None:
+def test_receives_go_first_so_that_a_slow_link_carries_both_directions(pool: RankPool, limits: dict[str, int]) -> None:
     for rounds in pool.run(3, handed_over, limits):
         assert rounds
         for messages in rounds:

@@ -1,7 +1,5 @@
 """Ranks with other code, data or processors are refused at the start, by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,9 +19,7 @@ from tests.ranks.rank_pool import RankPool
         ("model", "gradients of a trial micro-batch"),
     ],
 )
-def test_a_rank_with_something_else_is_named_with_what_it_has(
-    pool: RankPool, tmp_path: Path, fault: str, named: str
-) -> None:
+def test_a_rank_that_differs_is_named_with_what_it_has(pool: RankPool, tmp_path: Path, fault: str, named: str) -> None:
     texts = pool.run(3, begin, tmp_path, fault)
     assert len(set(texts)) == 1
     assert "launch error: rank " in texts[0]

@@ -1,7 +1,5 @@
 """A sharded model trains to the weights of a replicated one, in exact mode to its bits. Its checkpoints fit both."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,7 @@ from tests.ranks.test_run_worlds import poisoned
 
 FULL = pytest.mark.full
 DECAYED = {"name": "adamw", "weight_decay": 0.1}
-OPTIMIZERS = (
-    {"weight_decay": 0.01},
-    {**DECAYED, "decay_norms_and_biases": False, "ema": 0.9},
-)
+OPTIMIZERS = ({"weight_decay": 0.01}, {**DECAYED, "decay_norms_and_biases": False, "ema": 0.9})
 
 
 def fsdp(mode: str = "fast", **more: Any) -> Any:
@@ -80,11 +75,7 @@ def test_its_weights_are_those_of_ddp(
 @FULL
 @pytest.mark.parametrize(
     "more",
-    [
-        {"activation_checkpointing": ("layers.0",)},
-        {"precision": "fp16", "loss_scale": 1024.0},
-        {"micro_batch": 1},
-    ],
+    [{"activation_checkpointing": ("layers.0",)}, {"precision": "fp16", "loss_scale": 1024.0}, {"micro_batch": 1}],
 )
 def test_in_exact_mode_other_settings_have_the_bits_of_ddp(pool: RankPool, tmp_path: Path, more: Any) -> None:
     (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp("exact", **more))
@@ -217,9 +208,7 @@ def test_overflows_of_a_dynamic_loss_scale_are_agreed_and_survive_a_stop(pool: R
 
 
 @pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=FULL)])
-def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ranks(
-    pool: RankPool, tmp_path: Path, mode: str
-) -> None:
+def test_parts_used_in_some_micro_batches_and_lstms_are_summed(pool: RankPool, tmp_path: Path, mode: str) -> None:
     (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(mode), -1, None, Sometimes)
     for world in (2, 3):
         result = pool.run(world, carry_out, tmp_path / str(world), fsdp(mode), -1, None, Sometimes)[0]
@@ -227,9 +216,7 @@ def test_parts_used_in_some_micro_batches_only_and_lstms_are_summed_over_all_ran
 
 
 @FULL
-def test_an_evaluation_that_looks_at_pictures_one_by_one_ends_for_any_number_of_them(
-    pool: RankPool, tmp_path: Path
-) -> None:
+def test_an_evaluation_of_pictures_one_by_one_ends_for_any_number_of_them(pool: RankPool, tmp_path: Path) -> None:
     # Batches of 2 would be 2 and 2 pictures for one rank, and 2 and 1 for the other.
     config = pose_settings(parallel="fsdp", mode="fast", data={"num_eval": 7, "num_train": 6}).model_copy(
         update={"epochs": 1}

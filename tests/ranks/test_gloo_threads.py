@@ -1,7 +1,5 @@
 """Where gloo's threads run after a world has started, and which connections messages take."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -73,9 +71,7 @@ def test_each_direction_between_two_ranks_has_its_group(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("procs", [2, 3])
-def test_gloo_preempts_a_model_with_synchronized_batch_norm_if_each_rank_has_a_core(
-    monkeypatch: pytest.MonkeyPatch, procs: int
-) -> None:
+def test_gloo_preempts_synchronized_batch_norm_if_cores_are_many(monkeypatch: pytest.MonkeyPatch, procs: int) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
     expected = os.SCHED_OTHER if procs <= len(core_ids()) else os.SCHED_BATCH
     for policies in samebits.launch(policies_with_batch_norm, procs=procs):

@@ -1,7 +1,5 @@
 """Dataset info and initial weights of a run: determined on rank 0, equal on every rank."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ from tests.ranks.recipe_in_ranks import carry_out
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_facts_are_found_once_and_kept_with_the_run_for_a_resume_without_the_data(
-    pool: RankPool, tmp_path: Path, world: int
-) -> None:
+def test_facts_are_found_once_and_kept_for_resumes_without_data(pool: RankPool, tmp_path: Path, world: int) -> None:
     first = pool.run(world, carry_out, tmp_path / "a", "never", {})
     assert [answer["asked"] for answer in first] == [1] + [0] * (world - 1)
     # JSON's form from the start: a tuple is a list, a key is text.

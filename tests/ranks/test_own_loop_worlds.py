@@ -1,7 +1,5 @@
 """Loops with `samebits.exact` give the same weights, buffers and optimizer states at any number of ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -89,9 +87,7 @@ def test_an_incomplete_last_step_is_left_out_if_the_loader_says_so(pool: RankPoo
 
 # With three samples, three of four ranks have none.
 @pytest.mark.parametrize(("num_samples", "with_metrics"), [(3, False), pytest.param(18, True, marks=pytest.mark.full)])
-def test_an_evaluation_has_the_same_digits_at_any_number_of_ranks(
-    pool: RankPool, num_samples: int, with_metrics: bool
-) -> None:
+def test_an_evaluation_is_the_same_at_any_number_of_ranks(pool: RankPool, num_samples: int, with_metrics: bool) -> None:
     if with_metrics:
         pytest.importorskip("torchmetrics")
     (alone,) = pool.run(1, evaluate, num_samples, with_metrics)

@@ -1,7 +1,5 @@
 """A plan's bytes are those that ranks really send."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.data.order import Order

@@ -1,7 +1,5 @@
 """A rank that hangs fails its test with the place where it hangs."""
 
-from __future__ import annotations
-
 import os
 import time
 
@@ -36,9 +34,7 @@ def _rank(world: World) -> int:
     return world.rank
 
 
-def test_a_rank_that_hangs_is_named_with_its_stacks_and_the_next_world_is_a_new_one(
-    pool: RankPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hangs_is_named_and_the_next_world_is_new(pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pool.run(2, _rank) == [0, 1]
     with monkeypatch.context() as patch:
         patch.setattr(rank_pool, "LIMIT_S", 5.0)

@@ -1,7 +1,5 @@
 """A rank that computes wrong values is named, and its step repeated, so that the run ends with the right bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

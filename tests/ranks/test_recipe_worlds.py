@@ -4,8 +4,6 @@ If a change of the results of training is intended, `python -m tests.ranks.test_
 the commit message gives the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

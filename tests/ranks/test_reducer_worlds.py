@@ -1,7 +1,5 @@
 """The sum of a step over real processes: the same bits at any world size, and the right gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -97,9 +95,7 @@ def test_any_number_of_micro_batches_gives_the_same_bits(pool: RankPool, num_mic
 
 @pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronized"])
 @pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "many"])
-def test_steps_of_one_and_of_two_micro_batches_in_turn_have_the_same_bits(
-    pool: RankPool, network: str, limits: dict[str, int]
-) -> None:
+def test_steps_of_one_and_two_micro_batches_are_equal(pool: RankPool, network: str, limits: dict[str, int]) -> None:
     # Steps of two micro-batches (4, 4) and of one (3 samples) take turns.
     order = Order(num_samples=11, global_batch=8, micro_batch=5, seed=5)
     assert_equal_everywhere(pool, (2, 3), network, order, 6, True, limits)
@@ -180,7 +176,6 @@ def test_dropout_and_batch_norm_give_the_gradient_of_the_micro_batches_one_by_on
         torch.manual_seed(micro.forward_key)
         mean_loss(model, inputs[micro.indices], labels[micro.indices]).backward()
         for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
             expected[name] = expected.get(name, 0) + len(micro) / 10 * parameter.grad.double()
     for grads, *_ in pool.run(2, jobs.gradient, "batch norm", order, True):
         for name, values in grads.items():
@@ -216,8 +211,6 @@ def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(pool
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_loss_that_is_not_a_number_is_seen_by_all_ranks_and_the_flag_still_arrives(
-    pool: RankPool, world: int
-) -> None:
+def test_a_loss_that_is_no_number_is_seen_by_all_ranks_and_the_flag_still_arrives(pool: RankPool, world: int) -> None:
     order = Order(num_samples=20, global_batch=20, micro_batch=4, seed=3)
     assert pool.run(world, jobs.nan_on_one, order, 3) == [(True, True, 1.0)] * world

@@ -1,7 +1,5 @@
 """Ranks that have come apart are found and named before that is saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +52,7 @@ def drifting(every: str) -> RunConfig:
         (3, 0, "rank 0 differs from the others after step 4"),
     ],
 )
-def test_a_weight_that_changed_on_one_rank_is_named_with_the_rank(
-    pool: RankPool, tmp_path: Path, world: int, guilty: int, words: str
-) -> None:
+def test_a_changed_weight_is_named_by_rank(pool: RankPool, tmp_path: Path, world: int, guilty: int, words: str) -> None:
     texts = pool.run(world, corrupt, tmp_path / "run", drifting("2 steps"), guilty, 3, "weight")
     assert len(set(texts)) == 1
     assert words in texts[0]
@@ -67,9 +63,7 @@ def test_a_weight_that_changed_on_one_rank_is_named_with_the_rank(
 
 
 @pytest.mark.parametrize(("what", "words"), [("buffer", "running_mean"), ("momentum", "2 of 24 tensors")])
-def test_buffers_and_the_optimizer_s_state_are_compared_too(
-    pool: RankPool, tmp_path: Path, what: str, words: str
-) -> None:
+def test_buffers_and_the_optimizer_are_compared_too(pool: RankPool, tmp_path: Path, what: str, words: str) -> None:
     texts = pool.run(2, corrupt, tmp_path / "run", drifting("1 epoch"), 1, STEPS_PER_EPOCH - 1, what)
     assert words in texts[0]
     assert f"differ after step {STEPS_PER_EPOCH}" in texts[0]

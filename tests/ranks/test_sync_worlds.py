@@ -1,7 +1,5 @@
 """Synchronized batch norm over real processes: equal bits in all worlds, and its errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -126,9 +124,7 @@ def test_a_synchronized_run_stopped_anywhere_resumes_to_the_same_weights_in_anot
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_of_micro_batches_that_share_statistics_the_one_with_the_bad_sample_is_named(
-    pool: RankPool, tmp_path: Path, world: int
-) -> None:
+def test_of_synchronized_micro_batches_the_bad_one_is_named(pool: RankPool, tmp_path: Path, world: int) -> None:
     sample, micro = poisoned(2)
     config = runs_in_ranks.settings(batch_norm="sync")
     texts = pool.run(world, carry_out, tmp_path / "run", config, "auto", -1, (sample, 99))

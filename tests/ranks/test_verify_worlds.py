@@ -1,7 +1,5 @@
 """Honest runs in worlds of any size, killed and resumed, are verified in any world; their chains are equal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -128,9 +126,7 @@ def nan_once(world: World, folder: Path, options: tuple[str, ...]) -> int:
 
 
 @pytest.mark.full
-def test_a_rollback_repeats_the_records_and_gives_the_chain_of_an_undisturbed_run(
-    pool: RankPool, tmp_path: Path
-) -> None:
+def test_a_rollback_repeats_records_and_gives_the_chain_of_an_undisturbed_run(pool: RankPool, tmp_path: Path) -> None:
     whole = trained(pool, 1, tmp_path / "whole")
     run = tmp_path / "run"
     assert pool.run(2, nan_once, run, ("watch.nonfinite=rollback",)) == [0, 0]

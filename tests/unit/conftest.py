@@ -1,7 +1,5 @@
 """Disks that have no room, or take nothing; an honest run; torch as it was before a test."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What `samebits.train` refuses, and what it leaves behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensors that are stored in an unusual way have bytes, digests and files like any other of their values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

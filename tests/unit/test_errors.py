@@ -1,7 +1,5 @@
 """Errors: their five slots, and their way to other processes as JSON."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory that a step frees: kept for the next step, or returned to the system."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

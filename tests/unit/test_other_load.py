@@ -1,7 +1,5 @@
 """How busy other programs keep this process's cores."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Temporary folders: only those of dead processes of this user are swept, and nothing that a user gave."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -40,7 +38,6 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def folder_of(process: subprocess.Popen[str]) -> Path:
-    assert process.stdout is not None
     return Path(process.stdout.readline().strip())
 
 
@@ -51,9 +48,7 @@ def test_a_scratch_folder_is_gone_at_the_end_of_its_block(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_swept_after_its_process_was_killed_and_not_before(
-    tmp_path: Path, holder: subprocess.Popen[str]
-) -> None:
+def test_a_folder_is_swept_only_after_its_process_ended(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     folder = folder_of(holder)
     scratch.sweep(tmp_path)
     assert (folder / "deep" / "file").exists()
@@ -99,9 +94,7 @@ def test_a_link_inside_a_scratch_folder_is_removed_and_not_what_it_leads_to(tmp_
     assert (tmp_path / "data" / "file").exists()
 
 
-def test_semaphores_are_swept_with_the_folder_that_they_are_named_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_semaphores_are_swept_with_the_folder_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = tmp_path / "shm"
     memory.mkdir()
     monkeypatch.setattr(scratch, "SHARED_MEMORY", memory)

@@ -1,7 +1,5 @@
 """Where a recipe keeps several things that change, the one that acts on the result is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -39,11 +37,7 @@ KINDS = {
         f"self.table[len(self.table)] = 1  {MARK}\n        {{x}} = {{x}} + len(self.table) / 10",
         "self.table[len(self.table)] = 1",
     ),
-    "count": (
-        "self.ids = itertools.count()",
-        f"{{x}} = {{x}} + next(self.ids) / 10  {MARK}",
-        "next(self.ids)",
-    ),
+    "count": ("self.ids = itertools.count()", f"{{x}} = {{x}} + next(self.ids) / 10  {MARK}", "next(self.ids)"),
     "array": (
         "self.sums = np.zeros(3)",
         f"self.sums[0] += 1  {MARK}\n        {{x}} = {{x}} + float(self.sums[0]) / 10",

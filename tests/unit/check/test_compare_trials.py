@@ -1,7 +1,5 @@
 """Records of trials: the first difference in the order in which a run computes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -48,7 +46,6 @@ def test_a_difference_is_named(path: tuple[Any, ...], stage: str, step: int | No
         place = place[key]
     place[path[-1]] = ("output", "conv", "another") if stage == FORWARD else "another"
     found = first_difference(one, other)
-    assert found is not None
     assert (found.stage, found.step, found.name) == (stage, step, name)
     assert first_difference(one, record()) is None
 
@@ -63,7 +60,6 @@ def test_the_ranks_of_a_world_are_merged_and_compared() -> None:
     assert first_difference(record(), merged) is None
     ranks[1]["steps"]["1"]["weights"]["conv.weight"] = "another"
     _, difference = merge_ranks(ranks)
-    assert difference is not None
     assert (difference.stage, difference.step, difference.name) == ("weights", 1, "conv.weight")
 
 

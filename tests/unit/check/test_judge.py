@@ -1,7 +1,5 @@
 """The verdict on a recipe, from the outcomes of its trials."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.check.judge import Outcome, judge

@@ -1,7 +1,5 @@
 """What a recipe reads beside its arguments is traced to the user's line."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets

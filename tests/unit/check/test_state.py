@@ -1,7 +1,5 @@
 """What a recipe keeps between calls is found by its path, and the line that changes it is named."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import itertools
@@ -41,8 +39,6 @@ class Reader:
 def module(tmp_path: Path) -> Iterator[ModuleType]:
     (tmp_path / "reader.py").write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("reader", tmp_path / "reader.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules["reader"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module

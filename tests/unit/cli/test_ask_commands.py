@@ -1,7 +1,5 @@
 """`samebits eval` and `samebits predict`: what they hand over, and what they print."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -63,9 +61,7 @@ def test_predict_prints_a_line_for_each_file(fake: FakeTrained, capsys: pytest.C
     assert fake.calls[-1][0] == TrainedModel(Path("a.pth"), [], "best", "digits")
 
 
-def test_predict_continues_after_a_file_that_is_not_an_image(
-    fake: FakeTrained, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_continues_after_a_file_that_is_no_image(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "runs/a", "a.png", "b.txt", "c.png"]) == DataError.exit_code
     captured = capsys.readouterr()
     assert [line.split()[0] for line in captured.out.splitlines()] == ["a.png", "c.png"]
@@ -75,9 +71,7 @@ def test_predict_continues_after_a_file_that_is_not_an_image(
     assert answers[1] == {"file": "b.txt", "error": "data error: b.txt is no picture"}
 
 
-def test_predict_shows_the_likeliest_as_a_table_and_only_counts_what_lies_deeper(
-    fake: FakeTrained, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_shows_the_likeliest_and_counts_the_rest(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
     fake.prediction = {
         "class": "tulips",
         "top": [{"class": "tulips", "probability": 0.9}, {"class": "roses and so on", "probability": 0.05}],
@@ -93,9 +87,7 @@ def test_predict_shows_the_likeliest_as_a_table_and_only_counts_what_lies_deeper
     assert len(capsys.readouterr().out.splitlines()) == 11, "for many files a line each"
 
 
-def test_an_equals_sign_in_the_name_of_a_file_that_is_there_is_no_setting(
-    fake: FakeTrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_s_equals_sign_is_no_setting(fake: FakeTrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").touch()
     assert run(["predict", "runs/a", "lr=0.1", "other=0.1"]) == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -292,7 +290,6 @@ def test_ctrl_c_in_a_recipe_that_is_being_imported_is_quiet(tmp_path: Path) -> N
     process = subprocess.Popen(
         [*COMMAND, "config", str(tmp_path / "slow.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=110)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,9 +77,7 @@ def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture
         (["notes", "--out", "shelf/notes/make.py"], "is a file"),
     ],
 )
-def test_a_mistake_is_answered_before_anything_is_made(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
-) -> None:
+def test_a_mistake_ends_before_a_file(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     assert run(["data", "make", *arguments]) == ConfigError.exit_code
     assert text in capsys.readouterr().err
     assert not Path("a").exists()

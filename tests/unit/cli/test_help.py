@@ -1,7 +1,5 @@
 """The help of each command."""
 
-from __future__ import annotations
-
 import re
 
 import typer

@@ -1,7 +1,5 @@
 """Reports of verify and diff: whole lines in a file, wrapped ones on a terminal."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

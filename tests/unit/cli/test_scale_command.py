@@ -1,7 +1,5 @@
 """How `samebits scale` ends, where what it measures does not come to its end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams that are full, and a current folder that is gone."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -40,18 +38,14 @@ def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_disk_that_is_full_while_printing_is_reported_in_one_line(
-    tmp_path: Path, line: str, code: int, said: str, unbuffered: str
-) -> None:
+def test_a_full_disk_while_printing_is_a_line(tmp_path: Path, line: str, code: int, said: str, unbuffered: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     done = shell(f"{COMMAND} {line}", tmp_path, PYTHONUNBUFFERED=unbuffered)
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_a_missing_current_folder_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

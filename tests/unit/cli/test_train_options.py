@@ -1,7 +1,5 @@
 """What `samebits train` makes of its options before it hands them over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +26,13 @@ def test_a_master_with_an_address_of_many_colons_gets_brackets(calls: list[tuple
     assert {call[-2] for call in calls} == {LaunchOptions(nodes="2", node_rank=1, master="[::1]:5")}
 
 
-def test_the_run_folder_may_be_in_the_home_folder(
-    calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_at_home(calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run(["train", "digits", "--run-dir", "~/a"]) == 0
     assert calls[0][2] == tmp_path / "a"
 
 
-def test_a_run_folder_without_a_name_is_refused(
-    calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_folder_with_no_name_is_refused(calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "digits", "--run-dir", ""]) == ConfigError.exit_code
     assert "--run-dir is empty" in capsys.readouterr().err
     assert calls == []

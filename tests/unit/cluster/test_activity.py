@@ -1,7 +1,5 @@
 """The activity of a process, and how much of a step was its own work."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

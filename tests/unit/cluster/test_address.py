@@ -1,7 +1,5 @@
 """Ports and interfaces of this machine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -69,8 +67,6 @@ def test_loopback_is_reached_by_its_own_interface() -> None:
 def test_a_command_of_many_lines_is_shown_in_one() -> None:
     program = ["sh", "-c", "echo started\n\nread line"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdout.readline()
         assert command_of(process.pid) == "sh -c echo started read line"
         process.stdin.close()

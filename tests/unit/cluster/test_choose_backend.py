@@ -1,7 +1,5 @@
 """The backend follows from the roll, and is the same for every process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

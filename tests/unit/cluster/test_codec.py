@@ -1,7 +1,5 @@
 """Messages between processes arrive bit for bit, and invalid ones are refused without running code."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

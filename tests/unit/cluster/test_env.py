@@ -1,7 +1,5 @@
 """Ranks from the environment and the command line, and every way in which they can be wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -38,7 +36,6 @@ def test_torchrun_is_recognized() -> None:
 
 def test_our_launcher_is_recognized() -> None:
     here = read_assignment(TORCHRUN | {"SAMEBITS_LAUNCHED": "1"})
-    assert here is not None
     assert here.started_by == "samebits"
 
 
@@ -50,13 +47,11 @@ def test_variables_set_by_hand_are_a_world_of_the_command_line() -> None:
 
 def test_an_ipv6_master_gets_its_brackets() -> None:
     here = read_assignment(BY_HAND | {"MASTER_ADDR": "fe80::1"})
-    assert here is not None
     assert here.init == "tcp://[fe80::1]:29500"
 
 
 def test_the_command_line_wins_over_the_environment() -> None:
     here = read_assignment(TORCHRUN, init="tcp://b:1", rank=0, world_size=2)
-    assert here is not None
     assert (here.rank, here.world_size, here.init, here.started_by) == (0, 2, "tcp://b:1", "command line")
     assert not here.agent_store
 
@@ -64,7 +59,6 @@ def test_the_command_line_wins_over_the_environment() -> None:
 @pytest.mark.parametrize("init", ["tcp://host:29500", "tcp://[::1]:29500", "file:///tmp/meet"])
 def test_each_form_of_init_is_taken(init: str) -> None:
     here = read_assignment({}, init=init, rank=1, world_size=2)
-    assert here is not None
     assert here.init == init
 
 
@@ -123,7 +117,6 @@ def test_a_world_of_no_processes_is_refused() -> None:
 def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_size: int) -> None:
     if 0 <= rank < world_size:
         here = read_assignment({}, "tcp://a:1", rank, world_size)
-        assert here is not None
         assert (here.rank, here.world_size) == (rank, world_size)
     else:
         with pytest.raises(LaunchError, match=str(world_size if world_size < 1 else rank)):

@@ -1,7 +1,5 @@
 """The exit of a process while one of its threads is in a call that never returns."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

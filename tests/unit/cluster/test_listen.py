@@ -1,7 +1,5 @@
 """The store listens on a single address."""
 
-from __future__ import annotations
-
 import errno
 import socket
 
@@ -46,9 +44,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_stands_for_the_address_that_other_machines_can_reach(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_stands_for_an_address_that_other_machines_reach(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, wanted = NAMES[name]
 
     def getaddrinfo(*_: object, **__: object) -> list[tuple[object, ...]]:

@@ -1,20 +1,10 @@
 """The file in which the launcher names the members of a world, as a worker reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from samebits.cluster.views.membership import (
-    LATE_S,
-    Membership,
-    RunEnded,
-    View,
-    broken_mark,
-    mark_path,
-    write_view,
-)
+from samebits.cluster.views.membership import LATE_S, Membership, RunEnded, View, broken_mark, mark_path, write_view
 
 
 def membership(path: Path, worker: int, *views: View) -> Membership:

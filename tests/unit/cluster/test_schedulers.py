@@ -1,7 +1,5 @@
 """Slurm and MPI in the words of torchrun; their variables as real srun and mpirun have set them."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.cluster.env import RankAssignment, is_in_world, read_assignment

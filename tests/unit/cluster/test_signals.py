@@ -1,7 +1,5 @@
 """The first signal requests a stop, a later one ends the process, and handlers are restored."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -63,7 +61,6 @@ def test_a_second_signal_later_ends_the_process_at_once() -> None:
         "with StopSignal(patience_s=0.2, on_stop=say):\n    say('ready')\n    time.sleep(200)\n    time.sleep(200)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SIGTERM\n"

@@ -1,7 +1,5 @@
 """Stacks of hanging processes: this one, its child processes, and a peer that cannot write its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -80,9 +78,7 @@ def test_a_neighbor_s_stacks_are_had_though_it_is_stuck_in_native_code(
     os.kill(pid, 0)  # it is as it was
 
 
-def test_a_stopped_process_is_known_and_not_waited_for(
-    tmp_path: Path, stuck: Callable[[Callable[[], None]], tuple[int, int]]
-) -> None:
+def test_a_stopped_process_is_known(tmp_path: Path, stuck: Callable[[Callable[[], None]], tuple[int, int]]) -> None:
     pid, descriptor = stuck(sleeps_for_ever)
     assert not stacks.is_stopped(pid)
     os.kill(pid, signal.SIGSTOP)

@@ -1,7 +1,5 @@
 """A file as the store."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values in a store that no process of the run has written, or that have gone meanwhile."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -68,7 +66,6 @@ def test_an_end_with_a_code_that_no_process_has_is_not_taken_for_a_success(code:
 
 def test_slots_of_other_names_are_left_out_of_a_fault_in_the_store() -> None:
     error = signed.error_from_store({"what": "it failed", "slots": {"self": 1, "what": 2, "where": 3}})
-    assert error is not None
     assert error.slots == {"where": "3"}
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +114,7 @@ def test_yaml_that_can_not_be_is_refused_with_its_line(text: str, what: str, giv
         ("a: 1\nb: \x07", "my.yaml:2: b:", "control character", "Remove"),
     ],
 )
-def test_what_is_not_yaml_is_explained_without_the_terms_of_a_parser(
-    text: str, given: str, problem: str, fix: str
-) -> None:
+def test_what_is_no_yaml_is_explained_without_parser_terms(text: str, given: str, problem: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "my.yaml")
     facts = caught.value.slots

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,9 +92,7 @@ def test_an_optimizer_that_can_not_be_is_refused(values: dict[str, object]) -> N
 @pytest.mark.parametrize(
     ("lr_for_batch", "global_batch", "peak"), [(None, 512, 0.1), (256, 256, 0.1), (256, 512, 0.2), (256, 64, 0.025)]
 )
-def test_the_linear_rule_for_the_learning_rate_is_explicit(
-    lr_for_batch: int | None, global_batch: int, peak: float
-) -> None:
+def test_the_linear_rule_for_the_rate_is_explicit(lr_for_batch: int | None, global_batch: int, peak: float) -> None:
     optim = OptimConfig(lr=0.1, lr_for_batch=lr_for_batch)
     assert RunConfig(recipe="test", global_batch=global_batch, optim=optim).peak_lr == peak
 

@@ -1,15 +1,12 @@
 """Intervals are due at the right steps or after the right time."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.config.interval import parse_fraction, parse_interval
 
 
 @pytest.mark.parametrize(
-    ("text", "due"),
-    [("3 steps", [3, 6, 9]), ("1 epoch", [4, 8]), ("2 epochs", [8]), ("1 step", list(range(1, 10)))],
+    ("text", "due"), [("3 steps", [3, 6, 9]), ("1 epoch", [4, 8]), ("2 epochs", [8]), ("1 step", list(range(1, 10)))]
 )
 def test_an_interval_of_steps_or_epochs_follows_from_the_step_alone(text: str, due: list[int]) -> None:
     interval = parse_interval(text)

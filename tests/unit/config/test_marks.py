@@ -1,7 +1,5 @@
 """Every setting says whether it changes the result; every row of the table of exclusions is refused."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args, get_origin
 
 import pytest

@@ -1,7 +1,5 @@
 """How many there may be."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.config.process_range import MAX_NODES, ProcessRange, parse_range

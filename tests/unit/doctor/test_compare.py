@@ -1,7 +1,5 @@
 """The odd rank out is named; data and code have fingerprints that change with them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Results of the doctor, merged over all machines, and as a table of 80 columns."""
 
-from __future__ import annotations
-
 import io
 
 from samebits.doctor.check_result import CheckResult, merged, table, verdict_line

@@ -1,7 +1,5 @@
 """This machine as the doctor sees it, with faults made for the purpose."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -31,9 +29,7 @@ def test_a_healthy_machine_has_no_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(100 * 2**20, "problem"), (2**30, "warning"), (2**40, "ok")])
-def test_a_disk_that_is_nearly_full_is_reported(
-    free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nearly_full_disk_is_named(free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**41, 2**41 - free, free))
     found = machine.disk_space(tmp_path)
     assert found.verdict == verdict

@@ -1,7 +1,5 @@
 """The learning-rate range test."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each test in a folder of its own, with Python and torch put back as they were."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

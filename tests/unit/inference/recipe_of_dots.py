@@ -1,7 +1,5 @@
 """A recipe whose class names come from its data, whose inputs are dicts and which infers in a way of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """An ONNX file that onnxruntime refuses ends with a message, and is not left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `samebits export` writes: the model's own outputs, in each format, with what they mean."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -170,9 +168,7 @@ def test_a_file_with_other_outputs_is_not_written(to: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("values", [(math.nan, 0.0, 0.0), (0.0, math.nan, 0.0), (0.0, 0.0, math.nan)])
-def test_an_output_that_is_no_number_is_a_difference(
-    values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_of_nan_is_a_difference(values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model_of("digits")
     left = iter([*[0.0] * len(values), *values])
     real = export_module._flat

@@ -1,7 +1,5 @@
 """A run folder that another person made: it leads to no file outside, takes no memory, and ends in a text."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -80,9 +78,7 @@ def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_f
     assert tree(outside) == before
 
 
-def test_facts_of_an_old_run_that_do_not_fit_are_named_at_a_resume(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain.pop("run"))
     (run / "dataset_info.json").write_text('{"names": 3}')
@@ -101,9 +97,7 @@ class Picky:
 
 
 @pytest.mark.parametrize("recipe", ["mnist", "mine.py"])
-def test_facts_that_a_checkpoint_proves_are_the_recipe_s_own_fault_only_where_it_is_a_file(
-    run: Path, recipe: str
-) -> None:
+def test_proven_facts_are_the_recipe_s_own_fault_only_where_it_is_a_file(run: Path, recipe: str) -> None:
     # A stranger can write a checkpoint that proves any facts. An own recipe's faults show their traceback.
     expected = CheckpointError if recipe == "mnist" else ZeroDivisionError
     with pytest.raises(expected):
@@ -134,9 +128,7 @@ def test_final_weights_of_terabytes_are_not_opened(run: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "result.json", "checkpoints/best.json"])
-def test_json_that_would_take_a_gigabyte_of_memory_is_refused(
-    run: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_of_a_gigabyte_of_memory_is_refused(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (run / name).write_bytes(b"[" + b"[]," * 5_000_000 + b"0]")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert command(["eval", "run", "--checkpoint", "best" if "best" in name else "last"]) == 5
@@ -215,9 +207,7 @@ def test_a_model_that_no_machine_has_memory_for_ends_in_a_text(width: int, capsy
         assert "the model does not fit into this machine's memory" in capsys.readouterr().err
 
 
-def test_a_value_of_millions_of_characters_does_not_flood_the_terminal(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_of_millions_of_characters_is_cut(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain["run"]["settings"].update(seed="7" * 5_000_000))
     for arguments in (["eval", "run"], RESUME):
@@ -229,9 +219,7 @@ def test_a_value_of_millions_of_characters_does_not_flood_the_terminal(
 
 
 @pytest.mark.parametrize("setting", ["loader: {num_workers: 100000}", "num_threads: 1000000"])
-def test_a_config_cannot_ask_for_thousands_of_processes_or_threads(
-    setting: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_gets_no_thousands_of_threads(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.yaml").write_text(f"recipe: mnist\n{setting}\n")
     assert command(["config", "config.yaml"]) == 2
     assert " error: " in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Models pushed to and pulled from repositories in Hugging Face's format: folders, and a Hub that is a folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -97,9 +95,7 @@ def test_altered_missing_and_linked_files_are_refused_and_leave_nothing(pushed: 
 
 
 @pytest.mark.full
-def test_the_hub_is_used_for_names_that_begin_with_hf_only(
-    run: Path, pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_used_for_hf_names(run: Path, pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def upload(self: object, **options: Any) -> None:

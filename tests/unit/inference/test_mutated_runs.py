@@ -1,7 +1,5 @@
 """Files of a run folder damaged at random: an error with a text, or the run's own result. FUZZ_TRIALS=2000 for more."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """An ONNX file says how to make its input from an image: `examples/onnx_predict.py` needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -47,7 +45,6 @@ def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     mine = predict("w.safetensors", files, settings, preset="shapes")
     for file, line, prediction in zip(files, done.stdout.splitlines(), mine, strict=True):
         found = re.fullmatch(r"(\S+)  class (\w+)  probability ([\d.]+)%", line)
-        assert found is not None
         assert (found[1], found[2]) == (file, prediction["class"])
         assert float(found[3]) / 100 == pytest.approx(prediction["probability"], abs=0.01)
 

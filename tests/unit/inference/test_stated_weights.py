@@ -1,7 +1,5 @@
 """Commands take the weights that a run's statement lists, and data that did not come with the run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run folder that is damaged, altered or a stranger's: an error with the cause, or the run's own result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -36,9 +34,7 @@ OPENING = (["eval", "run"], ["predict", "run", "dot.png"], ["export", "run", "--
 
 
 @pytest.mark.parametrize("arguments", OPENING, ids=lambda arguments: arguments[0])
-def test_final_weights_with_one_bit_flipped_are_refused(
-    run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_with_a_flipped_bit_fail(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     content = bytearray((run / "weights.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "weights.safetensors").write_bytes(content)
@@ -49,9 +45,7 @@ def test_final_weights_with_one_bit_flipped_are_refused(
     assert "samebits train --run-dir run --resume auto, which writes it again" in text
 
 
-def test_final_weights_of_another_run_are_refused_and_written_again_by_a_resume(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_another_run_are_refused_and_a_resume_mends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, ended_with = (run / "weights.safetensors").read_bytes(), result(run)["weights_sha256"]
     assert command(["eval", "run", "--json"]) == 0
     figures = capsys.readouterr().out
@@ -73,9 +67,7 @@ def test_final_weights_without_a_result_are_not_used(run: Path, capsys: pytest.C
     assert command(["eval", "run"]) == 0
 
 
-def test_a_resume_without_its_config_is_compared_with_the_checkpoint(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_without_config_is_compared_with_the_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "config.yaml").unlink()
     (run / "result.json").unlink()
     more = ["train", str(RECIPE), *SETTINGS, *RESUME[1:]]
@@ -123,9 +115,7 @@ def test_facts_that_are_not_the_run_s_are_refused(
     assert text in capsys.readouterr().err
 
 
-def test_facts_of_a_run_from_before_they_were_hashed_that_do_not_fit_are_named(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unhashed_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain.pop("run"))
     assert command(["eval", "run"]) == 0

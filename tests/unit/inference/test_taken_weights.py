@@ -1,7 +1,5 @@
 """Commands name the weights that they take."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

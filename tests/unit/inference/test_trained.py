@@ -1,7 +1,5 @@
 """Evaluation and prediction by a trained model: a run folder, or a file of weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -70,9 +68,7 @@ def pictures() -> Path:
     return folder
 
 
-def test_predict_answers_with_the_names_that_the_run_kept_for_every_file_of_a_folder_in_order(
-    run: Path, pictures: Path
-) -> None:
+def test_predict_answers_with_the_run_s_names_for_each_file_of_a_folder_in_order(run: Path, pictures: Path) -> None:
     answers = list(predictions(TrainedModel(run), [pictures, pictures / "a.png"]))
     assert [str(answer.file.relative_to(pictures)) for answer in answers] == ["a.png", "b.png", "more/b.png"]
     assert [answer.prediction["class"] for answer in answers] == ["dark", "bright", "bright"]
@@ -97,9 +93,7 @@ def test_a_file_that_can_not_be_read_has_its_error_and_the_others_their_answers(
         predict(run, files)
 
 
-def test_files_that_do_not_exist_are_reported_before_the_model_is_opened(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_files_are_reported_before_the_model_is_opened(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainedModel, "open", lambda *_: pytest.fail("opened"))
     answers = list(predictions(TrainedModel(run), ["gone.png", "too.png"]))
     assert [str(answer.error) for answer in answers] == [
@@ -109,9 +103,7 @@ def test_files_that_do_not_exist_are_reported_before_the_model_is_opened(
         predict(run, ["gone.png"])
 
 
-def test_images_of_any_size_are_evaluated_one_by_one_without_loss_if_the_recipe_infers(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_are_evaluated_without_loss_if_the_recipe_infers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = evaluate(run)
     assert set(figures) == {"loss", "top1"}
     assert re.fullmatch(r"\d+ samples, each once\n", capsys.readouterr().err)
@@ -137,17 +129,13 @@ def test_answers_are_drawn_into_a_folder_without_writing_over_each_other(run: Pa
         (2, ".", "would overwrite the input 0.png"),
     ],
 )
-def test_a_place_for_drawings_that_can_not_be_is_refused_before_the_model_is_opened(
-    num_files: int, draw: str, text: str
-) -> None:
+def test_a_place_for_drawings_that_can_not_be_is_refused_early(num_files: int, draw: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         places_for([Path(f"{place}.png") for place in range(num_files)], Path(draw))
 
 
 @pytest.mark.parametrize("name", ["drawn.png", "drawn.jpg"])
-def test_a_picture_of_the_users_is_not_drawn_over_and_an_earlier_drawing_is(
-    run: Path, pictures: Path, name: str
-) -> None:
+def test_a_user_s_picture_is_not_drawn_over_and_an_earlier_drawing_is(run: Path, pictures: Path, name: str) -> None:
     Image.new("RGB", (9, 9)).save(name)
     before = Path(name).read_bytes()
     with pytest.raises(CheckpointError, match=f"{name} already exists"):
@@ -174,9 +162,7 @@ def test_an_empty_folder_is_an_error() -> None:
         expand(["empty"])
 
 
-def test_a_file_of_weights_is_asked_as_the_model_of_a_preset(
-    run: Path, pictures: Path, weights: dict[str, torch.Tensor]
-) -> None:
+def test_a_file_of_weights_is_a_preset_s_model(run: Path, pictures: Path, weights: dict[str, torch.Tensor]) -> None:
     Path("data").mkdir()
     Path("data/classes.txt").write_text("dark bright")
     wrapped = {f"module.{name}": tensor for name, tensor in weights.items()} | {"module.aux": torch.zeros(2)}

@@ -1,7 +1,5 @@
 """A small run of a recipe with facts, and what tests look up in it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

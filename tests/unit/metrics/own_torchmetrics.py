@@ -1,7 +1,5 @@
 """Metrics derived from torchmetrics' class, which takes seconds to import."""
 
-from __future__ import annotations
-
 import torch
 from torchmetrics import Metric, MetricCollection, PearsonCorrCoef, classification
 

@@ -1,7 +1,5 @@
 """When `stop_early` ends a run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

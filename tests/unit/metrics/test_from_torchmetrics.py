@@ -1,7 +1,5 @@
 """Objects of torchmetrics as a recipe's metric."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from functools import cache

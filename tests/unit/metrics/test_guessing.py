@@ -1,7 +1,5 @@
 """Classifiers whose answers do not depend on their inputs are recognized, others are not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,9 +23,7 @@ def accuracy(labels: Tensor, answers: Tensor, num_classes: int, **settings: obje
 
 @settings(max_examples=200, deadline=None)
 @given(counts=COUNTS, answer=st.integers(0, 11))
-def test_one_answer_for_all_samples_is_named_unless_the_samples_are_of_one_class(
-    counts: list[int], answer: int
-) -> None:
+def test_one_answer_for_all_samples_is_named_unless_they_are_of_one_class(counts: list[int], answer: int) -> None:
     labels, answers = torch.tensor(counts), torch.zeros(len(counts), dtype=torch.int64)
     answer %= len(counts)
     answers[answer] = sum(counts)

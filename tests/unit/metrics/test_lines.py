@@ -1,7 +1,5 @@
 """Lines as read against true ones: figures by hand, and the same figures however lines are shared out."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -36,9 +34,7 @@ def test_figures_are_those_counted_by_hand() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(rows=pairs, data=st.data())
-def test_any_sharing_out_gives_the_same_figures_and_the_same_worst_lines(
-    rows: list[tuple[str, str]], data: st.DataObject
-) -> None:
+def test_any_sharing_gives_the_same_figures_and_worst_lines(rows: list[tuple[str, str]], data: st.DataObject) -> None:
     whole = lines()
     whole.add(*batch(rows))
     cut = data.draw(st.integers(0, len(rows)))

@@ -1,7 +1,5 @@
 """The metric that the documentation shows."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -17,7 +15,6 @@ from tests.runs import ROOT
 def test_the_metric_of_the_documentation_is_exact_in_any_order() -> None:
     page = (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8")
     code = re.search(r"## The metric\n.*?```python\n(.*?)```", page, re.DOTALL)
-    assert code is not None
     names: dict[str, Any] = {"math": math}
     exec(code[1], names)
     outputs = torch.randn(30, generator=torch.Generator().manual_seed(0)) * 1000

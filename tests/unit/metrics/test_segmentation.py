@@ -1,7 +1,5 @@
 """Segmentation metrics: equal to torchmetrics, exact in any distribution, and safe with large masks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

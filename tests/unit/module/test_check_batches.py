@@ -1,7 +1,5 @@
 """Batch norm over a single value is refused before the first step, with sizes that work."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -31,9 +29,7 @@ def settings(global_batch: int, micro_batch: int, batch_norm: str = "micro") -> 
     [(25, 4, 1), (25, 5, 1), (61, 2, 2), (9, 8, 4), (2, 1, 1), (5, 4, 2), (17, 16, 16)],
 )
 @pytest.mark.parametrize("batch_norm", ["micro", "sync"])
-def test_the_sizes_of_the_fix_are_not_refused_again(
-    num_samples: int, global_batch: int, micro_batch: int, batch_norm: str
-) -> None:
+def test_the_sizes_of_the_fix_are_valid(num_samples: int, global_batch: int, micro_batch: int, batch_norm: str) -> None:
     given = settings(global_batch, micro_batch, batch_norm)
     try:
         check_batches(given, pooled(), num_samples, (3, 8, 8))

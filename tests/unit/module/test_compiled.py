@@ -1,7 +1,5 @@
 """The compiled model, by torch's fastest backend: what is compiled, how often, and the error if it fails."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Iterator
@@ -48,9 +46,7 @@ def test_each_shape_is_compiled_once_however_often_they_take_turns(programs: lis
     assert len(programs) == 3
 
 
-def test_too_many_shapes_end_the_run_where_torch_would_continue_uncompiled(
-    programs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_shapes_end_the_run_not_the_compilation(programs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "MAX_SHAPES", 3)
     run = Compiled(Net(), CPU)
     for size in (2, 3, 4):

@@ -1,7 +1,5 @@
 """Settings become the optimizer that they name, over the parameters that are trained."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

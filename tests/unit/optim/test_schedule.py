@@ -1,7 +1,5 @@
 """Learning rates against values worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -117,9 +115,7 @@ def test_a_warmup_factor_is_where_the_warmup_starts() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(num_steps=st.integers(2, 300), steps_per_epoch=st.integers(1, 60), warmup=st.floats(0, 20))
-def test_warmup_takes_at_most_half_of_a_run_and_a_shorter_one_is_as_configured(
-    num_steps: int, steps_per_epoch: int, warmup: float
-) -> None:
+def test_warmup_takes_at_most_half_of_a_run_or_what_is_set(num_steps: int, steps_per_epoch: int, warmup: float) -> None:
     shape = {"schedule": "cosine", "final_factor": 0.1}
     got, without = factors(num_steps, steps_per_epoch, warmup_epochs=warmup, **shape), factors(num_steps, 1, **shape)
     length = math.ceil(min(warmup * steps_per_epoch, num_steps / 2))

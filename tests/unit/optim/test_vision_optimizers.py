@@ -1,7 +1,5 @@
 """LAMB, Muon and layer-wise learning rates against timm's, torch's and MAE's."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

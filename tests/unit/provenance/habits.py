@@ -1,7 +1,5 @@
 """Small recipes with habits that make a result depend on how a run went."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

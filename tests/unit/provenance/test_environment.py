@@ -1,7 +1,5 @@
 """What is recorded of the hardware: what the libraries choose their kernels by."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A resume with other code, data, versions or processor: refused or reported, never silent."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -124,9 +122,7 @@ def test_data_may_move(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFix
     assert "changed" not in capsys.readouterr().out
 
 
-def test_an_edited_recipe_that_computes_the_same_continues_with_a_warning(
-    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edit_of_no_effect_is_a_warning(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.file.write_text("version = 2\n")
     kept = recipe.train(tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())
@@ -148,9 +144,7 @@ def test_an_edited_recipe_that_computes_something_else_is_refused_unless_allowed
     assert "changed since the checkpoint of this run" in " ".join(capsys.readouterr().out.split())
 
 
-def test_another_processor_is_refused_unless_allowed_and_both_are_kept(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_processor_must_be_allowed(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.backends.cpu.get_cpu_capability()
     monkeypatch.setattr(environment.torch.backends.cpu, "get_cpu_capability", lambda: "SVE512")
     with pytest.raises(CheckpointError, match="CPU capability") as caught:
@@ -252,9 +246,7 @@ def test_digests_of_samples_tell_rows_apart_and_know_no_folders() -> None:
     assert first[5] != digests([[1.0, 2.0], [3.0, 4.0]], ["/a/x.jpg", "/a/y.jpg"], [1, 2, 4])[5]
 
 
-def test_modules_beside_a_recipe_count_and_installed_ones_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_beside_a_recipe_count_not_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe.py").write_text("import beside\n")
     (tmp_path / "beside.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

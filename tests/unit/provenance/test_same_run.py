@@ -1,7 +1,5 @@
 """A run is resumed with the settings that it started with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +43,7 @@ class WithPath(RunConfig):
     model: WithWeights = Field(default=WithWeights(), description="a section")
 
 
-def test_a_relative_path_is_that_of_the_run_which_has_it_whole(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_relative_path_is_that_of_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     config = WithPath(recipe="test")
     _write(folder, plain_settings(config))

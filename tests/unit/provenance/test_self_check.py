@@ -1,7 +1,5 @@
 """Behaviour of recipes that makes a result depend on how a run went: exact mode refuses it, or makes it exact."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """`provenance.json`: its form, its root, and what a stranger may have put into it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -214,9 +212,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(data=st.data(), value=JSON)
-def test_any_value_anywhere_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
-) -> None:
+def test_a_value_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any) -> None:
     statement = plain()
     *way, last = data.draw(st.sampled_from(places(statement)[1:]))
     inner = statement

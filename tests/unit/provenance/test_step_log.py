@@ -1,7 +1,5 @@
 """The record of steps: what a crash, a stranger or another run leaves of it."""
 
-from __future__ import annotations
-
 import math
 import os
 import struct
@@ -105,9 +103,7 @@ def test_a_run_that_goes_back_repeats_the_later_records(path: Path, step: int) -
 
 
 @pytest.mark.parametrize("damage", ["other run", "gap", "missing", "empty", "noise", "folder name", "shorter"])
-def test_a_file_that_does_not_lead_to_the_checkpoint_is_replaced_by_one_that_starts_there(
-    path: Path, damage: str
-) -> None:
+def test_a_file_that_leads_to_no_checkpoint_is_replaced_by_one_that_starts_there(path: Path, damage: str) -> None:
     written(path)
     link = read_steps(path).link()
     content = path.read_bytes()

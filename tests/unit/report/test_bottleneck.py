@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from samebits.report.bottleneck import WINDOW_S, DataWait, advice
@@ -38,9 +36,7 @@ def test_a_slow_first_epoch_that_fills_a_cache_does_not_hide_a_later_one_without
         (4, 3, False, ["All cores are in use"]),
     ],
 )
-def test_the_advice_is_what_can_be_done_here(
-    num_workers: int, num_free: int, can_cache: bool, texts: list[str]
-) -> None:
+def test_the_advice_can_be_followed_here(num_workers: int, num_free: int, can_cache: bool, texts: list[str]) -> None:
     text = advice(num_workers=num_workers, num_free_cores=num_free, can_cache=can_cache)
     assert [part in text for part in texts] == [True] * len(texts)
     assert len(text.splitlines()) == len(texts)

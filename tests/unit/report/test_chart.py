@@ -1,7 +1,5 @@
 """Charts by matplotlib: every line on them, in any script, on a light background whatever the current folder holds."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -114,9 +112,7 @@ def test_a_wide_terminal_shows_how_much_of_the_epoch_is_done(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("columns", "is_shown"), [(100, False), (120, True)])
-def test_a_wide_terminal_shows_the_wait_for_data_and_still_the_bar(
-    columns: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_terminal_shows_waits_for_data(columns: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = io.StringIO()
     done = {"epoch": 10, "num_epochs": 100, "step": 900, "num_steps": 10_000, "left_s": 4000.0}
@@ -303,8 +299,6 @@ def test_a_reader_that_goes_away_does_not_stop_the_run() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()

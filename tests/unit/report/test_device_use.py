@@ -1,7 +1,5 @@
 """What records say of a device: with a GPU whose driver is replaced by a fake one, and without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any
@@ -72,9 +70,7 @@ def test_the_driver_is_asked_for_the_gpu_of_the_process() -> None:
         ("AMD Instinct MI300X", "bf16", None),
     ],
 )
-def test_the_peak_is_that_of_the_precision_and_null_for_an_unknown_gpu(
-    name: str, precision: str, peak: float | None
-) -> None:
+def test_the_peak_is_the_precision_s_or_null_for_an_unknown_gpu(name: str, precision: str, peak: float | None) -> None:
     assert peak_tflops(name, precision) == peak
 
 

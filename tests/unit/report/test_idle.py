@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from samebits.report.idle import idle_row

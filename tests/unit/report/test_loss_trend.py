@@ -1,7 +1,5 @@
 """A loss that grows over many steps is noticed, and noise is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Slow ranks: compared by the time of a micro-batch, and reported once after a while."""
 
-from __future__ import annotations
-
 from samebits.report.stragglers import WINDOW_S, Stragglers
 
 

@@ -1,7 +1,5 @@
 """What W&B and MLflow stored, read back through their own packages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tracker receives each record of a run once, also after a resume; what it does wrong stays its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -177,9 +175,7 @@ def test_trackers_that_fail_and_hang_change_no_bit_of_a_run(tmp_path: Path) -> N
     assert received.count("train/loss") == 10
 
 
-def test_a_tracker_file_that_only_a_run_folder_names_is_not_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_file_that_only_a_run_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     file = tmp_path / "notes.py"
     file.write_text(NOTES)

@@ -1,7 +1,5 @@
 """Run folders and trackers for tests of trackers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

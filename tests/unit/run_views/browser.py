@@ -1,7 +1,5 @@
 """A headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port and no other package."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

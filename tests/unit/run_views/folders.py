@@ -1,7 +1,5 @@
 """Run folders as a run writes them, without training."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Texts that act on a terminal or a page which does not escape them, and run folders full of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

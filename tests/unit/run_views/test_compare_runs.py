@@ -1,7 +1,5 @@
 """`samebits compare`: what differs, side by side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run folders of strangers: no name acts on a terminal or a page, no file blocks or fills the memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -67,10 +65,7 @@ def check_page(page: str) -> Checked:
 
 @pytest.mark.parametrize("command", ["runs", "compare", "watch"])
 def test_hostile_texts_do_not_act_on_a_terminal(
-    tmp_path: Path,
-    command: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runs = [poison(make_run(tmp_path / "runs" / str(number)), text) for number, text in enumerate(HOSTILE[::6])]

@@ -1,7 +1,5 @@
 """The page in a real browser: phone and desktop, light and dark, hover, keys, and 50 hostile texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,9 +119,7 @@ def test_50_hostile_texts_run_nothing_and_request_nothing(page: Page, tmp_path: 
             assert page.problems() == []
 
 
-def test_50_hostile_texts_run_nothing_in_a_notebook_where_no_policy_helps(
-    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_50_hostile_texts_run_nothing_in_notebooks(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for number, text in enumerate(HOSTILE):
         poison(make_run(tmp_path / "runs" / f"{number:02}"), text)

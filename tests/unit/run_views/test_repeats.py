@@ -1,7 +1,5 @@
 """Means over seeds, hashes of samples in comparisons, and legends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -56,9 +54,7 @@ def test_runs_whose_settings_differ_only_in_the_seed_have_mean_deviation_and_num
         ("", 1, 0),  # stopped: its last evaluation is another one
     ],
 )
-def test_only_complete_runs_of_equal_settings_and_data_are_repeats(
-    tmp_path: Path, more: str, done: int | None, num_seeds: int
-) -> None:
+def test_only_complete_runs_of_a_kind_are_repeats(tmp_path: Path, more: str, done: int | None, num_seeds: int) -> None:
     first, other = seeded(tmp_path / "a", 0), seeded(tmp_path / "b", 1, done=done)
     config = other / "config.yaml"
     kept = [line for line in config.read_text().splitlines() if line.partition(":")[0] != more.partition(":")[0]]
@@ -83,9 +79,7 @@ def test_a_mean_beyond_the_range_of_numbers_is_left_out(tmp_path: Path) -> None:
     assert seed_lines(groups, 80)[1].split() == ["n", "loss"]
 
 
-def test_compare_and_its_page_show_means_and_curves_before_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_shows_means_and_curves_before_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(seeded(tmp_path / str(seed), seed, top1=0.5 + seed / 4)) for seed in range(2)]
     assert run_command(["compare", *runs, "--html", str(tmp_path / "page.html")]) == 0
     assert "n            top-1" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """`samebits report`: what the page has, its size, and that it replaces only its own file."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -99,9 +97,7 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "edit", [("</title>", " edited</title>"), ("</html>", "</html><!-- mine -->"), ("-->\n", "-->\nmine")]
 )
-def test_a_page_that_the_user_has_edited_is_not_replaced(
-    edit: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_page_is_kept(edit: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, page = make_run(tmp_path / "a"), tmp_path / "page.html"
     assert run_command(["report", str(run), "--out", str(page)]) == 0
     edited = edit[1].join(page.read_text().rsplit(edit[0], 1))
@@ -111,9 +107,7 @@ def test_a_page_that_the_user_has_edited_is_not_replaced(
     assert page.read_text() == edited
 
 
-def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_in_the_run_folder_and_replaces_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a")
     for _ in range(2):
         assert run_command(["report", str(run)]) == 0
@@ -134,9 +128,7 @@ def test_the_page_goes_into_the_run_folder_and_replaces_only_a_page(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link.html", "mine.html", "new"]
 
 
-def test_charts_are_written_as_svg_files_and_over_no_file_of_the_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_charts_are_svg_files_and_replace_no_user_s_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(make_run(tmp_path / f"run{number}", lr=0.1 + number / 8)) for number in range(2)]
     out, charts = ["--out", str(tmp_path / "report.html")], tmp_path / "charts"
     assert run_command(["report", *runs, *out, "--svg", str(charts)]) == 0

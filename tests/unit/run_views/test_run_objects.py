@@ -1,7 +1,5 @@
 """`samebits.runs` and `samebits.Run`: run folders as objects, shown in notebooks, whoever wrote the folders."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -62,9 +60,7 @@ def test_a_metric_that_is_not_finite_stays_in_the_metrics(folder: Path) -> None:
     assert len(metrics) == 1002
 
 
-def test_a_frame_has_a_row_for_each_run_with_the_settings_that_differ(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frame_has_a_row_for_each_run_and_what_differs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = samebits.runs(folder).rows()
     assert [row["optim.lr"] for row in rows] == [0.1, 0.3, 0.1]
     assert "seed" not in rows[0]

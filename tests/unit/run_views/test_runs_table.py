@@ -1,7 +1,5 @@
 """`samebits runs`: states, conditions, order, widths, the cache."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -73,9 +71,7 @@ def test_max_steps_limits_the_steps_of_a_run_that_is_not_complete(tmp_path: Path
     assert by_name(tmp_path / "runs")["a"].num_steps == expected
 
 
-def test_a_published_model_is_no_run_and_no_command_proposes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_model_is_no_run_nor_proposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run", "pushed", "pulled"):
         make_run(tmp_path / "runs" / name)
     for name in ("pushed", "pulled"):
@@ -223,9 +219,7 @@ def test_a_changed_run_is_read_again_and_the_others_are_not(tmp_path: Path, monk
     assert read == ["b"]
 
 
-def test_a_process_that_ended_shows_without_a_change_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_ended_shows_with_unchanged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     make_run(tmp_path / "runs/a", done_epochs=1, lock=f"process {process.pid} on {os.uname().nodename}")
     assert by_name(tmp_path / "runs")["a"].state == "running"

@@ -1,7 +1,5 @@
 """The output of `samebits plan`, compared with a real pass."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -215,9 +213,7 @@ def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.Capture
 
 
 @pytest.mark.full
-def test_a_plan_needs_no_data_where_the_recipe_gives_its_inputs_shape(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_needs_no_data_if_the_recipe_gives_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     smaller = ["model.width=8", "data.size_px=128", "micro_batch=2"]
     assert run(["plan", "pose/coco_w32_512", "--json", f"data.root={tmp_path}/empty", *smaller]) == 0

@@ -1,7 +1,5 @@
 """The table and the conclusions of `samebits scale`."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`samebits simulate`: virtual ranks train like real ones, and their costs are counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -74,9 +72,7 @@ def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.Capt
         (["--procs", "2-"], "--procs is '2-'"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(
-    capsys: pytest.CaptureFixture[str], settings: list[str], text: str
-) -> None:
+def test_what_can_t_be_simulated_is_refused(capsys: pytest.CaptureFixture[str], settings: list[str], text: str) -> None:
     assert run(["simulate", str(TINY), *settings]) == 2
     assert text in capsys.readouterr().err
 

@@ -1,7 +1,5 @@
 """What the start needs of the store, counted with the rendezvous of real ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.simulate.start_up import join_calls

@@ -1,7 +1,5 @@
 """A truncated or altered checkpoint is named and skipped, wherever the damage is, and whenever the process died."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints come back as they went, and only the right ones stay."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -58,9 +56,7 @@ def same(one: Any, two: Any) -> bool:
         {"name": "adamw", "weight_decay": 0.01},
     ],
 )
-def test_a_checkpoint_comes_back_as_it_went_and_training_resumes_with_the_same_bits(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_a_checkpoint_comes_back_and_training_resumes_to_the_same_bits(tmp_path: Path, config: dict[str, Any]) -> None:
     model = network()
     made = optimizer(model, OptimConfig(**config))
     train(model, made, 3)

@@ -1,7 +1,5 @@
 """Files that the user puts among those of a run: none of them is deleted, moved or overwritten."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

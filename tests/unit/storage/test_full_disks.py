@@ -1,7 +1,5 @@
 """A disk without room, a file that may not grow, a read-only disk: an error, and the old checkpoint survives."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pretrained weights, in the formats of common training scripts."""
 
-from __future__ import annotations
-
 import argparse
 from collections import OrderedDict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that are no weights, or that could run code: each is named, and runs none."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -138,9 +136,7 @@ def test_a_value_that_the_reader_failed_on_is_named_with_its_exception(tmp_path:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_that_is_not_there_comes_with_where_it_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_a_missing_file_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist") as caught:
         load_pretrained(net(), Path("here", f"w{suffix}"))

@@ -1,7 +1,5 @@
 """The folder of a run: one owner at a time, files whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -42,7 +40,6 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     yield process
     process.kill()
@@ -66,8 +63,6 @@ def test_a_run_folder_is_free_when_its_owner_is_killed(tmp_path: Path, owner: su
 
 
 def test_a_run_folder_is_free_when_its_owner_closes_it(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
-    assert owner.stdin is not None
-    assert owner.stdout is not None
     owner.stdin.write("\n")
     owner.stdin.flush()
     assert owner.stdout.readline() == "closed\n"

@@ -1,7 +1,5 @@
 """A run folder has one owner also where the file system has no locks."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

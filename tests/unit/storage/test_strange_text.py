@@ -1,7 +1,5 @@
 """Texts that are not UTF-8, numbers beyond floats, and records without end: no traceback, and bounded memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

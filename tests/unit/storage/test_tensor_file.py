@@ -1,7 +1,5 @@
 """Files of tensors are what the format's own library writes and reads."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

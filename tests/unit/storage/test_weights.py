@@ -1,7 +1,5 @@
 """Weights as one hash, as a file, and in a model that they may not fit."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A search has the same trials whichever of them ends first, and however often it is stopped."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

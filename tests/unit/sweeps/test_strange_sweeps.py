@@ -1,7 +1,5 @@
 """A sweep folder of a stranger runs no code: its settings are not those that the user typed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -80,9 +78,7 @@ def test_the_recipe_file_of_a_strangers_sweep_is_not_run(folder: Path, started: 
 
 @pytest.mark.parametrize("place", ["arguments", "trials", "space"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_no_trial_with_a_tracker_of_a_strangers_sweep_starts(
-    folder: Path, started: list[list[str]], spelling: str, place: str
-) -> None:
+def test_no_tracker_of_a_strangers_sweep(folder: Path, started: list[list[str]], spelling: str, place: str) -> None:
     if place == "arguments":
         write(folder, arguments=["digits", spelling])
     elif place == "trials":

@@ -1,7 +1,5 @@
 """Which trials a sweep has: values of the command line, their places on a machine, and the array of Slurm jobs."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Records that were altered before a resume are named then, not only when the finished run is verified."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Segments: every step is in one, anyone with the root chooses the same ones, and what escapes is stated rightly."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from fractions import Fraction
@@ -28,9 +26,7 @@ def test_each_step_is_in_one_segment(starts: list[int], num_steps: int) -> None:
 
 
 @given(starts=STARTS, num_steps=st.integers(1, 250), share=st.floats(0.001, 1), seed=st.text(max_size=4))
-def test_the_chosen_segments_cover_the_share_and_none_is_superfluous(
-    starts: list[int], num_steps: int, share: float, seed: str
-) -> None:
+def test_the_chosen_segments_just_cover_the_share(starts: list[int], num_steps: int, share: float, seed: str) -> None:
     segments = cut(starts, num_steps)
     chosen = choose(segments, share, seed)
     assert chosen == choose(list(reversed(segments)), share, seed) == sorted(set(chosen))
@@ -88,9 +84,7 @@ def test_a_run_of_millions_of_segments_takes_no_time() -> None:
 
 
 @given(starts=STARTS, num_steps=st.integers(1, 250), num_parts=st.integers(1, 9))
-def test_parts_share_all_segments_and_no_verifier_has_more_than_a_segment_too_many(
-    starts: list[int], num_steps: int, num_parts: int
-) -> None:
+def test_parts_share_all_segments_evenly_to_within_one(starts: list[int], num_steps: int, num_parts: int) -> None:
     segments = cut(starts, num_steps)
     parts = [share_of(segments, part, num_parts) for part in range(1, num_parts + 1)]
     assert sorted(each for part in parts for each in part) == segments
@@ -104,9 +98,7 @@ def test_two_verifiers_of_equal_segments_have_half_each() -> None:
 
 
 @given(starts=STARTS, num_steps=st.integers(1, 250), data=st.data())
-def test_the_steps_of_a_user_are_replayed_each_from_a_starting_point(
-    starts: list[int], num_steps: int, data: st.DataObject
-) -> None:
+def test_the_steps_of_a_user_are_replayed_from_a_point(starts: list[int], num_steps: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, num_steps - 1))
     stop = data.draw(st.integers(first + 1, num_steps))
     segments = cut(starts, num_steps)

@@ -1,7 +1,5 @@
 """Tampered runs are found, with the step; an honest one is not. `make bench-verify` has a hundred, and audits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -90,9 +88,7 @@ def without(*names: str) -> Callable[[Path, Path], None]:
 
 
 @pytest.mark.parametrize("names", [("step-*",), ("metrics.jsonl", "result.json"), ("step-*", "result.json")])
-def test_what_a_publisher_leaves_out_is_noted_and_the_rest_verified(
-    honest: Path, tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_what_is_left_out_is_noted_and_the_rest_verified(honest: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
     run = tmp_path / "run"
     without(*names)(honest, run)
     verdict = verified(run, from_scratch="step-*" in names)
@@ -162,9 +158,7 @@ def test_a_damaged_checkpoint_that_is_not_needed_is_found_by_its_size(honest: Pa
     ]
 
 
-def test_a_segment_whose_checkpoint_is_damaged_is_left_out_and_the_others_are_verified(
-    honest: Path, tmp_path: Path
-) -> None:
+def test_a_segment_of_a_damaged_checkpoint_is_left_out_the_others_are_verified(honest: Path, tmp_path: Path) -> None:
     run = damaged(honest, tmp_path / "run", "checkpoints/step-000008/weights.safetensors", flip)
     verdict = verified(run, steps=(8, 20))
     assert [text.partition(" was ")[0] for text in verdict.mismatches] == [

@@ -1,7 +1,5 @@
 """What a run's statement does not list, and listed files that are missing, are findings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -82,9 +80,7 @@ def turn_the_direction(run: Path) -> None:
         (raise_the_best, "best.json"),
     ],
 )
-def test_what_the_statement_does_not_list_is_a_finding(
-    honest: Path, tmp_path: Path, change: Callable[[Path], None], name: str
-) -> None:
+def test_what_is_unlisted_is_a_finding(honest: Path, tmp_path: Path, change: Callable[[Path], None], name: str) -> None:
     run = tmp_path / "run"
     shutil.copytree(honest, run)
     change(run)
@@ -92,9 +88,7 @@ def test_what_the_statement_does_not_list_is_a_finding(
 
 
 @pytest.mark.parametrize("command", ["compare", "diff"])
-def test_settings_that_contradict_the_statement_are_named(
-    honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_contradicting_settings(honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(honest, run)
     shutil.copytree(honest, other)
@@ -117,9 +111,7 @@ def test_settings_that_contradict_the_statement_are_named(
         ("unheard: 1\n", False),
     ],
 )
-def test_typed_settings_are_compared_by_their_meaning(
-    honest: Path, tmp_path: Path, typed: str, *, is_equal: bool
-) -> None:
+def test_typed_settings_are_compared_by_meaning(honest: Path, tmp_path: Path, typed: str, *, is_equal: bool) -> None:
     run = tmp_path / "run"
     shutil.copytree(honest, run)
     (run / "config.diff.yaml").write_text(typed)

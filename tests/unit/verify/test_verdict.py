@@ -1,7 +1,5 @@
 """Verdicts: of one verifier, of a part, and merged; written and read again."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`samebits verify RUN`, without options, finds runs whose end, one file, or data are not what they state."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
