@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TINY = ROOT / "tests" / "e2e" / "tiny_recipe.py"
 SAMEBITS = [sys.executable, "-m", "samebits"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 # For what takes seconds: a busy machine takes many times as long. A test has 400 s.
 LONG_S = 180.0
 
@@ -53,6 +54,33 @@ def samebits(*arguments: object, cwd: Path, code: int = 0, **more: str) -> subpr
 def start(*arguments: object, cwd: Path, **more: str) -> subprocess.Popen[str]:
     """Begin a command, in a session of its own, as a terminal gives it one."""
     return _begin(list(map(str, arguments)), cwd, environment(**more), start_new_session=True)
+
+
+@contextlib.contextmanager
+def running(*arguments: object, cwd: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Begin a command as `start` does, and end what is left of it behind the block."""
+    process = start(*arguments, cwd=cwd, **more)
+    try:
+        yield process
+    finally:
+        kill_session(process)
+
+
+def communicate_all(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """Wait for processes that `start` began, and end what is left of them; return what each printed."""
+    try:
+        return [process.communicate(timeout=LONG_S) for process in processes]
+    finally:
+        for process in processes:
+            kill_session(process)
+
+
+def python(*arguments: object, cwd: Path | None = None, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments to its end, and check its exit code."""
+    words = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(words, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=LONG_S)
+    assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def _begin(words: list[str], cwd: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[str]:

@@ -1,11 +1,10 @@
 """Signals while the launcher starts its fork server: the launcher answers to them, and only the launcher."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.runs import LONG_S, environment
+from tests.runs import python
 
 SCRIPT = """
 import os, re, signal, sys, time
@@ -48,7 +47,4 @@ assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process blocks and ignores is read from /proc")
 def test_no_signal_is_lost_while_the_fork_server_starts() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment(), capture_output=True, text=True, timeout=LONG_S
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", SCRIPT)

@@ -19,7 +19,19 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from samebits.cluster.signed import ForgedError, Seal, SignedStore
 from samebits.launch.nodes.state import StateInStore, from_plain, to_plain
-from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, own_port, samebits, start, wait_until, weights
+from tests.runs import (
+    LONG_S,
+    SAMEBITS,
+    TINY,
+    environment,
+    kill_session,
+    own_port,
+    running,
+    samebits,
+    start,
+    wait_until,
+    weights,
+)
 
 KEY = "a secret that strangers do not know"
 SETTINGS = ("epochs=1", "report.tensorboard=false", "report.every_steps=1")
@@ -41,11 +53,10 @@ def slow(folder: Path) -> tuple[str, str]:
 def slow_run(folder: Path, *arguments: object, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """A run on two processes that takes its time until the file `slow` is removed."""
     (folder / "slow").touch()
-    run = start("train", TINY, *SETTINGS, *slow(folder), "--run-dir", folder / "run", *arguments, cwd=folder, **environ)
-    try:
+    with running(
+        "train", TINY, *SETTINGS, *slow(folder), "--run-dir", folder / "run", *arguments, cwd=folder, **environ
+    ) as run:
         yield run
-    finally:
-        kill_session(run)
 
 
 def test_a_run_that_strangers_write_to_ends_in_the_same_weights(undisturbed: str, tmp_path: Path) -> None:
@@ -192,15 +203,14 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
         said = strange.communicate(timeout=LONG_S)[1]
         assert strange.returncode == 4
         assert "cannot prove that it belongs to the run" in said
-        second = start("train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "run", cwd=tmp_path)
-        try:
+        with running(
+            "train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "run", cwd=tmp_path
+        ) as second:
             wait_until(lambda: hostile.trains(tmp_path, first), LONG_S)
             (tmp_path / "slow").unlink()
             for process in (first, second):
                 output, errors = process.communicate(timeout=LONG_S)
                 assert process.returncode == 0, output + errors
-        finally:
-            kill_session(second)
     assert weights(tmp_path / "run") == undisturbed
     assert not (tmp_path / "canary").exists()
     assert not key.exists()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.runs import kill_session, samebits, start
+from tests.runs import running, samebits
 
 COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
 STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
@@ -12,11 +12,8 @@ STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
 
 def sweep(*arguments: object, cwd: Path) -> str:
     """Run a sweep to its end, and return what it prints."""
-    process = start("sweep", *arguments, cwd=cwd)
-    try:
+    with running("sweep", *arguments, cwd=cwd) as process:
         out, err = process.communicate(timeout=900)
-    finally:
-        kill_session(process)
     assert process.returncode == 0, out + err
     return out
 

@@ -12,17 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.runs import LONG_S, TINY, environment, own_port, samebits, weights
+from tests.runs import LONG_S, TINY, environment, own_port, weights
 
 KEY = "a key of these tests that is long enough"
-
-
-@pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    samebits("train", TINY, "--procs", 1, "--run-dir", "run", cwd=folder)
-    return weights(folder / "run")
 
 
 @pytest.fixture
@@ -42,17 +34,8 @@ def programs(tmp_path: Path) -> Callable[[str, str], None]:
 def _run_all(commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path) -> None:
     """Run commands at the same time, each with its variables, and check that all succeed."""
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    started = [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**environment(PATH=path), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command, variables in commands
-    ]
+    options = {"cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen(words, env=environment(PATH=path) | more, **options) for words, more in commands]
     said = [process.communicate(timeout=LONG_S)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
 
@@ -67,7 +50,7 @@ def test_the_skypilot_task_has_the_fields_that_skypilot_takes(repo: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.usefixtures("programs")
-def test_the_skypilot_task_trains_on_two_machines(repo: Path, wanted: str, tmp_path: Path) -> None:
+def test_the_skypilot_task_trains_on_two_machines(repo: Path, tiny: Path, tmp_path: Path) -> None:
     text = yaml.safe_load((repo / "examples/skypilot.yaml").read_text())["run"]
     for before, after in (("train mnist", f"train {TINY}"), ("/runs/mnist", "run"), ("export PATH", "#")):
         assert before in text
@@ -76,11 +59,11 @@ def test_the_skypilot_task_trains_on_two_machines(repo: Path, wanted: str, tmp_p
     text = text.replace('"$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"', '"$(head -n 1 <<< "$SKYPILOT_NODE_IPS")" --procs 1')
     common = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": f"{address}\n{address}", "SAMEBITS_KEY": KEY}
     _run_all([(["bash", "-ec", text], {**common, "SKYPILOT_NODE_RANK": str(rank)}) for rank in range(2)], tmp_path)
-    assert weights(tmp_path / "run") == wanted
+    assert weights(tmp_path / "run") == weights(tiny)
 
 
 @pytest.mark.full
-def test_the_slurm_script_trains(repo: Path, wanted: str, tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_the_slurm_script_trains(repo: Path, tiny: Path, tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     # srun starts two tasks with Slurm's variables; the container is this machine, so its options are left out.
     programs("apptainer", 'echo "$*" >> apptainer.log; while [ "$1" != samebits ]; do shift; done; exec "$@"')
     programs(
@@ -92,23 +75,17 @@ def test_the_slurm_script_trains(repo: Path, wanted: str, tmp_path: Path, progra
     script = (repo / "examples/slurm/container.sh").read_text()
     assert '--run-dir "/workspace/$run"' in script
     (tmp_path / "job.sh").write_text(script.replace('"/workspace/$run"', '"$run"'))
-    port = str(own_port())
-    variables = {
-        "RECIPE": str(TINY),
-        "RUN": "run",
-        "SLURM_JOB_ID": "77",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
+    variables = {"RECIPE": str(TINY), "RUN": "run", "SLURM_JOB_ID": "77", "MASTER_ADDR": "127.0.0.1"}
+    variables["MASTER_PORT"] = str(own_port())
     _run_all([(["bash", "job.sh"], variables)], tmp_path)
-    assert weights(tmp_path / "run") == wanted
+    assert weights(tmp_path / "run") == weights(tiny)
     given = (tmp_path / "apptainer.log").read_text().splitlines()
     assert len(given) == 2
     assert given[0].startswith(f"exec --nv --bind {tmp_path}:/workspace --pwd /workspace samebits.sif samebits train")
 
 
 @pytest.mark.full
-def test_the_variables_of_a_trainjobs_pods_start_a_world(repo: Path, wanted: str, tmp_path: Path) -> None:
+def test_the_variables_of_a_trainjobs_pods_start_a_world(repo: Path, tiny: Path, tmp_path: Path) -> None:
     job = yaml.safe_load((repo / "examples/kubernetes/trainjob.yaml").read_text())
     trainer = job["spec"]["trainer"]
     command = " ".join(trainer["command"])
@@ -120,4 +97,4 @@ def test_the_variables_of_a_trainjobs_pods_start_a_world(repo: Path, wanted: str
     common = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"])}
     common |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(own_port())}
     _run_all([(words, {**common, "PET_NODE_RANK": str(rank)}) for rank in range(2)], tmp_path)
-    assert weights(tmp_path / "run") == wanted
+    assert weights(tmp_path / "run") == weights(tiny)

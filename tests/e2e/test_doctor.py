@@ -1,13 +1,11 @@
 """`samebits doctor` as a user runs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, environment, samebits
+from tests.runs import python, samebits
 
 
 def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
@@ -37,9 +35,6 @@ def test_training_reports_at_its_start_what_the_doctor_would(tmp_path: Path) -> 
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096)); "
     limited += "sys.argv = ['samebits', 'train', 'digits', 'epochs=1', '--procs', '1']; "
     limited += "runpy.run_module('samebits', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", limited, cwd=tmp_path)
     assert "WARNING  open files  at most 300" in done.stderr
     assert "ulimit -n 4096" in done.stderr

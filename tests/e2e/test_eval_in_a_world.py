@@ -1,23 +1,18 @@
 """`samebits eval` in processes of another launcher, and of sharded runs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, TINY, environment, result, samebits
+from tests.runs import TINY, TORCHRUN, python, result, samebits
 
 
 @pytest.mark.full
 def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tmp_path: Path) -> None:
     samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     alone = json.loads(samebits("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "samebits", "eval", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
-    assert done.returncode == 0, done.stderr
+    done = python(*TORCHRUN, 2, "-m", "samebits", "eval", tmp_path / "run", "--json", cwd=tmp_path)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, chain, kill_session, records, samebits, start, wait_until, weights
+from tests.runs import ROOT, chain, records, running, samebits, wait_until, weights
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.full]
 RECIPE = ROOT / "tests" / "e2e" / "stuck_recipe.py"
@@ -16,11 +16,8 @@ def test_a_killed_run_resumed_on_fewer_processes_has_the_weights_and_records_of_
     samebits("train", *SETTINGS, "--procs", 1, "--run-dir", whole, cwd=tmp_path)
     slow.touch()
     more = ["parallel=fsdp", "data.slow_s=0.2", f"data.slow_while={slow}"]
-    process = start("train", *SETTINGS, *more, "--procs", 3, "--run-dir", run, cwd=tmp_path)
-    try:
+    with running("train", *SETTINGS, *more, "--procs", 3, "--run-dir", run, cwd=tmp_path):
         wait_until(lambda: len(records(run, "train")) > 4)
-    finally:
-        kill_session(process)
     assert not (run / "result.json").exists()
     slow.unlink()
     samebits("train", "--run-dir", run, "--resume", "auto", "--procs", 2, cwd=tmp_path)

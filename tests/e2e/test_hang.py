@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, kill_session, own_port, process_with_open, records, samebits, start, wait_until, weights
+from tests.runs import (
+    ROOT,
+    communicate_all,
+    kill_session,
+    own_port,
+    process_with_open,
+    records,
+    running,
+    samebits,
+    start,
+    wait_until,
+    weights,
+)
 
 # Each is two starts of torch and a hang: 15 s on two free cores.
 pytestmark = pytest.mark.timeout(400)
@@ -25,24 +37,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.fixture
-def undisturbed(run: Path) -> str:
-    return weights(run)
-
-
 @pytest.mark.full
-def test_a_rank_that_reads_forever_is_named_and_the_run_ends_as_without_it(undisturbed: str, tmp_path: Path) -> None:
+def test_a_rank_that_reads_forever_is_named_and_the_run_ends_as_without_it(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
-    process = start("train", *SETTINGS, "--procs", 2, "--max-restarts", 1, "--run-dir", folder, cwd=tmp_path, **stuck)
-    try:
+    with running(
+        "train", *SETTINGS, "--procs", 2, "--max-restarts", 1, "--run-dir", folder, cwd=tmp_path, **stuck
+    ) as process:
         _, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        kill_session(process)
     assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
     assert "1 rank waited for it" in errors
     assert "restart 1 of 1" in errors
-    assert weights(folder) == undisturbed
+    assert weights(folder) == weights(run)
     guilty, waiting = ((folder / "logs" / f"stacks-rank-{rank}.txt").read_text() for rank in (1, 0))
     assert "stuck_recipe.py" in guilty.split("\n\n")[1]  # the main thread comes first
     assert "parallel/reduce.py" in waiting.split("\n\n")[1]
@@ -53,31 +59,25 @@ def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> 
     folder = tmp_path / "run"
     sharded = ["mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", folder]
     stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
-    process = start("train", *SETTINGS, *sharded, cwd=tmp_path, **stuck)
-    try:
+    with running("train", *SETTINGS, *sharded, cwd=tmp_path, **stuck) as process:
         _, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        kill_session(process)
     assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
 
 
-def test_a_stopped_process_is_named_and_killed_and_the_run_ends_as_without_it(undisturbed: str, tmp_path: Path) -> None:
+def test_a_stopped_process_is_named_and_killed_and_the_run_ends_as_without_it(run: Path, tmp_path: Path) -> None:
     rank = 0  # the harder one: the others hear of each other through it
     folder, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()
     more = ["data.slow_s=0.2", f"data.slow_while={slow}", "--procs", 2, "--max-restarts", 1, "--run-dir", folder]
-    process = start("train", *SETTINGS, *more, cwd=tmp_path)
-    try:
+    with running("train", *SETTINGS, *more, cwd=tmp_path) as process:
         wait_until(lambda: len(records(folder, "train")) > 2, LIMIT_S)
         pid = wait_until(lambda: process_with_open(folder / "logs" / f"rank-{rank}.log"))
         os.kill(pid, signal.SIGSTOP)
         slow.unlink()
         _, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        kill_session(process)
     assert f"hang: rank {rank} has given no sign of life" in errors
     assert f"kill -CONT {pid}" in errors
-    assert weights(folder) == undisturbed
+    assert weights(folder) == weights(run)
 
 
 @pytest.mark.full
@@ -88,11 +88,7 @@ def test_a_world_started_by_hand_detects_a_hang_and_all_end_with_the_same_text(t
     processes = [
         start("train", *SETTINGS, *world, "--rank", rank, cwd=tmp_path, RANK=str(rank), **stuck) for rank in range(3)
     ]
-    try:
-        texts = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
-    finally:
-        for process in processes:
-            kill_session(process)
+    texts = [errors for _, errors in communicate_all(processes)]
     assert [process.returncode for process in processes] == [4, 4, 4]
     hangs = {text[text.index("hang:") :].strip() for text in texts}
     assert len(hangs) == 1

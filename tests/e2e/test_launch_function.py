@@ -1,13 +1,11 @@
 """`samebits.launch` from a script: what its function returns, and how it fails."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, environment
+from tests.runs import python
 
 SCRIPT = """
 import json
@@ -41,10 +39,7 @@ def test_a_script_gets_the_result_of_rank_0_or_the_error_of_the_rank_that_failed
     # Without `if __name__ == "__main__"`: the script does not run again in the processes.
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("SCALE = 10\n")
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("script.py", cwd=tmp_path)
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["result"] == {"sum": 60, "size": 2}
     assert told["object"][0] == "ConfigError"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import LONG_S, TINY, kill_session, own_port, samebits, start
+from tests.runs import TINY, communicate_all, own_port, samebits, start
 
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}
 
@@ -48,13 +48,9 @@ def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> 
         start("train", TINY, "epochs=1", *join, "--rank", rank, cwd=tmp_path, **more)
         for rank, more in enumerate([{}, OTHER])
     ]
-    try:
-        errors = [process.communicate(timeout=LONG_S)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            kill_session(process)
+    (_, first), _ = communicate_all(ranks)
     assert [process.returncode for process in ranks] == [4, 4]
-    assert "CPU capability: DEFAULT on rank 1" in errors[0]
+    assert "CPU capability: DEFAULT on rank 1" in first
 
 
 @pytest.mark.full

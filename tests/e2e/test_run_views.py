@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, kill_session, records, samebits, start, wait_until
+from tests.runs import TINY, records, running, samebits, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -17,8 +17,9 @@ def test_the_table_and_the_report_follow_a_run_through_a_restart(tmp_path: Path)
     slow = tmp_path / "slow"
     slow.touch()
     settings = ["epochs=6", "report.every_steps=1", "data.slow_s=0.3", f"data.slow_while={slow}"]
-    training = start("train", TINY, *settings, "--procs", 2, "--max-restarts", 2, "--run-dir", run, cwd=tmp_path)
-    try:
+    with running(
+        "train", TINY, *settings, "--procs", 2, "--max-restarts", 2, "--run-dir", run, cwd=tmp_path
+    ) as training:
         wait_until(lambda: len(records(run, "eval")) >= 1)
         assert "running" in samebits("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
         owner = re.fullmatch(r"process (\d+) on .+\n", (run / "run.lock").read_text())
@@ -26,8 +27,6 @@ def test_the_table_and_the_report_follow_a_run_through_a_restart(tmp_path: Path)
         slow.unlink()
         _, err = training.communicate(timeout=180)
         assert training.returncode == 0, err
-    finally:
-        kill_session(training)
     assert "done" in samebits("runs", tmp_path, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
     samebits("report", run, cwd=tmp_path)
     page = (run / "report.html").read_text()

@@ -10,14 +10,6 @@ from safetensors.torch import load_file
 from tests.runs import TINY, chain, records, result, samebits, weights
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run of the tiny recipe in one process."""
-    folder = tmp_path_factory.mktemp("tiny")
-    samebits("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
-    return folder / "run"
-
-
 @pytest.mark.parametrize(
     "num_procs",
     [3, *(pytest.param(size, marks=pytest.mark.full) for size in (2, 8)), pytest.param(4, marks=pytest.mark.lab)],

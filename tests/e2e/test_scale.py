@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.recipes_in_ranks import draw_digits
-from tests.runs import LONG_S, kill_session, samebits, start, wait_until
+from tests.runs import LONG_S, running, samebits, wait_until
 
 TELLS = """
 from pathlib import Path
@@ -64,12 +64,9 @@ def test_names_and_numbers_that_can_not_be_are_refused_at_once(tmp_path: Path) -
 @pytest.mark.full
 def test_ctrl_c_promises_no_checkpoint_where_none_is_made(tmp_path: Path) -> None:
     (tmp_path / "tells.py").write_text(TELLS)
-    process = start("scale", "tells.py", "--procs", 2, "--steps", 1000000, cwd=tmp_path)
-    try:
+    with running("scale", "tells.py", "--procs", 2, "--steps", 1000000, cwd=tmp_path) as process:
         wait_until((tmp_path / "building").exists)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == 130
     assert said == "SIGINT: stopping; press Ctrl-C again to exit at once\n"

@@ -17,6 +17,7 @@ from tests.runs import (
     processes_with,
     records,
     result,
+    running,
     samebits,
     start,
     wait_until,
@@ -44,7 +45,7 @@ def slow(folder: Path) -> list[str]:
 
 def slow_run(folder: Path, procs: int, *more: object):
     slow_while(folder).touch()
-    return start("train", TINY, *slow(folder), "--procs", procs, "--run-dir", folder, *more, cwd=folder.parent)
+    return running("train", TINY, *slow(folder), "--procs", procs, "--run-dir", folder, *more, cwd=folder.parent)
 
 
 def slow_while(folder: Path) -> Path:
@@ -67,13 +68,10 @@ def go_on(folder: Path, procs: int) -> str:
 )
 def test_a_stop_saves_mid_epoch_and_any_world_resumes(undisturbed: Path, tmp_path: Path, stop: int, code: int) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, 2)
-    try:
+    with slow_run(folder, 2) as process:
         wait_until(lambda: steps_done(folder) >= 6)
         process.send_signal(stop)
         output, errors = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == code, output + errors
     assert "--resume auto" in output
     stopped_at = steps_done(folder)
@@ -123,13 +121,10 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_killed_launcher_leaves_nothing_and_the_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, 2, "loader.num_workers=1")
-    try:
+    with slow_run(folder, 2, "loader.num_workers=1") as process:
         wait_until(lambda: steps_done(folder) >= 6)
         process.kill()
         wait_until(lambda: not processes_with(str(folder)))
-    finally:
-        kill_session(process)
     go_on(folder, 1)
     assert weights(folder) == weights(undisturbed)
     assert chain(folder) == chain(undisturbed)
@@ -143,13 +138,10 @@ def rank_pid(folder: Path, rank: int) -> int:
 @pytest.mark.full
 def test_a_killed_rank_is_named_and_the_run_continues_from_its_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, 3)
-    try:
+    with slow_run(folder, 3) as process:
         wait_until(lambda: steps_done(folder) >= 6)
         os.kill(rank_pid(folder, 1), signal.SIGKILL)
         _, errors = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == 4, errors
     assert "rank 1" in errors
     assert "signal 9" in errors
@@ -162,14 +154,11 @@ def test_a_killed_rank_is_named_and_the_run_continues_from_its_checkpoint(undist
 @pytest.mark.full
 def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, 2, "--max-restarts", 2)
-    try:
+    with slow_run(folder, 2, "--max-restarts", 2) as process:
         wait_until(lambda: steps_done(folder) >= 6)
         os.kill(rank_pid(folder, 0), signal.SIGKILL)
         hurry(folder)
         output, errors = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == 0, output + errors
     assert "restart 1 of 2" in output + errors
     assert weights(folder) == weights(undisturbed)
@@ -180,14 +169,11 @@ def test_a_killed_rank_is_started_again_where_restarts_are_allowed(undisturbed: 
 @pytest.mark.full
 def test_a_truncated_and_an_altered_checkpoint_are_named_and_passed_over(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, 1)
-    try:
+    with slow_run(folder, 1) as process:
         # They are written beside training: the step's record may be there before its checkpoint.
         wait_until(lambda: (folder / "checkpoints" / "step-000012").exists())
         process.kill()
         process.communicate()
-    finally:
-        kill_session(process)
     *_, older, newer = sorted((folder / "checkpoints").glob("step-??????"))
     torn = newer / "weights.safetensors"
     torn.write_bytes(torn.read_bytes()[:-7])
@@ -225,13 +211,10 @@ def test_resume_from_a_checkpoint_by_its_folder(undisturbed: Path, tmp_path: Pat
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_stop_that_all_processes_get_saves_though_workers_read(tmp_path: Path, procs: int) -> None:
     folder = tmp_path / "run"
-    process = slow_run(folder, procs, "loader.num_workers=1")
-    try:
+    with slow_run(folder, procs, "loader.num_workers=1") as process:
         wait_until(lambda: steps_done(folder) >= 6)
         os.killpg(process.pid, signal.SIGTERM)  # as timeout, systemd and a shell's kill %1 do
         output, errors = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == 143, errors
     assert "and saved" in output
     assert "Traceback" not in errors

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.sweeps import COMMON, STEPS, sweep, table
-from tests.runs import TINY, chain, kill_session, processes_with, records, samebits, start, wait_until, weights
+from tests.runs import TINY, chain, processes_with, records, running, samebits, start, wait_until, weights
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
 
@@ -61,15 +61,12 @@ def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Pa
     slow = tmp_path / "slow"
     slow.touch()
     settings = [*COMMON, "data.slow_s=0.3", f"data.slow_while={slow}", "--grid", "seed=0:2", "--sweep-dir", "sweep"]
-    process = start("sweep", TINY, *settings, "--jobs", 2, cwd=tmp_path)
-    try:
+    with running("sweep", TINY, *settings, "--jobs", 2, cwd=tmp_path) as process:
         trials = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
         wait_until(lambda: all(records(trial, "train") for trial in trials))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 130, out + err
-    finally:
-        kill_session(process)
     assert "samebits sweep sweep" in out
     slow.unlink()
     assert all((trial / "checkpoints").glob("step-*") for trial in trials)

@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, ROOT, TINY, kill_session, own_port, records, result, samebits, start, wait_until, weights
+from tests.runs import (
+    LONG_S,
+    ROOT,
+    TINY,
+    communicate_all,
+    own_port,
+    records,
+    result,
+    running,
+    samebits,
+    start,
+    wait_until,
+    weights,
+)
 
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
@@ -52,13 +65,10 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path: Path) -> Non
     (tmp_path / "slow").touch()
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # it is not over before it is stopped
     settings = [*slow, "data.num_samples=301", "report.every_steps=1"]
-    process = start("train", TINY, *settings, "--procs", 2, "--run-dir", "mine", cwd=tmp_path)
-    try:
+    with running("train", TINY, *settings, "--procs", 2, "--run-dir", "mine", cwd=tmp_path) as process:
         wait_until(lambda: len(records(tmp_path / "mine", "train")) >= 3)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     (tmp_path / "slow").unlink()
     (command,) = re.findall(r"^ +samebits (train .*--resume auto)$", output, flags=re.MULTILINE)
     samebits(*shlex.split(command), cwd=tmp_path)
@@ -74,11 +84,7 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
               "--world-size", 2, cwd=tmp_path)
         for rank in (0, 1)
     ]  # fmt: skip
-    try:
-        errors = [terminal.communicate(timeout=LONG_S)[1] for terminal in terminals]
-    finally:
-        for terminal in terminals:
-            kill_session(terminal)
+    errors = [said for _, said in communicate_all(terminals)]
     assert [terminal.returncode for terminal in terminals] == [4, 4], errors
     for text in errors:
         assert "rank 1 differs from rank 0" in text

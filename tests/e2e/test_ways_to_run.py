@@ -20,10 +20,13 @@ from tests.runs import (
     ROOT,
     SAMEBITS,
     TINY,
+    TORCHRUN,
+    communicate_all,
     environment,
     kill_session,
     own_port,
     processes_with,
+    python,
     records,
     result,
     samebits,
@@ -102,27 +105,17 @@ def test_a_yaml_file_with_overrides(tmp_path: Path) -> None:
     assert "lr: 0.05" in (folder / "config.yaml").read_text()
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny")
-    samebits("train", TINY, "--procs", 1, "--run-dir", folder / "run", cwd=folder)
-    return weights(folder / "run")
-
-
 @pytest.mark.full
-def test_under_torchrun(tiny: str, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "samebits", "train", str(TINY), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S)
-    assert done.returncode == 0, done.stderr
-    assert weights(tmp_path / "run") == tiny
+def test_under_torchrun(tiny: Path, tmp_path: Path) -> None:
+    done = python(*TORCHRUN, 2, "-m", "samebits", "train", TINY, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert weights(tmp_path / "run") == weights(tiny)
     assert done.stdout.count("done in") == 1  # only rank 0 prints
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["tcp", *(pytest.param(form, marks=pytest.mark.full) for form in ("file", "env"))])
-def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
+def test_in_two_terminals(tiny: Path, tmp_path: Path, form: str) -> None:
     port = own_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[form]
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if form == "env" else {}
@@ -131,11 +124,7 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
               cwd=tmp_path, **more)
         for rank in (1, 0)
     ]  # fmt: skip
-    try:
-        outputs = [terminal.communicate(timeout=LONG_S) for terminal in terminals]
-    finally:
-        for terminal in terminals:
-            kill_session(terminal)
+    outputs = communicate_all(terminals)
     assert [terminal.returncode for terminal in terminals] == [0, 0], outputs
     assert not (tmp_path / "meet").exists()
     (said, _), _ = outputs  # of rank 1
@@ -144,7 +133,7 @@ def test_in_two_terminals(tiny: str, tmp_path: Path, form: str) -> None:
         said.splitlines()[0],
     )
     assert said.splitlines()[-1] == "rank 1 of 2: done"
-    assert weights(tmp_path / "run") == tiny
+    assert weights(tmp_path / "run") == weights(tiny)
 
 
 @pytest.mark.full
@@ -159,10 +148,7 @@ def test_from_python(tmp_path: Path) -> None:
         "except samebits.SamebitsError as error:\n"
         "    print(type(error).__name__)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", program, cwd=tmp_path)
     assert done.stdout.splitlines()[-2].startswith(weights(tmp_path / "runs" / "digits-0001"))
     assert done.stdout.splitlines()[-1] == "ConfigError"
 
@@ -221,18 +207,11 @@ def test_training_called_from_a_process_that_is_killed_saves_and_ends(tmp_path: 
 
 @pytest.mark.full
 def test_a_loop_of_ones_own_gives_the_same_bits_at_any_world_size(tmp_path: Path) -> None:
-    example = str(ROOT / "examples" / "own_loop.py")
     said = []
-    for number, start_form in enumerate(
-        ([sys.executable], [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"])
-    ):
+    for number, launcher in enumerate(([], [*TORCHRUN, 3])):
         folder = tmp_path / str(number)
         folder.mkdir()
-        done = subprocess.run(
-            [*start_form, example], cwd=folder, env=environment(), capture_output=True, text=True, timeout=LONG_S
-        )
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
+        said.append(python(*launcher, ROOT / "examples" / "own_loop.py", cwd=folder).stdout)
     assert said[0] == said[1]
     assert float(said[0].split("top1': ")[1].split("}")[0]) > 0.9
 
@@ -248,7 +227,5 @@ def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(t
 
 def test_help_is_there_for_every_command(tmp_path: Path) -> None:
     for command in ([], ["train"], ["eval"], ["predict"], ["config"]):
-        text = subprocess.run(
-            [*SAMEBITS, *command, "--help"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-        ).stdout
+        text = python(*SAMEBITS[1:], *command, "--help", cwd=tmp_path).stdout
         assert max(map(len, text.splitlines())) <= 80

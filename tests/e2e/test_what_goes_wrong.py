@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from samebits.data.order import Order
-from tests.runs import LONG_S, TINY, kill_session, records, result, samebits, start, wait_until, weights
+from tests.runs import LONG_S, TINY, records, result, running, samebits, wait_until, weights
 from tests.warm_forkserver import WAITING
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
@@ -70,12 +70,9 @@ def test_rolling_back_does_not_help_against_a_bad_sample_and_the_run_reports_it(
 def test_a_run_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train = ("train", TINY, "data.slow_s=0.2", "epochs=1000", "--procs", 1, "--run-dir", folder)
-    process = start(*train, cwd=tmp_path)
-    try:
+    with running(*train, cwd=tmp_path) as process:
         wait_until(lambda: (folder / "metrics.jsonl").exists())
         done = samebits(*train, "--resume", "auto", cwd=tmp_path, code=5)
-    finally:
-        kill_session(process)
     assert f"run folder {folder} is in use" in done.stderr
     assert f"process {process.pid}" in done.stderr
 
@@ -131,14 +128,11 @@ def test_a_killed_dataloader_worker_is_named_and_the_run_continues(tmp_path: Pat
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # there are other readers when it evaluates
     settings = [*slow, "loader.num_workers=1", "checkpoint.every=2 steps", "report.every_steps=1"]
     command = ["train", TINY, *settings, "data.num_samples=401", "--procs", 1, "--run-dir", folder]
-    process = start(*command, cwd=tmp_path)
-    try:
+    with running(*command, cwd=tmp_path) as process:
         wait_until(lambda: len(records(folder, "train")) >= 3)
         (reader,) = (child for child in psutil.Process(process.pid).children() if child.name() != WAITING)
         reader.kill()
         _, errors = process.communicate(timeout=LONG_S)
-    finally:
-        kill_session(process)
     assert process.returncode == 3, errors
     assert f"data error: DataLoader worker (pid {reader.pid}) exited unexpectedly" in errors
     assert "Traceback" not in errors

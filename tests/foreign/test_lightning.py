@@ -16,7 +16,7 @@ import pytest
 from tests import warm_start
 from tests.foreign.cases import cases
 from tests.foreign.forms import names, script
-from tests.runs import LONG_S, environment, kill_session, wait_until
+from tests.runs import LONG_S, environment, kill_session, python, wait_until
 
 HERE = Path(__file__).parent
 SCRIPTS = names("lightning")
@@ -214,5 +214,4 @@ def test_options_that_lightning_cli_fills_in_are_accepted() -> None:
         "left_out = {'module', 'device_ids', 'kwargs'}",
         "ExactStrategy(global_batch=4, **{n: p.default for n, p in known.items() if n not in left_out})",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", "\n".join(lines))

@@ -3,8 +3,6 @@
 import importlib.util
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from samebits.errors import HangError
 from tests.foreign.forms import FOLDER
 from tests.foreign.scripts import Starter
-from tests.runs import LONG_S, environment
+from tests.runs import TORCHRUN, python
 
 SCRIPT = FOLDER / "watched.py"
 
@@ -66,15 +64,7 @@ def test_a_pause_outside_of_the_loop_or_a_validation_in_it_is_no_hang(starter: S
 
 @pytest.mark.full
 def test_a_hang_under_torchrun_is_named() -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(SCRIPT), "sleep"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    assert done.returncode != 0
+    done = python(*TORCHRUN, 2, "--standalone", SCRIPT, "sleep", code=1)
     assert "hang: rank 1 has made no progress for" in done.stderr
     assert "watched.py" in remove_stacks(done.stderr)
 
