@@ -1,18 +1,23 @@
-"""Real processes join a world, or receive an error with the reason."""
+"""Processes that join by hand, are stopped while they join, or meet at the store of another program."""
 
 import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import joiner
 import pytest
+from torch.distributed import TCPStore
 
 from samebits.cluster.address import port_holder
-from tests.runs import LONG_S, own_port, wait_until
+from tests.runs import LONG_S, TINY, environment, own_port, wait_until
 
 Answer = tuple[str, Any, list[str]]
 
@@ -188,3 +193,68 @@ def test_a_rank_that_fails_frees_its_peers(visits: Callable[..., Any], init: str
     assert text.startswith("launch error: rank 0 (")
     assert "lost another process" in text
     assert len(text.splitlines()) <= 5
+
+
+# Joins as training does, and prints a line just before it waits.
+SCRIPT = """
+import sys
+from samebits.cli.main import run
+from samebits.cluster import abort, rendezvous
+wait, reach = rendezvous.Rendezvous.wait, rendezvous.open_store
+def tell(function):
+    def told(*args):
+        print("joining", flush=True)
+        return function(*args)
+    return told
+rendezvous.Rendezvous.wait, rendezvous.open_store = tell(wait), tell(reach)
+abort.leave(run(sys.argv[1:]))
+"""
+
+
+def join(tmp_path: Path, init: str, rank: int) -> subprocess.Popen[str]:
+    words = ["train", str(TINY), "--run-dir", str(tmp_path / "run"), "--init", init, "--rank", str(rank)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *words, "--world-size", "2"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "joining\n"
+    return process
+
+
+def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: Path) -> None:
+    time.sleep(0.5)
+    process.send_signal(number)
+    errors = process.communicate(timeout=LONG_S)[1]  # a third of the time that it would wait for the others
+    # A shell shows 143 for a process that SIGTERM has ended.
+    assert process.returncode in (128 + number, -number)
+    assert errors == ""
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        (0, signal.SIGTERM),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.full),
+    ],
+)
+def test_a_process_that_waits_for_the_others_stops_at_once(tmp_path: Path, rank: int, number: signal.Signals) -> None:
+    check_stops(join(tmp_path, f"tcp://127.0.0.1:{own_port()}", rank), number, tmp_path)
+
+
+@pytest.mark.full
+def test_ctrl_c_is_heard_where_a_listener_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        init = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        check_stops(join(tmp_path, init, 1), signal.SIGINT, tmp_path)
+
+
+def test_a_store_of_another_program_is_recognized_before_a_rank_writes_to_it(visits: Callable[..., Any]) -> None:
+    theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+    theirs.set("torch.rendezvous.x", "state")
+    before = sorted(theirs.list_keys())
+    text = visits(f"tcp://127.0.0.1:{theirs.port}", 1, 2, constants={"SERVED_S": 0.5}).error()
+    assert f"the store at tcp://127.0.0.1:{theirs.port} does not belong to a run of Samebits" in text
+    assert sorted(theirs.list_keys()) == before

@@ -1,11 +1,13 @@
-"""`samebits.launch` from a script: what its function returns, and how it fails."""
+"""`samebits.launch` and `samebits.evaluate` from a script, also without `if __name__ == "__main__"`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import python
+from tests.runs import LONG_S, TINY, environment, python, samebits
 
 SCRIPT = """
 import json
@@ -48,3 +50,22 @@ def test_a_script_gets_the_result_of_rank_0_or_the_error_of_the_rank_that_failed
     assert "ValueError: rank 1 has had enough" in told["failure"][1]
     assert "work or its arguments cannot be sent to another process" in told["argument"]
     assert {path.name for path in tmp_path.iterdir()} <= {"script.py", "beside.py", "told.json", "__pycache__"}
+
+
+PROGRAM = """
+import samebits
+print("it runs")
+print(samebits.evaluate("run", procs=2) == samebits.evaluate("run", {"device": "cpu"}))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_file", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_program_is_run_once_whatever_it_starts(tmp_path: Path, is_file: bool) -> None:
+    samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "mine.py" if is_file else "-"], input="" if is_file else PROGRAM, cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=LONG_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "it runs\nTrue\n"), done.stderr

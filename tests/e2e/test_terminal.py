@@ -1,15 +1,17 @@
-"""`samebits train` on a terminal: Ctrl-C leaves no `^C` behind, and a resumed run keeps its name."""
+"""`samebits train` on a terminal, and where standard streams are closed."""
 
 import json
 import os
 import pty
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, SAMEBITS, environment
+from tests.runs import LONG_S, SAMEBITS, TINY, environment
 
 
 def in_terminal(arguments: list[str], cwd: Path, interrupt_at: bytes) -> tuple[int, str]:
@@ -55,3 +57,16 @@ def test_ctrl_c_leaves_no_sign_in_the_last_line_and_a_resumed_run_keeps_its_name
     assert code == 130
     assert re.search(r"samebits \S+  digits  run demo", shown)
     assert json.loads((tmp_path / "demo" / "environment.json").read_text())["name"] == "digits"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("closed", [pytest.param(">&-", marks=pytest.mark.full), "<&- >&- 2>&-"])
+def test_closed_streams_do_not_keep_a_run_from_training(tmp_path: Path, closed: str) -> None:
+    line = f"{sys.executable} -m samebits train {TINY} --procs 2 --run-dir run {closed}"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
+    )
+    log = tmp_path / "run" / "logs" / "launcher.log"
+    assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
+    assert (tmp_path / "run" / "result.json").exists()
+    assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Jobs of `test_fingerprint_worlds.py`: one rank has other code, data or kernels."""
+"""Jobs of `test_start_worlds.py`: one rank has other code, data or kernels."""
 
 import os
 from dataclasses import replace

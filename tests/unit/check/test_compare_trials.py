@@ -1,4 +1,4 @@
-"""Records of trials: the first difference in the order in which a run computes."""
+"""Records of trials: the first difference in the order in which a run computes, and the verdict."""
 
 import copy
 from typing import Any
@@ -9,9 +9,11 @@ from torch import nn
 
 from samebits.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
 from samebits.check.digest import ModuleRecorder, digest_of
+from samebits.check.judge import Outcome, judge
 from samebits.check.sizes import small_sizes
-from samebits.check.trial import steps_to_run
+from samebits.check.trial import Trial, steps_to_run
 from samebits.config.schema import RunConfig
+from samebits.errors import ConfigError
 
 
 def record() -> dict[str, Any]:
@@ -94,3 +96,10 @@ def test_steps_reach_over_the_end_of_an_epoch() -> None:
 def test_no_step_has_a_single_sample(num_samples: int) -> None:
     sizes = dict(setting.split("=") for setting in small_sizes(RunConfig(recipe="x"), num_samples))
     assert num_samples % int(sizes["global_batch"]) != 1
+
+
+def test_a_recipe_that_fails_in_one_process_is_reported_as_that_and_not_as_a_difference() -> None:
+    error = ConfigError("the recipe raised TypeError: batch() got an unexpected argument", fix="Correct the recipe.")
+    outcomes = [Outcome(Trial("1 process"), None, error), Outcome(Trial("2 processes", procs=2), None, error)]
+    with pytest.raises(ConfigError, match="the recipe raised TypeError"):
+        judge({"checks": {}, "state": [], "sources": []}, outcomes)

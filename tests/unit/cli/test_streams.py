@@ -1,16 +1,20 @@
-"""Streams that are full, and a current folder that is gone."""
+"""What the terminal shows: help, wrapped reports, streams that are full, and a current folder that is gone."""
 
 import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from samebits.cli.app import app
 from samebits.cli.main import run
+from samebits.cli.options import Commands, print_report
 from samebits.errors import ConfigError
 from samebits.report.console import Console
 from tests.runs import environment
@@ -129,3 +133,39 @@ def test_what_a_program_reads_is_json_whatever_the_encoding(monkeypatch: pytest.
         assert json.loads(text) == value
         text.encode(encoding)
         assert "\x9b" not in text
+
+
+LINE = "  FAIL     checkpoints/step-000161/weights.safetensors is truncated: 40000 of 286696 bytes"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_report_is_wrapped_on_a_terminal_alone(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    print_report([LINE, "result     different"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "result     different"
+    if is_terminal:
+        assert lines[1] == " " * 11 + "286696 bytes"
+        assert max(map(len, lines)) <= 80
+    else:
+        assert lines[0] == LINE
+
+
+def test_help_names_arguments_and_no_types_of_python() -> None:
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, Commands)
+    every = dict(commands.commands)
+    for group in ("data", "find"):
+        every |= commands.commands[group].commands
+    for name, command in every.items():
+        text = command.get_help(command.context_class(command, info_name=name, terminal_width=80))
+        assert not re.search(r"<(str|path|int|list)\b", text), text
+
+
+def test_no_summary_is_cut_at_80_columns() -> None:
+    commands = typer.main.get_command(app)
+    text = commands.get_help(commands.context_class(commands, info_name="samebits", terminal_width=80))
+    assert "..." not in text.partition("Commands:")[2]

@@ -1,4 +1,4 @@
-"""What `samebits train` makes of its options before it hands them over."""
+"""What `samebits train` makes of its options, and how `samebits scale` ends early."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 
 from samebits.cli import start_run
 from samebits.cli.main import run
-from samebits.errors import CheckpointError, ConfigError
+from samebits.errors import CheckpointError, ConfigError, LaunchError
+from samebits.launch import forkserver, start
 from samebits.launch.start import LaunchOptions
 
 
@@ -57,3 +58,27 @@ def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
 def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), ""]) == ConfigError.exit_code
     assert f"{command.split()[-1]} is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [130, 143, 1])
+def test_a_signal_ends_it_with_the_signals_code_and_only_a_fault_is_reported(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launched(*_: Any) -> int:
+        return code
+
+    monkeypatch.setattr(start, "launch_here", launched)
+    monkeypatch.setattr(forkserver, "prepare", lambda *_: None)
+    arguments = ["scale", "digits", "--procs", "1,2", "--compare", "exact"]
+    if code == 143:
+        with pytest.raises(SystemExit) as stop:
+            run(arguments)
+        assert stop.value.code == code
+    else:
+        assert run(arguments) == (LaunchError.exit_code if code == 1 else code)
+    said = capsys.readouterr()
+    assert ("exact on 1 process could not be measured" in said.err) == (code == 1)
+    assert said.err.strip() == "" or code == 1
+    announced, *load = said.out.splitlines()
+    assert announced == "2 measurements of 20 steps, each in new processes, 10 s or more each"
+    assert all(line.startswith("other programs use ") for line in load)  # on a busy machine

@@ -1,4 +1,4 @@
-"""Ranks from the environment and the command line, and every way in which they can be wrong."""
+"""Ranks from the environment, the command line, Slurm and MPI, and every way in which they can be wrong."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.cluster.env import RankAssignment, is_in_world, read_assignment
+from samebits.cluster.schedulers import PORTS, first_host, to_torchrun_env
 from samebits.errors import LaunchError
 
 TORCHRUN = {
@@ -129,3 +130,105 @@ def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_
 def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
     code = f"import sys, samebits.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_ID": "812",
+    "SLURM_STEP_ID": "0",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_ess_base_jobid": "1273430017",
+    "OMPI_MCA_orte_hnp_uri": "1273430016.0;tcp://192.0.2.2:58345;tcp6://[fd00::2]:48357",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+def _place(environ: dict[str, str]) -> RankAssignment:
+    here = read_assignment(environ)
+    assert here is not None
+    return here
+
+
+def test_a_task_of_srun_is_one_rank_of_a_world_with_rank_0_on_the_first_node() -> None:
+    here = _place(SRUN)
+    assert (here.rank, here.world_size, here.local_rank, here.started_by) == (3, 4, 1, "slurm")
+    assert here.init.startswith("tcp://gpu07:")
+    assert is_in_world(SRUN)
+
+
+def test_all_tasks_of_a_step_work_out_the_same_port_and_another_step_another() -> None:
+    other_rank = _place(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert other_rank.init == _place(SRUN).init
+    assert _place(SRUN | {"SLURM_STEP_ID": "1"}).init != other_rank.init
+    assert int(other_rank.init.rpartition(":")[2]) in PORTS
+
+
+def test_a_step_on_one_node_uses_loopback() -> None:
+    assert _place(SRUN | {"SLURM_STEP_NUM_NODES": "1"}).init.startswith("tcp://127.0.0.1:")
+
+
+def test_an_allocation_or_a_single_task_is_no_world() -> None:
+    allocation = {"SLURM_JOB_ID": "812", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "a,b"}
+    assert read_assignment(allocation) is None
+    assert read_assignment(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
+def test_torchrun_inside_of_srun_wins() -> None:
+    inside = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x"}
+    here = _place(SRUN | inside)
+    assert (here.rank, here.world_size, here.init, here.started_by) == (0, 2, "tcp://a:29500", "torchrun")
+
+
+def test_a_master_of_ones_own_wins_over_slurms_first_node() -> None:
+    assert _place(SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}).init == "tcp://b:7"
+
+
+def test_open_mpi_is_recognized_on_one_machine_and_on_several() -> None:
+    here = _place(OPEN_MPI)
+    assert (here.rank, here.world_size, here.local_rank, here.started_by) == (1, 2, 1, "mpi")
+    assert here.init.startswith("tcp://127.0.0.1:")
+    apart = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert _place(OPEN_MPI | apart).init.startswith("tcp://192.0.2.2:")
+
+
+def test_mpich_is_recognized() -> None:
+    here = _place(MPICH)
+    assert (here.rank, here.world_size, here.local_rank) == (1, 2, 1)
+    assert here.init.startswith("tcp://127.0.0.1:")
+
+
+def test_mpich_on_several_machines_asks_where_rank_0_is() -> None:
+    apart = MPICH | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
+    with pytest.raises(LaunchError, match="no variable locates rank 0"):
+        read_assignment(apart)
+    assert _place(apart | {"MASTER_ADDR": "a", "MASTER_PORT": "5"}).init == "tcp://a:5"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[1-3]", "n1"),
+        ("gpu[007-012,20],cpu1", "gpu007"),
+        ("rack[2-3]-node[01-04]", "rack2-node01"),
+        ("n[5,7]", "n5"),
+    ],
+)
+def test_the_first_of_slurms_list_of_nodes_is_found(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_an_environment_without_a_scheduler_stays_as_it_is() -> None:
+    environ = {"PATH": "/bin"}
+    assert to_torchrun_env(environ) == (environ, "")

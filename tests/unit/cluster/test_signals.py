@@ -1,4 +1,4 @@
-"""The first signal requests a stop, a later one ends the process, and handlers are restored."""
+"""The first signal requests a stop, a later one ends the process, also beside a call that never returns."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import time
 import pytest
 
 from samebits.cluster.signals import StopSignal
-from tests.runs import LONG_S
+from tests.runs import LONG_S, environment
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -70,3 +70,26 @@ def test_a_second_signal_later_ends_the_process_at_once() -> None:
             assert process.wait(LONG_S) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+SCRIPT = """
+import atexit, threading, time
+from samebits.cluster import abort
+
+atexit.register(print, "cleaned up")
+print("unflushed", end=" ")
+threading.Thread(target=time.sleep, args=(1000,), name={name!r}, daemon=True).start()
+abort.leave(4)
+"""
+
+
+@pytest.mark.parametrize("name", ["rendezvous", "another"])
+def test_a_thread_in_the_store_changes_nothing_about_the_end(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(name=name)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (4, "unflushed cleaned up\n", "")

@@ -1,4 +1,4 @@
-"""`samebits simulate`: virtual ranks train like real ones, and their costs are counted."""
+"""`samebits simulate`: virtual ranks train like real ones, and the costs of steps and of the start are counted."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from rich.console import Console
 from samebits.cli.main import run
 from samebits.simulate import table
 from samebits.simulate.run import Simulated
+from samebits.simulate.start_up import join_calls
 from tests.runs import TINY, samebits, weights
 
 SMALL = ["global_batch=40", "micro_batch=1"]
@@ -106,3 +107,16 @@ def test_exponents_are_those_of_the_values() -> None:
 def test_weights_that_differ_are_reported() -> None:
     runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1, 1.0, (1, 1)) for size in (1, 2)]
     assert table.conclusion(runs).startswith("The weights differ")
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 256])
+def test_only_rank_0_makes_more_calls_of_the_store_in_a_larger_world(size: int) -> None:
+    first, last = join_calls(size)
+    assert first == size + 4  # an entry of each other rank, and five of its own
+    assert last == (first if size == 1 else 4)
+
+
+@pytest.mark.lab
+def test_1024_ranks_join_with_some_thousand_calls_of_the_store() -> None:
+    first, last = join_calls(1024)
+    assert first + 1023 * last == 1028 + 4092

@@ -1,5 +1,7 @@
-"""What a run's statement does not list, and listed files that are missing, are findings."""
+"""What a run's statement does not list, listed files that are missing, and altered records are findings."""
 
+import contextlib
+import io
 import json
 import shutil
 import sys
@@ -9,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verify_trials.forgery import edit_json, edit_lines
-from benchmarks.verify_trials.runs import KEPT, verified
+from benchmarks.verify_trials.forgery import edit_evaluation, edit_json, edit_lines
+from benchmarks.verify_trials.runs import KEPT, alone, prepare_process, train_in, train_until, verified
 from samebits.cli.main import run as run_command
 from samebits.verify.verdict import lines
 
@@ -129,3 +131,32 @@ def test_a_sparse_file_of_40_gigabytes_is_a_finding_at_once(honest: Path, tmp_pa
     began = time.monotonic()
     assert any(text.startswith(name) for text in verified(run, steps=(0, 1)).mismatches)
     assert time.monotonic() - began < 20
+
+
+WARNING = "are not those of the checkpoint: the file was altered"
+
+
+def stopped_and_resumed(run: Path, change: bool, stops: tuple[int, ...] = (12,)) -> str:
+    """Train with stops, and return what the last resume prints."""
+    prepare_process()
+    with alone() as world:
+        for number, stop in enumerate(stops):
+            assert not train_until(world, run, stop_at=stop, resume="auto" if number else "never")
+        if change:
+            edit_evaluation(run, 5, top1=0.123)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            assert train_in(world, run, resume="auto") == 0
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("stops", [(12,), (7, 13)])
+def test_an_evaluation_that_was_altered_before_a_resume_is_named(tmp_path: Path, stops: tuple[int, ...]) -> None:
+    assert WARNING in stopped_and_resumed(tmp_path / "run", True, stops)
+    assert not verified(tmp_path / "run").is_verified
+
+
+@pytest.mark.parametrize("stops", [(12,), (7, 13), (3,)])
+def test_resumes_of_an_honest_run_warn_of_nothing(tmp_path: Path, stops: tuple[int, ...]) -> None:
+    assert WARNING not in stopped_and_resumed(tmp_path / "run", False, stops)
+    assert verified(tmp_path / "run").is_verified

@@ -1,17 +1,34 @@
-"""A sweep, or a run of it, is stopped or killed, and continues."""
+"""`samebits sweep` as users run it: each trial is the run that it would be alone, and a stopped sweep continues."""
 
+import json
 import os
 import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.sweeps import COMMON, STEPS, sweep, table
 from tests.runs import TINY, chain, processes_with, records, running, samebits, start, wait_until, weights
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]  # each trial is a process that imports torch
+COMMON = ["device=cpu", "epochs=4", "report.tensorboard=false", "loader.num_workers=0", "report.every_steps=1"]
+STEPS = ["optim.schedule=multi_step", "optim.milestones=[2]"]
+
+
+def sweep(*arguments: object, cwd: Path) -> str:
+    """Run a sweep to its end, and return what it prints."""
+    with running("sweep", *arguments, cwd=cwd) as process:
+        out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """The trials of a sweep without times."""
+    trials = json.loads(samebits("sweep", folder, "--show", "--json", cwd=folder.parent).stdout)["trials"]
+    return {trial["trial"]: {name: trial[name] for name in trial if name != "took_s"} for trial in trials}
 
 
 @pytest.mark.parametrize("recovery", ["restart", "in_step"])
@@ -72,3 +89,18 @@ def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Pa
     assert all((trial / "checkpoints").glob("step-*") for trial in trials)
     sweep("sweep", cwd=tmp_path)
     assert {trial["state"] for trial in table(tmp_path / "sweep").values()} == {"done"}
+
+
+def test_a_trial_has_the_hash_of_the_same_training_alone(tmp_path: Path) -> None:
+    grid = [*COMMON, *STEPS, "--grid", "optim.gamma=0.1,0.5", "max_steps=14,20"]
+    out = sweep(TINY, *grid, "--jobs", "2", "--sweep-dir", "sweep", cwd=tmp_path)
+    assert "4 trials, 2 side by side" in out
+    found = table(tmp_path / "sweep")
+    assert [trial["state"] for trial in found.values()] == ["done"] * 4
+    alone = ["optim.gamma=0.5", "max_steps=20", "--run-dir", tmp_path / "alone", "--procs", 2]
+    samebits("train", TINY, *COMMON, *STEPS, *alone, cwd=tmp_path)
+    assert found["trial-0004"]["weights_sha256"] == weights(tmp_path / "alone")
+    samebits("verify", tmp_path / "sweep" / "trial-0004", "--all", cwd=tmp_path)
+    samebits("report", tmp_path / "sweep", "--out", tmp_path / "sweep.html", cwd=tmp_path)
+    page = (tmp_path / "sweep.html").read_text()
+    assert all(trial["weights_sha256"][:8] in page for trial in found.values())
