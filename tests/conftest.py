@@ -85,13 +85,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     watch = (
-        guards.Environment(),
-        guards.Signals(),
-        guards.Torch(),
-        guards.Threads(),
-        guards.Processes(),
+        guards.Environment(), guards.Signals(), guards.Torch(), guards.Threads(), guards.Processes(),
         guards.Files(request.config.rootpath),
-    )
+    )  # fmt: skip
     before = [guard.look() for guard in watch]
     yield
     # Every guard puts its own things right, so all of them run before the verdict.

@@ -122,13 +122,9 @@ def describe(drawing: Drawing, picture_id: int) -> dict[str, Any]:
         )
     height, width = drawing.owners.shape
     return {
-        "image_id": picture_id,
-        "file_name": f"{picture_id:012d}.jpg",
-        "width": width,
-        "height": height,
-        "crowd_index": None,
-        "annotations": people,
-    }
+        "image_id": picture_id, "file_name": f"{picture_id:012d}.jpg", "width": width, "height": height,
+        "crowd_index": None, "annotations": people,
+    }  # fmt: skip
 
 
 def draw_synthetic_image(size_px: int, key: int) -> Drawing:

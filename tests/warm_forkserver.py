@@ -53,12 +53,9 @@ class WaitingProcess:
         pid, self._pid = self._pid, 0
         blocked = list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
         request = {
-            "args": list(map(str, args)),
-            "cwd": os.getcwd(),
-            "env": dict(os.environ),
-            "fds": list(passfds),
+            "args": list(map(str, args)), "cwd": os.getcwd(), "env": dict(os.environ), "fds": list(passfds),
             "blocked": blocked,
-        }
+        }  # fmt: skip
         text = json.dumps(request).encode()
         socket.send_fds(self._socket, [len(text).to_bytes(4)], list(passfds))
         self._socket.sendall(text)

@@ -32,16 +32,10 @@ def garbage(canary: Path) -> list[bytes]:
     """What is written into a key, one after the other."""
     forged = {"by": 0, "culprits": [{"rank": 0}], "what": "x", "slots": {"what": "y"}, "code": 0, "text": "", "rank": 1}
     return [
-        b"",
-        b"\xff\x00" * 500,
-        pickle.dumps(Bomb(canary)),
-        json.dumps(forged).encode(),
-        b"- " + json.dumps(forged).encode(),
-        b"0" * 64 + b" " + json.dumps(forged).encode(),
-        b"- " + b"[" * 50_000,
-        b"- [1, null]",
-        b"x" * 3_000_000,
-    ]
+        b"", b"\xff\x00" * 500, pickle.dumps(Bomb(canary)), json.dumps(forged).encode(),
+        b"- " + json.dumps(forged).encode(), b"0" * 64 + b" " + json.dumps(forged).encode(), b"- " + b"[" * 50_000,
+        b"- [1, null]", b"x" * 3_000_000,
+    ]  # fmt: skip
 
 
 def forged(rng: random.Random) -> bytes:

@@ -22,14 +22,8 @@ if __name__ == "__main__":
         else None
     )
     code = launch(
-        int(num_procs),
-        scenarios.work,
-        (scenario, Path(folder)),
-        max_restarts=int(max_restarts),
-        nodes=nodes,
-        stop_timeout_s=float(stop_timeout_s),
-        log_dir=Path(folder) / "logs",
-        on_stop=lambda: "finishing the step and saving",
-        recovers_in_step=scenario == "stopped at the end",
-    )
+        int(num_procs), scenarios.work, (scenario, Path(folder)), max_restarts=int(max_restarts), nodes=nodes,
+        stop_timeout_s=float(stop_timeout_s), log_dir=Path(folder) / "logs",
+        on_stop=lambda: "finishing the step and saving", recovers_in_step=scenario == "stopped at the end",
+    )  # fmt: skip
     sys.exit(code)

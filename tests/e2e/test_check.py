@@ -11,12 +11,9 @@ from tests.runs import ROOT, samebits
 QUICK = ("a numpy generator of the dataset",)
 # `make bench-check` and `make test-cluster` have all.
 CHOSEN = (
-    "a call counter in the dataset",
-    "hash() of a text in a sample",
-    "the rank in forward",
-    "a metric that averages averages",
-    "no fault: what is seeded, and state that has no effect",
-)
+    "a call counter in the dataset", "hash() of a text in a sample", "the rank in forward",
+    "a metric that averages averages", "no fault: what is seeded, and state that has no effect",
+)  # fmt: skip
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

@@ -23,19 +23,11 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "train --run-dir RUN --resume auto",
-        "train TINY --run-dir RUN --resume auto",
-        "train TINY --resume RUN/checkpoints/last --run-dir new",
-        "eval RUN",
-        "verify RUN",
-        "diff RUN RUN",
-        "predict RUN x.png",
-        "export RUN --to safetensors",
-        "compare RUN RUN",
-        "report RUN",
-        "track RUN --to wandb",
+        "train --run-dir RUN --resume auto", "train TINY --run-dir RUN --resume auto",
+        "train TINY --resume RUN/checkpoints/last --run-dir new", "eval RUN", "verify RUN", "diff RUN RUN",
+        "predict RUN x.png", "export RUN --to safetensors", "compare RUN RUN", "report RUN", "track RUN --to wandb",
     ],
-)
+)  # fmt: skip
 def test_a_run_of_before_the_name_is_refused(former: Path, command: str) -> None:
     before = {path: path.read_bytes() for path in former.rglob("*") if path.is_file() and "logs" not in path.parts}
     last = max((former / "checkpoints").glob("step-*"))

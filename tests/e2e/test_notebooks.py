@@ -27,12 +27,9 @@ def execute(cells: list[Any], folder: Path, *, allow_errors: bool = False) -> li
     """Run cells in a new kernel, and return the text output of each."""
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = nbclient.NotebookClient(
-        notebook,
-        timeout=180,
-        kernel_manager_class=_Kernel,
-        resources={"metadata": {"path": str(folder)}},
+        notebook, timeout=180, kernel_manager_class=_Kernel, resources={"metadata": {"path": str(folder)}},
         allow_errors=allow_errors,
-    )
+    )  # fmt: skip
     # ipykernel shows what other processes print, but not under pytest.
     variables = environment(IPYTHONDIR=str(folder / ".ipython"), MPLBACKEND="module://matplotlib_inline.backend_inline")
     client.execute(env={name: value for name, value in variables.items() if name != "PYTEST_CURRENT_TEST"})

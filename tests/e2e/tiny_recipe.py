@@ -64,13 +64,9 @@ def loss(outputs, batch):
 def build(config):
     width = config.model.width
     model = nn.Sequential(
-        nn.Conv2d(1, width, 3),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.2),
+        nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
         nn.Linear(16 * width, 3),
-    )
+    )  # fmt: skip
     data = config.data
     return Parts(
         model=model,

@@ -93,12 +93,8 @@ class Starter:
             kill_when: Kill rank 0 when it has written this file.
         """
         request = {
-            "scripts": list(map(str, scripts)),
-            "arguments": list(map(str, arguments)),
-            "procs": procs,
-            "alone": alone,
-            "kill_at": kill_at,
-            "kill_when": kill_when and str(kill_when),
-        }
+            "scripts": list(map(str, scripts)), "arguments": list(map(str, arguments)), "procs": procs, "alone": alone,
+            "kill_at": kill_at, "kill_when": kill_when and str(kill_when),
+        }  # fmt: skip
         print(json.dumps(request), file=self._server.stdin, flush=True)
         return Ended(**json.loads(self._server.stdout.readline()))

@@ -69,14 +69,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(scratch: Path) -> dict[str, Any]:
     """What `lightning_cases.py` found."""
     process = warm_start.popen(
-        [sys.executable, HERE / "lightning_cases.py", scratch],
-        cwd=scratch,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, HERE / "lightning_cases.py", scratch], cwd=scratch, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
         out, err = process.communicate(timeout=2 * LONG_S)
     finally:
@@ -150,20 +145,14 @@ def test_a_model_is_tested_on_each_sample_once(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        ("accumulation", "accumulate_grad_batches is 2"),
-        ("averaging", "StochasticWeightAveraging"),
-        ("sync_batchnorm", "sync_batchnorm=True"),
-        ("sync layer", "SyncBatchNorm"),
-        ("precision", "bf16-true"),
-        ("sampler", "WeightedRandomSampler"),
-        ("loaders", "2 training dataloaders"),
-        ("closure", "called the closure itself"),
-        ("no loss", "training_step() returned None"),
-        ("no loss in some", "training_step() returned None"),
-        ("one sample", "a micro-batch of one sample"),
+        ("accumulation", "accumulate_grad_batches is 2"), ("averaging", "StochasticWeightAveraging"),
+        ("sync_batchnorm", "sync_batchnorm=True"), ("sync layer", "SyncBatchNorm"), ("precision", "bf16-true"),
+        ("sampler", "WeightedRandomSampler"), ("loaders", "2 training dataloaders"),
+        ("closure", "called the closure itself"), ("no loss", "training_step() returned None"),
+        ("no loss in some", "training_step() returned None"), ("one sample", "a micro-batch of one sample"),
         ("option", "find_unused_parameters"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: str, text: str) -> None:
     kind, message = found["refused"][case]
     assert kind == "ConfigError"

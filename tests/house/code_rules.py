@@ -138,10 +138,5 @@ def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
 
 
 ALL = (
-    errors_without_a_fix,
-    ranks_asked_for,
-    ranks_read_from_environment,
-    imports_of_the_root,
-    twin_classes,
-    old_words,
-)
+    errors_without_a_fix, ranks_asked_for, ranks_read_from_environment, imports_of_the_root, twin_classes, old_words,
+)  # fmt: skip

@@ -116,13 +116,6 @@ def twin_tests(root: Path) -> list[str]:
 
 
 ALL = (
-    long_files,
-    long_functions,
-    long_pages,
-    wide_folders,
-    busy_modules,
-    full_inits,
-    nameless_places,
-    machine_paths,
+    long_files, long_functions, long_pages, wide_folders, busy_modules, full_inits, nameless_places, machine_paths,
     twin_tests,
-)
+)  # fmt: skip

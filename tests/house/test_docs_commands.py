@@ -13,23 +13,9 @@ ASSIGNED = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)*)=")
 NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
 # Sections of settings. Names such as `data.batch(...)` or `test.png` are none.
 ENDINGS = {
-    "png",
-    "jpg",
-    "py",
-    "md",
-    "yaml",
-    "json",
-    "jsonl",
-    "csv",
-    "tsv",
-    "txt",
-    "safetensors",
-    "onnx",
-    "pth",
-    "gz",
-    "html",
+    "png", "jpg", "py", "md", "yaml", "json", "jsonl", "csv", "tsv", "txt", "safetensors", "onnx", "pth", "gz", "html",
     "zip",
-}
+}  # fmt: skip
 
 
 @cache

@@ -16,13 +16,10 @@ HEAVY = ("torch", "torchvision", "sklearn", "scipy", "tensorboard", "matplotlib"
 
 def _modules_that_must_be_light() -> list[str]:
     paths = [
-        *(ROOT / "src/samebits/config").glob("[a-z]*.py"),
-        *(ROOT / "src/samebits/recipes").glob("*/config.py"),
-        ROOT / "src/samebits/recipes/catalog.py",
-        ROOT / "src/samebits/cluster/env.py",
-        ROOT / "src/samebits/cluster/signals.py",
-        ROOT / "src/samebits/cli/main.py",
-    ]
+        *(ROOT / "src/samebits/config").glob("[a-z]*.py"), *(ROOT / "src/samebits/recipes").glob("*/config.py"),
+        ROOT / "src/samebits/recipes/catalog.py", ROOT / "src/samebits/cluster/env.py",
+        ROOT / "src/samebits/cluster/signals.py", ROOT / "src/samebits/cli/main.py",
+    ]  # fmt: skip
     return ["samebits", "samebits.errors", *sorted(_name(path) for path in paths)]
 
 

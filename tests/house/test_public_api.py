@@ -20,11 +20,8 @@ FOR_DEVELOPERS = {"tour.md", "developers.md", "results.md", "CONTRIBUTING.md", "
 
 def pages() -> list[Path]:
     found = [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("docs/zh-CN/*.md"),
-        *ROOT.glob("src/samebits/**/*.md"),
-    ]
+        *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/zh-CN/*.md"), *ROOT.glob("src/samebits/**/*.md"),
+    ]  # fmt: skip
     return sorted(path for path in found if path.name not in FOR_DEVELOPERS)
 
 

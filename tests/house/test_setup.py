@@ -116,14 +116,9 @@ def ready(checkout: Path) -> Path:
         ("raise SystemExit(0)\n", "ci: FAILED: test"),
     ],
     ids=[
-        "one fails",
-        "there is none",
-        "all are skipped",
-        "a third is skipped",
-        "a full one fails",
-        "collection ends it",
+        "one fails", "there is none", "all are skipped", "a third is skipped", "a full one fails", "collection ends it",
     ],
-)
+)  # fmt: skip
 def test_continuous_integration_fails_when(ready: Path, text: str, says: str) -> None:
     (ready / "tests/test_x.py").write_text(text)
     run = _run(ready, ".ci/run")

@@ -148,12 +148,8 @@ def test_pages_fit_on_a_phone_and_the_search_finds_them(site: Path, address: str
     (site / "measure.html").write_text(script, encoding="utf-8")
     (site / "wide.html").write_text("<div style='width: 500px'>a page that does not fit</div>", encoding="utf-8")
     command = [
-        str(CHROMIUM),
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
+        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+    ]  # fmt: skip
     command += ["--virtual-time-budget=1000000", "--dump-dom", f"{address}/measure.html"]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=1200).stdout
     for name in ("measure.html", "wide.html"):

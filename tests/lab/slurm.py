@@ -40,24 +40,16 @@ class Slurm:
     def run(self, *command: object, timeout: float = 110, **more: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands, or anything else, with the cluster known."""
         return subprocess.run(
-            list(map(str, command)),
-            env={**self.environ, **more},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+            list(map(str, command)), env={**self.environ, **more}, capture_output=True, text=True, timeout=timeout,
             check=False,
-        )
+        )  # fmt: skip
 
     def start(self, *command: object, **more: str) -> subprocess.Popen[str]:
         """Begin one."""
         return subprocess.Popen(
-            list(map(str, command)),
-            env={**self.environ, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            list(map(str, command)), env={**self.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -58,14 +58,9 @@ def test_open_mpi_over_two_hosts_meets_at_mpirun(
     remote.chmod(0o755)
     options = ["--allow-run-as-root", "--mca", "plm_rsh_agent", str(remote), "-H", "n1:1,n2:1", "-n", "2"]
     done = three[0].run(
-        "mpirun.openmpi",
-        *options,
-        "-x",
-        "PYTHONPATH",
-        *command(),
-        env={**environ, "PYTHONPATH": PYTHON_PATH},
+        "mpirun.openmpi", *options, "-x", "PYTHONPATH", *command(), env={**environ, "PYTHONPATH": PYTHON_PATH},
         cwd=tmp_path,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 processes on 2 hosts" in done.stdout
     assert weights(tmp_path / "run") == wanted

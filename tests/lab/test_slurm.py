@@ -96,16 +96,9 @@ def _state(slurm: Slurm, job: str) -> str:
 def test_a_job_at_its_time_limit_saves_requeues_itself_and_ends_as_without_it(slurm: Slurm, tmp_path: Path) -> None:
     settings = ["epochs=12", "report.every_steps=1", "checkpoint.every=100s"]
     samebits(
-        "train",
-        "digits",
-        "report.tensorboard=false",
-        *settings,
-        "--procs",
-        1,
-        "--run-dir",
-        tmp_path / "a",
+        "train", "digits", "report.tensorboard=false", *settings, "--procs", 1, "--run-dir", tmp_path / "a",
         cwd=tmp_path,
-    )
+    )  # fmt: skip
     folder = tmp_path / "b"
     job = _submit(slurm, *settings, "--nodes", 2, "--procs", 1, "--time", "10:00", "--run-dir", folder)
     wait_until(lambda: len(records(folder, "train")) > 5, timeout_s=LONG_S)

@@ -97,12 +97,9 @@ class PartingWays(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "batch norm": WithBatchNorm,
-    "synchronized": WithBatchNorm,
-    "parting ways": PartingWays,
-    "gaps": WithGaps,
+    "batch norm": WithBatchNorm, "synchronized": WithBatchNorm, "parting ways": PartingWays, "gaps": WithGaps,
     "plain": Plain,
-}
+}  # fmt: skip
 
 
 def make(name: str) -> nn.Module:

@@ -104,12 +104,9 @@ def _train(world: World, case: Case) -> str:
         nets[0].first.requires_grad_(False)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
     data = DataLoader(
-        Noisy(case.num_samples),
-        batch_size=case.micro_batch,
-        shuffle=True,
-        num_workers=case.num_workers,
+        Noisy(case.num_samples), batch_size=case.micro_batch, shuffle=True, num_workers=case.num_workers,
         drop_last=case.drop_last,
-    )
+    )  # fmt: skip
     _, _, loader = samebits.exact(nets, optimizers, data, global_batch=case.global_batch, seed=3, hang_timeout_s=None)
     for epoch in range(case.epochs):
         if case.unfreezes:

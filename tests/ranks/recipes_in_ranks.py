@@ -74,12 +74,9 @@ def draw_digits(folder: Path, num_lines: int = 50) -> None:
 def text(folder: Path, *, num_workers: int = 0, name: str = "fast", **more: Any) -> TextConfig:
     """Two epochs over 43 lines in groups of 15, 17 and 11; some micro-batches are smaller than others."""
     data = {
-        "train": str(folder / "l.tsv"),
-        "val_fraction": 0.15,
-        "width": [40, 64, 100],
-        "jitter": 0.5,
+        "train": str(folder / "l.tsv"), "val_fraction": 0.15, "width": [40, 64, 100], "jitter": 0.5,
         **more.pop("data", {}),
-    }
+    }  # fmt: skip
     return TextConfig(
         recipe="text", epochs=more.pop("epochs", 2), global_batch=12, micro_batch=3, eval_batch=4, device="cpu",
         data=data, model={"name": name, "width": 4, "num_hidden": 8}, loader=LoaderConfig(num_workers=num_workers),

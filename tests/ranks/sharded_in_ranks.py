@@ -32,11 +32,9 @@ class Blocks(WithBatchNorm):
         _, *others = self.layers
         first = nn.Conv2d(3, 8, 3, bias=False)  # before batch norm a bias has noise for a gradient, which adam blows up
         self.layers = nn.Sequential(
-            nn.Sequential(first, *others[:4]),
-            *others[4:-1],
-            nn.Sequential(nn.Linear(96, 7), nn.Tanh()),
+            nn.Sequential(first, *others[:4]), *others[4:-1], nn.Sequential(nn.Linear(96, 7), nn.Tanh()),
             nn.Linear(7, 5),
-        )
+        )  # fmt: skip
         self.layers[-1].bias.requires_grad_(False)
 
 

@@ -121,16 +121,12 @@ def test_each_rank_holds_its_part_only(pool: RankPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "before", "then"),
     [
-        pytest.param("fast", (2, fsdp), (3, fsdp), marks=FULL),
-        ("fast", (3, fsdp), (2, ddp)),
-        ("fast", (1, ddp), (2, fsdp)),
-        pytest.param("fast", (2, fsdp), (1, fsdp), marks=FULL),
-        ("exact", (1, ddp), (2, fsdp)),
-        pytest.param("exact", (2, fsdp), (3, fsdp), marks=FULL),
-        pytest.param("exact", (3, fsdp), (2, ddp), marks=FULL),
-        pytest.param("exact", (2, fsdp), (1, fsdp), marks=FULL),
+        pytest.param("fast", (2, fsdp), (3, fsdp), marks=FULL), ("fast", (3, fsdp), (2, ddp)),
+        ("fast", (1, ddp), (2, fsdp)), pytest.param("fast", (2, fsdp), (1, fsdp), marks=FULL),
+        ("exact", (1, ddp), (2, fsdp)), pytest.param("exact", (2, fsdp), (3, fsdp), marks=FULL),
+        pytest.param("exact", (3, fsdp), (2, ddp), marks=FULL), pytest.param("exact", (2, fsdp), (1, fsdp), marks=FULL),
     ],
-)
+)  # fmt: skip
 def test_its_checkpoints_resume_at_another_world_size_and_as_ddp(
     pool: RankPool, tmp_path: Path, mode: str, before: Any, then: Any
 ) -> None:

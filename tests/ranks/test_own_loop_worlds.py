@@ -10,18 +10,10 @@ from tests.ranks.own_loop_in_ranks import Case, evaluate, import_same_modules, t
 from tests.ranks.rank_pool import RankPool
 
 CASES = st.builds(
-    Case,
-    num_samples=st.integers(3, 24),
-    global_batch=st.integers(1, 12),
-    micro_batch=st.integers(2, 5),
-    passes=st.integers(1, 3),
-    optimizers=st.integers(1, 2),
-    clips=st.booleans(),
-    batch_norm=st.booleans(),
-    is_lazy=st.booleans(),
-    unfreezes=st.booleans(),
-    toggles=st.booleans(),
-).filter(lambda case: not (case.toggles and case.unfreezes))
+    Case, num_samples=st.integers(3, 24), global_batch=st.integers(1, 12), micro_batch=st.integers(2, 5),
+    passes=st.integers(1, 3), optimizers=st.integers(1, 2), clips=st.booleans(), batch_norm=st.booleans(),
+    is_lazy=st.booleans(), unfreezes=st.booleans(), toggles=st.booleans(),
+).filter(lambda case: not (case.toggles and case.unfreezes))  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")

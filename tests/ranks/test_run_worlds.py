@@ -83,16 +83,13 @@ def carry_out_linear(world: World, *arguments: Any) -> Any:
         *(
             pytest.param(more, marks=pytest.mark.full)
             for more in (
-                {"optim": {"name": "lamb", "weight_decay": 0.1}},
-                {"optim": {"name": "muon", "weight_decay": 0.1}},
-                {"compress": "bf16"},
-                {"precision": "bf16", "batch_norm": "sync"},
-                {"precision": "fp16"},
+                {"optim": {"name": "lamb", "weight_decay": 0.1}}, {"optim": {"name": "muon", "weight_decay": 0.1}},
+                {"compress": "bf16"}, {"precision": "bf16", "batch_norm": "sync"}, {"precision": "fp16"},
             )
         ),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_other_settings_give_one_hash_in_all_worlds_and_after_a_stop(
     pool: RankPool, straight: Any, tmp_path: Path, more: dict[str, Any]
 ) -> None:

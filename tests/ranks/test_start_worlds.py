@@ -19,14 +19,11 @@ from tests.ranks.recipe_in_ranks import carry_out
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        ("recipe", "code of recipe.py"),
-        ("sample", "training sample 5"),
-        ("all samples", "training sample "),
-        ("processor", "CPU capability: SVE512 on rank 2"),
-        ("MKL", "MKL_CBWR: COMPATIBLE on rank 2, none on rank 0"),
+        ("recipe", "code of recipe.py"), ("sample", "training sample 5"), ("all samples", "training sample "),
+        ("processor", "CPU capability: SVE512 on rank 2"), ("MKL", "MKL_CBWR: COMPATIBLE on rank 2, none on rank 0"),
         ("model", "gradients of a trial micro-batch"),
     ],
-)
+)  # fmt: skip
 def test_a_rank_that_differs_is_named_with_what_it_has(pool: RankPool, tmp_path: Path, fault: str, named: str) -> None:
     texts = pool.run(3, begin, tmp_path, fault)
     assert len(set(texts)) == 1

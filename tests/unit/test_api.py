@@ -18,14 +18,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"procs": 0}, "procs is '0'"),
-        ({"procs": "2:1"}, "procs is '2:1'"),
-        ({"procs": True}, "procs is 'True'"),
-        ({"run_dir": ""}, "run_dir is empty"),
-        ({"resume": "auto"}, "without --run-dir"),
+        ({"procs": 0}, "procs is '0'"), ({"procs": "2:1"}, "procs is '2:1'"), ({"procs": True}, "procs is 'True'"),
+        ({"run_dir": ""}, "run_dir is empty"), ({"resume": "auto"}, "without --run-dir"),
         ({"resume": "nowhere"}, "is not a checkpoint"),
     ],
-)
+)  # fmt: skip
 def test_what_can_not_be_is_refused_before_there_is_a_folder(asked: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         api.train("digits", **asked)

@@ -68,17 +68,11 @@ def test_slots_of_another_version_are_left_out() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        [],
-        "x",
-        {},
-        {"kind": "OSError", "what": "no", "slots": {}},
-        {"kind": ["DataError"], "what": "no", "slots": {}},
-        {"kind": "DataError", "what": 3, "slots": {}},
-        {"kind": "DataError", "what": "no", "slots": None},
-        {"kinds": ["DataError"], "what": "no", "slots": {}},
+        None, [], "x", {}, {"kind": "OSError", "what": "no", "slots": {}},
+        {"kind": ["DataError"], "what": "no", "slots": {}}, {"kind": "DataError", "what": 3, "slots": {}},
+        {"kind": "DataError", "what": "no", "slots": None}, {"kinds": ["DataError"], "what": "no", "slots": {}},
     ],
-)
+)  # fmt: skip
 def test_what_describes_no_error_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not an error"):
         from_json(value)

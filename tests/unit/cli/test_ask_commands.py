@@ -102,17 +102,10 @@ def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsy
 @pytest.mark.parametrize(
     "command",
     [
-        "eval",
-        "predict {} a.png",
-        "export",
-        "verify",
-        "diff {} {}",
-        "push {} new",
-        "compare {} {}",
-        "report",
+        "eval", "predict {} a.png", "export", "verify", "diff {} {}", "push {} new", "compare {} {}", "report",
         "track {} --to mlflow",
     ],
-)
+)  # fmt: skip
 def test_a_path_that_is_no_run_is_reported_alike_by_all_commands(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

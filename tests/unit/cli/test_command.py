@@ -61,31 +61,29 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
     assert api.calls == [("digits", ["epochs=2", "optim.lr=0.5"], Path("runs/a"), "auto", asked)]
 
 
-def test_torchruns_names_are_other_names_for_ours(api: FakeApi) -> None:
-    first = ["train", "digits", "--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "a"]
-    assert run(first) == 0
-    assert api.calls == [("digits", [], None, "never", LaunchOptions("2", "2:3", "h:1", "a"))]
+RANK_1 = ["--nodes", "2", "--node-rank", "1"]
 
 
-@pytest.mark.parametrize("master", [["--master", "h:5"], ["--master-addr", "h", "--master-port", "5"]])
-def test_a_machine_s_rank_and_master_are_taken_by_torchruns_names_too(api: FakeApi, master: list[str]) -> None:
-    assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == 0
-    assert api.calls == [("digits", [], None, "never", LaunchOptions(nodes="2", node_rank=1, master="h:5"))]
+@pytest.mark.parametrize(
+    ("typed", "options"),
+    [
+        ([], LaunchOptions()),
+        (["--local_rank=0"], LaunchOptions()),  # as old launchers give it
+        (["--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "a"],
+         LaunchOptions("2", "2:3", "h:1", "a")),
+        ([*RANK_1, "--master", "h:5"], LaunchOptions(nodes="2", node_rank=1, master="h:5")),
+        ([*RANK_1, "--master-addr", "h", "--master-port", "5"], LaunchOptions(nodes="2", node_rank=1, master="h:5")),
+    ],
+)  # fmt: skip
+def test_torchruns_names_are_other_names_for_ours(api: FakeApi, typed: list[str], options: LaunchOptions) -> None:
+    assert run(["train", "digits", *typed]) == 0
+    assert api.calls == [("digits", [], None, "never", options)]
 
 
 @pytest.mark.parametrize("master", [["--master", "h:5", "--master-port", "5"], ["--master-port", "5"]])
 def test_a_port_that_is_given_twice_or_without_a_host_is_refused(api: FakeApi, master: list[str]) -> None:
     assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == ConfigError.exit_code
     assert api.calls == []
-
-
-def test_train_has_defaults(api: FakeApi) -> None:
-    assert run(["train", "digits"]) == 0
-    assert api.calls == [("digits", [], None, "never", LaunchOptions())]
-
-
-def test_old_launchers_way_of_giving_the_local_rank_is_accepted(api: FakeApi) -> None:
-    assert run(["train", "digits", "--local_rank=0"]) == 0
 
 
 def test_a_wrong_setting_is_refused_before_anything_starts(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +96,20 @@ def test_a_wrong_setting_is_refused_before_anything_starts(api: FakeApi, capsys:
     assert lines_fit(captured.err)
 
 
-def test_an_error_gives_its_own_exit_code_and_no_traceback(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.error = CheckpointError("weights.safetensors is torn", where="runs/a")
-    assert run(["train", "digits"]) == CheckpointError.exit_code
-    assert capsys.readouterr().err == "checkpoint error: weights.safetensors is torn\n  where  runs/a\n"
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CheckpointError("weights.safetensors is torn", where="runs/a"), CheckpointError.exit_code,
+         "checkpoint error: weights.safetensors is torn\n  where  runs/a\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)  # fmt: skip
+def test_an_error_gives_its_own_exit_code_and_no_traceback(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+) -> None:
+    api.error = error
+    assert run(["train", "digits"]) == code
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("by_option", [True, False])
@@ -120,12 +128,6 @@ def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
     api.error = ZeroDivisionError("oh")
     with pytest.raises(ZeroDivisionError):
         run(["train", "digits"])
-
-
-def test_ctrl_c_is_quiet(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.error = KeyboardInterrupt()
-    assert run(["train", "digits"]) == 130
-    assert capsys.readouterr().err.strip() == ""
 
 
 @pytest.mark.parametrize(
@@ -222,18 +224,11 @@ def test_the_module_is_the_command() -> None:
     assert (done.returncode, done.stdout) == (0, f"samebits {samebits.version.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], *([name, "--help"] for name in ("train", "eval", "predict", "config"))]
-)
-def test_help_fits_into_80_columns(arguments: list[str]) -> None:
-    done = shell(*arguments)
-    assert done.returncode == 0
-    assert lines_fit(done.stdout)
-    assert "Usage: samebits" in done.stdout
-
-
-def test_the_bare_command_shows_the_help() -> None:
-    done = shell()
+@pytest.mark.parametrize("words", ["", "--help", "train --help", "eval --help", "predict --help", "config --help"])
+def test_help_fits_into_80_columns(words: str) -> None:
+    done = shell(*words.split())
+    assert not words or done.returncode == 0
+    assert lines_fit(done.stdout + done.stderr)
     assert "Usage: samebits" in done.stdout + done.stderr
 
 

@@ -96,14 +96,10 @@ def test_a_name_is_listened_on_at_one_address_where_the_others_reach_it() -> Non
 
 # What a name means to its own machine, and where its store listens then; 10.1.2.3 is this machine's way out.
 NAMES = {
-    "a": (["192.0.2.7"], "192.0.2.7"),
-    "b": (["127.0.1.1"], "10.1.2.3"),
-    "c": (["127.0.1.1", "192.0.2.7"], "192.0.2.7"),
-    "b.example": (["127.0.1.1"], "10.1.2.3"),
-    "alias": (["127.0.0.1"], "127.0.0.1"),
-    "far": (["198.51.100.9"], "far"),
+    "a": (["192.0.2.7"], "192.0.2.7"), "b": (["127.0.1.1"], "10.1.2.3"), "c": (["127.0.1.1", "192.0.2.7"], "192.0.2.7"),
+    "b.example": (["127.0.1.1"], "10.1.2.3"), "alias": (["127.0.0.1"], "127.0.0.1"), "far": (["198.51.100.9"], "far"),
     "nowhere": ([], "nowhere"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,28 +25,23 @@ def test_processes_that_share_a_gpu_take_gloo_and_say_so() -> None:
     assert "3 processes share 2 GPU(s) on a" in warning
 
 
-def test_nccl_on_a_shared_gpu_is_refused() -> None:
-    with pytest.raises(LaunchError, match="share 2 GPU"):
-        choose_backend(infos("aaab", backend="nccl"))
+def changed(ranks: list[RankInfo], **more: str) -> list[RankInfo]:
+    return [ranks[0], replace(ranks[1], **more), *ranks[2:]]
 
 
-def test_nccl_without_a_gpu_is_refused() -> None:
-    with pytest.raises(LaunchError, match="device is cpu"):
-        choose_backend(infos("ab", device="cpu", backend="nccl", num_gpus=0))
-
-
-def test_different_devices_are_named_with_their_ranks() -> None:
-    mixed = infos("aab")
-    mixed[1] = replace(mixed[1], device="cpu")
-    with pytest.raises(LaunchError, match="cuda on ranks 0 2, cpu on rank 1"):
-        choose_backend(mixed)
-
-
-def test_different_backends_are_refused() -> None:
-    mixed = infos("ab", device="cpu")
-    mixed[1] = replace(mixed[1], backend="gloo")
-    with pytest.raises(LaunchError, match="backend"):
-        choose_backend(mixed)
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (infos("aaab", backend="nccl"), "share 2 GPU"),
+        (infos("ab", device="cpu", backend="nccl", num_gpus=0), "device is cpu"),
+        (changed(infos("aab"), device="cpu"), "cuda on ranks 0 2, cpu on rank 1"),
+        (changed(infos("ab", device="cpu"), backend="gloo"), "backend"),
+    ],
+    ids=["nccl on a shared GPU", "nccl without a GPU", "different devices", "different backends"],
+)
+def test_what_cannot_be_is_refused(ranks: list[RankInfo], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        choose_backend(ranks)
 
 
 def test_mpi_is_refused_where_torch_has_none() -> None:

@@ -46,18 +46,11 @@ def test_a_value_arrives_with_its_types_and_all_its_bits(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {1: 2, (0, 1): 3.5, "a": {"$": "tensor", "of": 1}},
-        {"$": "bytes"},
-        Path("runs/a"),
-        {1, 2},
-        frozenset({"a"}),
-        torch.Size([2, 3]),
-        torch.bfloat16,
-        2**70,
-        "x\ud800\x00é",
+        {1: 2, (0, 1): 3.5, "a": {"$": "tensor", "of": 1}}, {"$": "bytes"}, Path("runs/a"), {1, 2}, frozenset({"a"}),
+        torch.Size([2, 3]), torch.bfloat16, 2**70, "x\ud800\x00é",
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_values_beyond_json_arrive_as_they_were(value: Any) -> None:
     back = decode(encode(value))
     assert (type(back), back) == (type(value), value)
@@ -66,15 +59,12 @@ def test_values_beyond_json_arrive_as_they_were(value: Any) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.randn(2, 3, 4).transpose(0, 2),
-        torch.tensor([math.nan, -0.0, math.inf]),
-        torch.randn(5).to(torch.bfloat16),
-        torch.tensor(7),
-        torch.empty(0, 4, dtype=torch.bool),
+        torch.randn(2, 3, 4).transpose(0, 2), torch.tensor([math.nan, -0.0, math.inf]),
+        torch.randn(5).to(torch.bfloat16), torch.tensor(7), torch.empty(0, 4, dtype=torch.bool),
         torch.randn(2, dtype=torch.complex64),
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
-)
+)  # fmt: skip
 def test_a_tensor_arrives_with_its_shape_type_and_bits(tensor: torch.Tensor) -> None:
     back = decode(encode(["before", tensor, b"after"]))[1]
     assert (back.shape, back.dtype) == (tensor.shape, tensor.dtype)

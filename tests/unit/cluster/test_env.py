@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,43 +13,30 @@ from samebits.cluster.schedulers import PORTS, first_host, to_torchrun_env
 from samebits.errors import LaunchError
 
 TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.5",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "job",
-    "TORCHELASTIC_RESTART_COUNT": "2",
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.5",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
+}  # fmt: skip
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
 
-def test_an_empty_environment_is_no_world() -> None:
+def test_an_environment_without_a_launcher_is_no_world() -> None:
     assert read_assignment({}) is None
     assert not is_in_world({})
+    assert to_torchrun_env({"PATH": "/bin"}) == ({"PATH": "/bin"}, "")
 
 
-def test_torchrun_is_recognized() -> None:
+def test_torchrun_and_our_launcher_are_recognized() -> None:
     assert is_in_world(TORCHRUN)
     assert read_assignment(TORCHRUN) == RankAssignment(3, 4, 1, 2, "tcp://10.0.0.5:29500", "torchrun", 2, True, "job")
-
-
-def test_our_launcher_is_recognized() -> None:
-    here = read_assignment(TORCHRUN | {"SAMEBITS_LAUNCHED": "1"})
-    assert here.started_by == "samebits"
+    assert read_assignment(TORCHRUN | {"SAMEBITS_LAUNCHED": "1"}).started_by == "samebits"
 
 
 def test_variables_set_by_hand_are_a_world_of_the_command_line() -> None:
     here = read_assignment(BY_HAND)
     assert here == RankAssignment(0, 2, None, None, "tcp://a:29500", "command line")
     assert read_assignment(BY_HAND, init="env://") == here
-
-
-def test_an_ipv6_master_gets_its_brackets() -> None:
-    here = read_assignment(BY_HAND | {"MASTER_ADDR": "fe80::1"})
-    assert here.init == "tcp://[fe80::1]:29500"
+    assert read_assignment(BY_HAND | {"MASTER_ADDR": "fe80::1"}).init == "tcp://[fe80::1]:29500"
 
 
 def test_the_command_line_wins_over_the_environment() -> None:
@@ -66,15 +54,11 @@ def test_each_form_of_init_is_taken(init: str) -> None:
 @pytest.mark.parametrize(
     ("init", "words"),
     [
-        ("tcp://host", "no port"),
-        ("tcp://:29500", "no host"),
-        ("tcp://host:99999", "99999"),
-        ("host:29500", "not an address"),
-        ("file://meet", "three slashes"),
-        ("file:///", "three slashes"),
+        ("tcp://host", "no port"), ("tcp://:29500", "no host"), ("tcp://host:99999", "99999"),
+        ("host:29500", "not an address"), ("file://meet", "three slashes"), ("file:///", "three slashes"),
         ("http://host:80", "not an address"),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_cannot_be_is_named(init: str, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
         read_assignment({}, init=init, rank=0, world_size=2)
@@ -82,22 +66,19 @@ def test_an_address_that_cannot_be_is_named(init: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_init_needs_rank_and_world_size() -> None:
-    with pytest.raises(LaunchError, match="without --rank"):
-        read_assignment({}, init="tcp://a:1", world_size=2)
-    with pytest.raises(LaunchError, match="without --world-size"):
-        read_assignment({}, init="tcp://a:1", rank=0)
-
-
-def test_rank_needs_init() -> None:
-    with pytest.raises(LaunchError, match="--rank was given without --init"):
-        read_assignment({}, rank=0, world_size=2)
-
-
-@pytest.mark.parametrize("missing", sorted(BY_HAND))
-def test_a_missing_variable_is_named(missing: str) -> None:
-    with pytest.raises(LaunchError, match=f"{missing} is not set"):
-        read_assignment({name: value for name, value in BY_HAND.items() if name != missing})
+@pytest.mark.parametrize(
+    ("environ", "given", "text"),
+    [
+        ({}, {"init": "tcp://a:1", "world_size": 2}, "without --rank"),
+        ({}, {"init": "tcp://a:1", "rank": 0}, "without --world-size"),
+        ({}, {"rank": 0, "world_size": 2}, "--rank was given without --init"),
+        (BY_HAND | {"WORLD_SIZE": "0"}, {}, "WORLD_SIZE is 0"),
+        *(({name: BY_HAND[name] for name in BY_HAND if name != each}, {}, f"{each} is not set") for each in BY_HAND),
+    ],
+)
+def test_what_is_missing_is_named(environ: dict[str, str], given: dict[str, Any], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        read_assignment(environ, **given)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"])
@@ -107,11 +88,6 @@ def test_a_variable_that_is_no_count_is_named(name: str, value: str) -> None:
         read_assignment(BY_HAND | {name: value})
     assert name in str(caught.value)
     assert value in str(caught.value)
-
-
-def test_a_world_of_no_processes_is_refused() -> None:
-    with pytest.raises(LaunchError, match="WORLD_SIZE is 0"):
-        read_assignment(BY_HAND | {"WORLD_SIZE": "0"})
 
 
 @given(rank=st.integers(-3, 20), world_size=st.integers(-3, 20))
@@ -133,15 +109,10 @@ def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
 
 
 SRUN = {
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-    "SLURM_JOB_ID": "812",
-    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "0",
     "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
-}
+}  # fmt: skip
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -164,6 +135,8 @@ def test_a_task_of_srun_is_one_rank_of_a_world_with_rank_0_on_the_first_node() -
     assert (here.rank, here.world_size, here.local_rank, here.started_by) == (3, 4, 1, "slurm")
     assert here.init.startswith("tcp://gpu07:")
     assert is_in_world(SRUN)
+    assert _place(SRUN | {"SLURM_STEP_NUM_NODES": "1"}).init.startswith("tcp://127.0.0.1:")
+    assert _place(SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}).init == "tcp://b:7", "a master of one's own wins"
 
 
 def test_all_tasks_of_a_step_work_out_the_same_port_and_another_step_another() -> None:
@@ -171,10 +144,6 @@ def test_all_tasks_of_a_step_work_out_the_same_port_and_another_step_another() -
     assert other_rank.init == _place(SRUN).init
     assert _place(SRUN | {"SLURM_STEP_ID": "1"}).init != other_rank.init
     assert int(other_rank.init.rpartition(":")[2]) in PORTS
-
-
-def test_a_step_on_one_node_uses_loopback() -> None:
-    assert _place(SRUN | {"SLURM_STEP_NUM_NODES": "1"}).init.startswith("tcp://127.0.0.1:")
 
 
 def test_an_allocation_or_a_single_task_is_no_world() -> None:
@@ -189,22 +158,16 @@ def test_torchrun_inside_of_srun_wins() -> None:
     assert (here.rank, here.world_size, here.init, here.started_by) == (0, 2, "tcp://a:29500", "torchrun")
 
 
-def test_a_master_of_ones_own_wins_over_slurms_first_node() -> None:
-    assert _place(SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}).init == "tcp://b:7"
-
-
-def test_open_mpi_is_recognized_on_one_machine_and_on_several() -> None:
-    here = _place(OPEN_MPI)
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH], ids=["Open MPI", "MPICH"])
+def test_mpirun_is_recognized_on_one_machine(environ: dict[str, str]) -> None:
+    here = _place(environ)
     assert (here.rank, here.world_size, here.local_rank, here.started_by) == (1, 2, 1, "mpi")
     assert here.init.startswith("tcp://127.0.0.1:")
+
+
+def test_open_mpi_is_recognized_on_several_machines() -> None:
     apart = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert _place(OPEN_MPI | apart).init.startswith("tcp://192.0.2.2:")
-
-
-def test_mpich_is_recognized() -> None:
-    here = _place(MPICH)
-    assert (here.rank, here.world_size, here.local_rank) == (1, 2, 1)
-    assert here.init.startswith("tcp://127.0.0.1:")
 
 
 def test_mpich_on_several_machines_asks_where_rank_0_is() -> None:
@@ -217,18 +180,9 @@ def test_mpich_on_several_machines_asks_where_rank_0_is() -> None:
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [
-        ("a", "a"),
-        ("a,b", "a"),
-        ("n[1-3]", "n1"),
-        ("gpu[007-012,20],cpu1", "gpu007"),
-        ("rack[2-3]-node[01-04]", "rack2-node01"),
-        ("n[5,7]", "n5"),
+        ("a", "a"), ("a,b", "a"), ("n[1-3]", "n1"), ("gpu[007-012,20],cpu1", "gpu007"),
+        ("rack[2-3]-node[01-04]", "rack2-node01"), ("n[5,7]", "n5"),
     ],
-)
+)  # fmt: skip
 def test_the_first_of_slurms_list_of_nodes_is_found(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
-
-
-def test_an_environment_without_a_scheduler_stays_as_it_is() -> None:
-    environ = {"PATH": "/bin"}
-    assert to_torchrun_env(environ) == (environ, "")

@@ -86,10 +86,7 @@ abort.leave(4)
 @pytest.mark.parametrize("name", ["rendezvous", "another"])
 def test_a_thread_in_the_store_changes_nothing_about_the_end(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(name=name)],
-        env=environment(),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", SCRIPT.format(name=name)], env=environment(), capture_output=True, text=True,
         timeout=LONG_S,
-    )
+    )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (4, "unflushed cleaned up\n", "")

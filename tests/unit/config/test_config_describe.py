@@ -30,21 +30,11 @@ class Kinds(Settings):
 
 def test_types_are_described_in_words() -> None:
     assert {setting.key: setting.type for setting in settings(Kinds)} == {
-        "flag": "true | false",
-        "number": "int from 1 to 4",
-        "big": "int < 2^40",
-        "ratio": "float > 0 and < 0.5 or null",
-        "word": "x | y or null",
-        "folder": "path",
-        "pair": "list of 2 int",
-        "many": "list of float",
-        "labels": "map",
-        "maybe": "section",
-        "maybe.title": "text",
-        "needed": "text",
-        "inner": "section",
-        "inner.title": "text",
-    }
+        "flag": "true | false", "number": "int from 1 to 4", "big": "int < 2^40",
+        "ratio": "float > 0 and < 0.5 or null", "word": "x | y or null", "folder": "path", "pair": "list of 2 int",
+        "many": "list of float", "labels": "map", "maybe": "section", "maybe.title": "text", "needed": "text",
+        "inner": "section", "inner.title": "text",
+    }  # fmt: skip
 
 
 def test_defaults_are_plain_values_and_leave_out_what_is_needed() -> None:

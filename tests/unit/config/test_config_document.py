@@ -12,30 +12,12 @@ from samebits.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001),
-        ("1E5", 1e5),
-        (".5", 0.5),
-        ("-3", -3),
-        ("010", 10),
-        ("0.1", 0.1),
-        ("true", True),
-        ("no", "no"),
-        ("on", "on"),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("1:30", "1:30"),
-        ("2024-01-02", "2024-01-02"),
-        ("'3'", "3"),
-        ("[1, 2.5, x]", [1, 2.5, "x"]),
-        ("{a: 1}", {"a": 1}),
-        (".inf", float("inf")),
-        ("~/data", "~/data"),
-        ("/data/a b", "/data/a b"),
-        ("1e", "1e"),
-        ("3px", "3px"),
+        ("1e-3", 0.001), ("1E5", 1e5), (".5", 0.5), ("-3", -3), ("010", 10), ("0.1", 0.1), ("true", True), ("no", "no"),
+        ("on", "on"), ("null", None), ("~", None), ("", None), ("1:30", "1:30"), ("2024-01-02", "2024-01-02"),
+        ("'3'", "3"), ("[1, 2.5, x]", [1, 2.5, "x"]), ("{a: 1}", {"a": 1}), (".inf", float("inf")),
+        ("~/data", "~/data"), ("/data/a b", "/data/a b"), ("1e", "1e"), ("3px", "3px"),
     ],
-)
+)  # fmt: skip
 def test_a_plain_word_is_read_as_people_mean_it(text: str, value: object) -> None:
     read = parse_value(text)
     assert read == value

@@ -12,16 +12,11 @@ from samebits.config.sections import CheckpointConfig, OptimConfig
 @pytest.mark.parametrize(
     ("text", "interval"),
     [
-        ("200 steps", Interval(steps=200)),
-        ("1 step", Interval(steps=1)),
-        ("1 epoch", Interval(epochs=1)),
-        ("2 epochs", Interval(epochs=2)),
-        ("30s", Interval(seconds=30)),
-        ("5min", Interval(seconds=300)),
-        ("0.5 h", Interval(seconds=1800)),
-        (" 1h ", Interval(seconds=3600)),
+        ("200 steps", Interval(steps=200)), ("1 step", Interval(steps=1)), ("1 epoch", Interval(epochs=1)),
+        ("2 epochs", Interval(epochs=2)), ("30s", Interval(seconds=30)), ("5min", Interval(seconds=300)),
+        ("0.5 h", Interval(seconds=1800)), (" 1h ", Interval(seconds=3600)),
     ],
-)
+)  # fmt: skip
 def test_an_interval_is_read(text: str, interval: Interval) -> None:
     assert parse_interval(text) == interval
 
@@ -63,27 +58,26 @@ def test_every_setting_has_a_description() -> None:
     assert [setting.key for setting in settings(RunConfig) if not setting.meaning] == []
 
 
-def test_a_micro_batch_is_not_more_than_the_global_batch() -> None:
-    with pytest.raises(ValidationError, match=r"micro_batch \(32\) is more than global_batch \(16\)"):
-        RunConfig(recipe="x", global_batch=16)
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"global_batch": 16}, r"micro_batch \(32\) is more than global_batch \(16\)"),
+        ({"epochs": 2**64}, "epochs"),  # the number of steps must fit into the 64 bits of records and checkpoints
+    ],
+)
+def test_a_number_that_can_not_be_is_refused(setting: dict[str, int], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        RunConfig(recipe="x", **setting)
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"lr": 0},
-        {"lr": float("nan")},
-        {"lr": float("inf")},
-        {"momentum": 1},
-        {"nesterov": True, "momentum": 0},
-        {"schedule": "multi_step"},
-        {"schedule": "multi_step", "milestones": [30, 10]},
-        {"milestones": [0]},
-        {"betas": [0.9]},
-        {"clip_norm": 0},
-        {"unknown": 1},
+        {"lr": 0}, {"lr": float("nan")}, {"lr": float("inf")}, {"momentum": 1}, {"nesterov": True, "momentum": 0},
+        {"schedule": "multi_step"}, {"schedule": "multi_step", "milestones": [30, 10]}, {"milestones": [0]},
+        {"betas": [0.9]}, {"clip_norm": 0}, {"unknown": 1},
     ],
-)
+)  # fmt: skip
 def test_an_optimizer_that_can_not_be_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         OptimConfig.model_validate(values)
@@ -95,9 +89,3 @@ def test_an_optimizer_that_can_not_be_is_refused(values: dict[str, object]) -> N
 def test_the_linear_rule_for_the_rate_is_explicit(lr_for_batch: int | None, global_batch: int, peak: float) -> None:
     optim = OptimConfig(lr=0.1, lr_for_batch=lr_for_batch)
     assert RunConfig(recipe="test", global_batch=global_batch, optim=optim).peak_lr == peak
-
-
-def test_more_epochs_than_any_run_has_are_refused() -> None:
-    # The number of steps must fit into the 64 bits of records and checkpoints.
-    with pytest.raises(ValidationError, match="epochs"):
-        RunConfig(recipe="x", epochs=2**64)

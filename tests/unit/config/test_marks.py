@@ -49,18 +49,12 @@ def test_the_names_of_data_with_a_mark_are_those_of_recipes() -> None:
 @pytest.mark.parametrize(
     ("name", "stops_early", "is_free_now"),
     [
-        ("optim.lr", False, False),
-        ("model.width", False, False),
-        ("data.size_px", False, False),
-        ("checkpoint.every", True, True),
-        ("data.root", True, True),
-        ("data.cache_gb", True, True),
-        ("data.eval_sets.night", False, True),
-        ("data.eval_sets.night", True, False),
-        ("eval_every", True, False),
+        ("optim.lr", False, False), ("model.width", False, False), ("data.size_px", False, False),
+        ("checkpoint.every", True, True), ("data.root", True, True), ("data.cache_gb", True, True),
+        ("data.eval_sets.night", False, True), ("data.eval_sets.night", True, False), ("eval_every", True, False),
         ("eval_batch", False, True),
     ],
-)
+)  # fmt: skip
 def test_what_may_change_at_a_resume_follows_from_the_marks(name: str, stops_early: bool, is_free_now: bool) -> None:
     config = RunConfig.model_validate({"recipe": "x", "stop_early": {"patience": 2 if stops_early else None}})
     assert is_free(name, config) == is_free_now

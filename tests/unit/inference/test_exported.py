@@ -91,12 +91,8 @@ def test_an_onnx_file_gives_the_models_outputs_for_any_number_of_samples(preset:
         torch.testing.assert_close(torch.from_numpy(other), one, atol=1e-4, rtol=1e-3)
     known = session.get_modelmeta().custom_metadata_map
     wanted = {
-        "digits": "classes",
-        "shapes": "classes",
-        "text": "alphabet",
-        "pose": "skeleton",
-        "segment_shapes": "classes",
-    }[preset]
+        "digits": "classes", "shapes": "classes", "text": "alphabet", "pose": "skeleton", "segment_shapes": "classes",
+    }[preset]  # fmt: skip
     value = known[wanted] if wanted == "alphabet" else json.loads(known[wanted])
     assert value == json.loads(json.dumps(parts.metadata[wanted]))
     assert json.loads(known["input"]) == list(made.input_shape)

@@ -29,15 +29,10 @@ def mutate(path: Path, numbers: random.Random) -> str:
     lines = content.splitlines(keepends=True) or [b""]
     lines[numbers.randrange(len(lines))] = numbers.choice([b"unknown: 3\n", b"- 1\n", b"seed: 9\n", b"{}\n", b""])
     written = {
-        "cut": content[: numbers.randrange(len(content) + 1)],
-        "flipped": bytes(bits),
-        "empty": b"",
-        "list": b"[1, 2, 3]\n",
-        "binary": numbers.randbytes(500),
-        "deep": b"[" * 100_000,
-        "another line": b"".join(lines),
-        "another value": _other_value(content, numbers),
-    }
+        "cut": content[: numbers.randrange(len(content) + 1)], "flipped": bytes(bits), "empty": b"",
+        "list": b"[1, 2, 3]\n", "binary": numbers.randbytes(500), "deep": b"[" * 100_000,
+        "another line": b"".join(lines), "another value": _other_value(content, numbers),
+    }  # fmt: skip
     kinds = [*written, "folder", "link", "loop", "pipe", "endless", "huge", "missing"]
     kind = numbers.choice(kinds)
     if kind in written:

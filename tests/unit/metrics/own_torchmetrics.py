@@ -52,13 +52,9 @@ class Count(Scaled):
 
 
 REFUSED = {
-    "list": classification.BinaryAUROC,
-    "mean": Mean,
-    "offset": Offset,
-    "full state": Whole,
-    "no reduction": PearsonCorrCoef,
-    "composed": lambda: Scaled() + Scaled(),
-}
+    "list": classification.BinaryAUROC, "mean": Mean, "offset": Offset, "full state": Whole,
+    "no reduction": PearsonCorrCoef, "composed": lambda: Scaled() + Scaled(),
+}  # fmt: skip
 NAMED = {
     "a function": classification.BinaryAccuracy,
     "an object": classification.BinaryAccuracy(),

@@ -24,11 +24,8 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(5, 6)
         self.hidden, self.norm, self.deep, self.head = (
-            nn.Linear(6, 8),
-            nn.LayerNorm(8),
-            nn.Linear(8, 4),
-            nn.Linear(4, 3),
-        )
+            nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(4, 3),
+        )  # fmt: skip
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.head(self.deep(self.norm(self.hidden(self.embed(indices)))))

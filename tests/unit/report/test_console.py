@@ -39,15 +39,9 @@ def _train(console: Console, clock: Clock, *, num_epochs: int, epoch_steps: int,
     for step in range(1, num_steps + 1):
         clock.seconds += step_s
         console.progress(
-            epoch=(step - 1) // epoch_steps + 1,
-            num_epochs=num_epochs,
-            steps_per_epoch=epoch_steps,
-            step=step,
-            num_steps=num_steps,
-            loss=1 / step,
-            samples_per_s=9812.3,
-            left_s=(num_steps - step) * step_s,
-        )
+            epoch=(step - 1) // epoch_steps + 1, num_epochs=num_epochs, steps_per_epoch=epoch_steps, step=step,
+            num_steps=num_steps, loss=1 / step, samples_per_s=9812.3, left_s=(num_steps - step) * step_s,
+        )  # fmt: skip
 
 
 def test_a_log_file_gets_a_line_for_each_tenth_of_an_epoch() -> None:

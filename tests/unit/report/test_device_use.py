@@ -60,16 +60,11 @@ def test_the_driver_is_asked_for_the_gpu_of_the_process() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA A100-SXM4-40GB", "tf32", 156),
-        ("NVIDIA A10", "fp32", 31.2),
-        ("NVIDIA A10G", "fp32", None),
-        ("Tesla T4", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "fp16", 125),
-        ("AMD Instinct MI300X", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4), ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 156), ("NVIDIA A10", "fp32", 31.2), ("NVIDIA A10G", "fp32", None),
+        ("Tesla T4", "bf16", None), ("Tesla V100-SXM2-16GB", "fp16", 125), ("AMD Instinct MI300X", "bf16", None),
     ],
-)
+)  # fmt: skip
 def test_the_peak_is_the_precision_s_or_null_for_an_unknown_gpu(name: str, precision: str, peak: float | None) -> None:
     assert peak_tflops(name, precision) == peak
 

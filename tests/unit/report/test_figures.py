@@ -23,28 +23,14 @@ def test_time_left_reads_like_a_clock(seconds: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("top1", 0.98611, "98.61%"),
-        ("loss", 1234.5678, "1235"),
-        ("loss", 2.302585, "2.303"),
-        ("loss", 0.11312, "0.1131"),
-        ("loss", 0.009902, "0.009902"),
-        ("loss", 0.0001, "0.0001000"),
-        ("loss", 0.0, "0.000"),
-        ("loss", 0.0000123, "1.230e-05"),
-        ("loss", -0.25, "-0.2500"),
-        ("loss", 123456.0, "1.235e+05"),
-        ("loss", math.nan, "nan"),
-        ("AP", 0.009902, "0.010"),
-        ("AP", 1.0, "1.000"),
-        ("AP", 0.00042, "0.0004"),
-        ("AP", 0.0, "0.000"),
-        ("APL", -1.0, "none"),
-        ("correlation", -1.0, "-1.000"),
-        ("squared_error", 0.0000123, "1.2e-05"),
-        ("edit_distance", 2.5, "2.500"),
-        ("mean_accuracy", 0.5, "50.00%"),
+        ("top1", 0.98611, "98.61%"), ("loss", 1234.5678, "1235"), ("loss", 2.302585, "2.303"),
+        ("loss", 0.11312, "0.1131"), ("loss", 0.009902, "0.009902"), ("loss", 0.0001, "0.0001000"),
+        ("loss", 0.0, "0.000"), ("loss", 0.0000123, "1.230e-05"), ("loss", -0.25, "-0.2500"),
+        ("loss", 123456.0, "1.235e+05"), ("loss", math.nan, "nan"), ("AP", 0.009902, "0.010"), ("AP", 1.0, "1.000"),
+        ("AP", 0.00042, "0.0004"), ("AP", 0.0, "0.000"), ("APL", -1.0, "none"), ("correlation", -1.0, "-1.000"),
+        ("squared_error", 0.0000123, "1.2e-05"), ("edit_distance", 2.5, "2.500"), ("mean_accuracy", 0.5, "50.00%"),
     ],
-)
+)  # fmt: skip
 def test_a_share_is_shown_in_percent_and_all_else_as_a_number(name: str, value: float, text: str) -> None:
     assert metric_value(name, value) == text
 

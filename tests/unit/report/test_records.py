@@ -22,12 +22,8 @@ def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     records = Records(tmp_path / "run", tensorboard=False)
     records.write("eval", 23, 1, {"top1": 0.5, "loss": math.nan})
     assert json.loads((tmp_path / "run" / FILE_NAME).read_text()) == {
-        "kind": "eval",
-        "step": 23,
-        "epoch": 1,
-        "top1": 0.5,
-        "loss": None,
-    }
+        "kind": "eval", "step": 23, "epoch": 1, "top1": 0.5, "loss": None,
+    }  # fmt: skip
     records.close()
 
 

@@ -99,11 +99,8 @@ class Page:
     def problems(self) -> list[str]:
         """Errors of scripts, refused content and messages on the console."""
         kinds = (
-            "Runtime.exceptionThrown",
-            "Log.entryAdded",
-            "Runtime.consoleAPICalled",
-            "Page.javascriptDialogOpening",
-        )
+            "Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Page.javascriptDialogOpening",
+        )  # fmt: skip
         return [json.dumps(event["params"])[:500] for event in self.events if event.get("method") in kinds]
 
     def _clip(self, is_whole: bool) -> dict[str, Any]:
@@ -143,21 +140,13 @@ def browser(folder: Path) -> Iterator[Page]:
         os.dup2(write, 4)
 
     arguments = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--remote-debugging-pipe",
-        "--disable-dev-shm-usage",
-    ]
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-dev-shm-usage",
+    ]  # fmt: skip
     arguments += [f"--user-data-dir={folder}", "--no-first-run", "--disable-background-networking", "about:blank"]
     process = subprocess.Popen(
-        [program, *arguments],
-        close_fds=False,
-        preexec_fn=use_pipes,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+        [program, *arguments], close_fds=False, preexec_fn=use_pipes, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
     os.close(to_read[0])
     os.close(to_write[1])
     try:

@@ -82,14 +82,9 @@ def write_result(run: Path, epochs: int, top1: float) -> None:
         "samples": steps * 64,
         "skipped_steps": [],
         "seconds": {
-            "first_step": 2.0,
-            "training": 50.0,
-            "data_wait": 2.0,
-            "sending": 3.0,
-            "rank_wait": 1.0,
-            "all": 61.0,
+            "first_step": 2.0, "training": 50.0, "data_wait": 2.0, "sending": 3.0, "rank_wait": 1.0, "all": 61.0,
         },
-    }
+    }  # fmt: skip
     (run / "result.json").write_text(json.dumps(result))
 
 

@@ -39,24 +39,16 @@ HOSTILE = (*_SCRIPTS, *_CONTROLS)
 def poison(run: Path, text: str) -> Path:
     """Write a text into all places of a run folder that hold a text."""
     values = {
-        "recipe": text,
-        "epochs": 3,
-        "optim": {"lr": 0.1, text: text},
-        "model": {"name": text},
-        "data": {"root": text},
-    }
+        "recipe": text, "epochs": 3, "optim": {"lr": 0.1, text: text}, "model": {"name": text}, "data": {"root": text},
+    }  # fmt: skip
     try:
         (run / "config.yaml").write_text(yaml.safe_dump(values, allow_unicode=True))
     except UnicodeEncodeError:
         (run / "config.yaml").write_text("recipe: x\nepochs: 3\n")
     world = {"size": 2, "from_step": 0, "environment": {text: text}, "code": {text: text}}
     environment = {
-        "name": text,
-        "python": text,
-        "commit": text,
-        "command": [text, text],
-        "world": {"size": 2, "host": text},
-    }
+        "name": text, "python": text, "commit": text, "command": [text, text], "world": {"size": 2, "host": text},
+    }  # fmt: skip
     (run / "environment.json").write_text(json.dumps({**environment, "worlds": [world]}))
     result = json.loads((run / "result.json").read_text())
     result |= {"weights_sha256": text, "chain": text, "root": text, "worlds": [world], "name": text}

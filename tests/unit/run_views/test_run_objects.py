@@ -101,17 +101,8 @@ def checked(markup: str) -> Checked:
     assert set(found.tags) <= TAGS
     names = {name for name, _ in found.attributes}
     assert names <= {
-        "style",
-        "width",
-        "height",
-        "viewbox",
-        "role",
-        "points",
-        "fill",
-        "stroke",
-        "stroke-width",
-        "stroke-opacity",
-    }
+        "style", "width", "height", "viewbox", "role", "points", "fill", "stroke", "stroke-width", "stroke-opacity",
+    }  # fmt: skip
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", markup)
     markup.encode()  # no half characters
     return found

@@ -34,12 +34,9 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         """
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "run")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    )  # fmt: skip
     assert process.stdout.readline() == "open\n"
     yield process
     process.kill()

@@ -20,12 +20,9 @@ from samebits.storage.weights import load_into, read, weights_sha256, write_weig
 def state() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return {
-        "conv.weight": torch.randn(8, 3, 5, 5),
-        "bn.num_batches_tracked": torch.tensor(7),
-        "mask": torch.tensor([True, False]),
-        "nothing": torch.empty(0, 3),
-        "half": torch.randn(3).half(),
-    }
+        "conv.weight": torch.randn(8, 3, 5, 5), "bn.num_batches_tracked": torch.tensor(7),
+        "mask": torch.tensor([True, False]), "nothing": torch.empty(0, 3), "half": torch.randn(3).half(),
+    }  # fmt: skip
 
 
 def test_the_hash_does_not_depend_on_the_order_of_the_names() -> None:

@@ -20,14 +20,10 @@ from samebits.sweeps.state_file import check_recipe, read_sweep
 OWNED = "from pathlib import Path\nPath('OWNED').touch()\n"
 SEARCH = {"num_trials": 2, "lag": 1}
 SPELLINGS = [
-    "report.trackers=[sw/evil.py]",
-    " report.trackers=[./sw/evil.py]",
-    "\treport.trackers = [sw/evil.py]",
-    'report={"trackers": ["sw/evil.py"]}',
-    ' report = {"trackers": ["sw/evil.py"]}',
-    "{report: {trackers: [sw/evil.py]}}",
-    "--report.trackers=[sw/evil.py]",
-]
+    "report.trackers=[sw/evil.py]", " report.trackers=[./sw/evil.py]", "\treport.trackers = [sw/evil.py]",
+    'report={"trackers": ["sw/evil.py"]}', ' report = {"trackers": ["sw/evil.py"]}',
+    "{report: {trackers: [sw/evil.py]}}", "--report.trackers=[sw/evil.py]",
+]  # fmt: skip
 
 
 @pytest.fixture
