@@ -39,7 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped where there is none")
-    config.addinivalue_line("markers", "slow: takes more than about 10 s")
     config.addinivalue_line(
         "markers", "full: widens what another test in `make test` holds; make test-full runs it (CONTRIBUTING.md)"
     )

@@ -130,7 +130,6 @@ def test_a_rank_killed_before_it_connects_restarts(start: Callable[..., subproce
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_node_lost_before_it_connects_may_return(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     port = own_port()
     first = start("a", "node lost early", 1, f"127.0.0.1:{port}")

@@ -185,7 +185,6 @@ def test_an_older_state_written_once_more_is_refused() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(undisturbed: str, tmp_path: Path) -> None:
     port = own_port()
     node = ("--nodes", 2, "--procs", 1, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "own")
@@ -217,7 +216,6 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_idle_connections_beyond_the_soft_limit_of_open_files_do_no_harm(undisturbed: str, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2048:
@@ -267,7 +265,6 @@ def test_idle_connections_up_to_the_hard_limit_are_named_as_the_cause(tmp_path: 
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_key_is_on_no_command_line_and_in_no_file_of_the_run(tmp_path: Path) -> None:
     secret = "0123456789abcdef-not-to-be-seen"
     with slow_run(tmp_path, "--procs", 2, SAMEBITS_KEY=secret) as run:

@@ -44,10 +44,6 @@ def _text(cell: Any) -> str:
     return "".join(texts)
 
 
-def run_cells(*sources: str, folder: Path) -> list[str]:
-    return execute([nbformat.v4.new_code_cell(source) for source in sources], folder, allow_errors=True)
-
-
 def _cells(name: str) -> list[Any]:
     return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
 

@@ -10,6 +10,8 @@ import torch
 
 from tests.runs import TINY, communicate_all, own_port, samebits, start
 
+pytestmark = pytest.mark.full
+
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}
 
 
@@ -19,29 +21,18 @@ def _has_other_kernels() -> None:
         pytest.skip("this processor has no other kernels than the default ones")
 
 
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_resume_on_another_processor_is_refused_by_default(tmp_path: Path) -> None:
+def test_a_resume_on_another_processor_is_refused_by_default_and_possible_on_request(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
     samebits(*command, cwd=tmp_path)
     refused = samebits(*command, "--resume", "auto", cwd=tmp_path, code=5, **OTHER)
     assert "CPU capability" in refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_resume_on_another_processor_is_possible_on_request(tmp_path: Path) -> None:
-    command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
-    samebits(*command, cwd=tmp_path)
     told = samebits(*command, "--resume", "auto", "checkpoint.on_change=warn", cwd=tmp_path, **OTHER)
     assert "changed since the checkpoint of this run" in " ".join(told.stdout.split())
     worlds = json.loads((tmp_path / "run" / "environment.json").read_text())["worlds"]
     assert [world["environment"]["CPU capability"] for world in worlds][1:] == ["DEFAULT"]
 
 
-@pytest.mark.full
-@pytest.mark.slow
 def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> None:
     join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "run"]
     ranks = [
@@ -53,8 +44,6 @@ def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> 
     assert "CPU capability: DEFAULT on rank 1" in first
 
 
-@pytest.mark.full
-@pytest.mark.slow
 def test_a_restart_on_another_processor_is_refused_before_training(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--run-dir", tmp_path / "run"]
     samebits(*command, "--procs", 1, cwd=tmp_path)
@@ -66,8 +55,6 @@ def test_a_restart_on_another_processor_is_refused_before_training(tmp_path: Pat
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.full
-@pytest.mark.slow
 def test_a_resume_under_another_choice_of_onednn_or_mkl_is_refused(tmp_path: Path) -> None:
     command = ["train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "run"]
     samebits(*command, cwd=tmp_path)
@@ -80,8 +67,6 @@ def trained(run: Path) -> Any:
     return json.loads((run / "result.json").read_text())["weights_sha256"]
 
 
-@pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels= is for x86-64")
 def test_pinned_kernels_are_used_in_every_way_to_start_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)  # set where the tests run as on another processor

@@ -96,7 +96,6 @@ def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="there is nothing to hide")
 def test_the_doctor_examines_a_machine_without_what_only_linux_has(tmp_path: Path, hidden: dict[str, str]) -> None:
     said = samebits("doctor", cwd=tmp_path, **hidden).stdout

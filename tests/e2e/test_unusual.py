@@ -23,10 +23,11 @@ from tests.runs import (
     weights,
 )
 
+pytestmark = pytest.mark.full
+
 UNUSUAL = ROOT / "tests" / "e2e" / "unusual_recipe.py"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [
@@ -44,7 +45,6 @@ def test_the_same_bits_in_training_and_the_same_samples_in_eval(tmp_path: Path, 
     assert figures == result(tmp_path / "1")["metrics"]
 
 
-@pytest.mark.full
 def test_batch_norm_over_one_sample_is_refused_before_the_first_step(tmp_path: Path) -> None:
     done = samebits("train", UNUSUAL, "data.num_samples=49", cwd=tmp_path, code=2)
     assert "micro-batch of one sample" in done.stderr
@@ -53,14 +53,12 @@ def test_batch_norm_over_one_sample_is_refused_before_the_first_step(tmp_path: P
     samebits("train", UNUSUAL, "data.num_samples=49", "global_batch=25", cwd=tmp_path)
 
 
-@pytest.mark.full
 def test_an_empty_training_set_is_refused(tmp_path: Path) -> None:
     assert "the training set is empty" in samebits(
         "train", UNUSUAL, "data.num_samples=0", "--procs", 1, cwd=tmp_path, code=3
     ).stderr  # fmt: skip
 
 
-@pytest.mark.full
 def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     slow = ["data.slow_s=0.2", f"data.slow_while={tmp_path}/slow"]  # it is not over before it is stopped
@@ -76,7 +74,6 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path: Path) -> Non
     assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
 
 
-@pytest.mark.full
 def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
     init = f"tcp://127.0.0.1:{own_port()}"
     terminals = [
@@ -91,7 +88,6 @@ def test_ranks_with_other_models_are_named(tmp_path: Path) -> None:
         assert "setting model.width: 7 on rank 1, 6 on rank 0" in text
 
 
-@pytest.mark.full
 def test_resume_names_what_it_needs(tmp_path: Path) -> None:
     assert "--run-dir" in samebits("train", TINY, "--resume", "auto", cwd=tmp_path, code=2).stderr
     assert "is not a checkpoint" in samebits("train", TINY, "--resume", "atuo", cwd=tmp_path, code=2).stderr
@@ -101,7 +97,6 @@ def test_resume_names_what_it_needs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.full
 def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> None:
     variables = {
         "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()),
@@ -113,7 +108,6 @@ def test_a_restart_by_torchrun_does_not_begin_another_run(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.full
 def test_paths_in_a_run_folder_hold_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     samebits("train", "digits", "epochs=1", "data.root=here", "--run-dir", "run", cwd=tmp_path / "work")
@@ -129,7 +123,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str) -> None:
     name = mistake.partition("=")[0]
@@ -143,7 +136,6 @@ def test_a_mistake_in_a_recipe_is_answered_in_words(tmp_path: Path, mistake: str
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.full
 def test_a_run_that_never_started_leaves_no_folder(tmp_path: Path) -> None:
     for procs in (1, 2):
         samebits("train", UNUSUAL, "data.num_samples=0", "--procs", procs, cwd=tmp_path, code=3)

@@ -18,7 +18,6 @@ from PIL import Image
 from tests.runs import (
     LONG_S,
     ROOT,
-    SAMEBITS,
     TINY,
     TORCHRUN,
     communicate_all,
@@ -223,9 +222,3 @@ def test_a_recipe_around_a_torch_dataset_gives_the_same_bits_at_any_world_size(t
         done = samebits("train", example, "epochs=1", *settings, "--run-dir", tmp_path / str(number), cwd=tmp_path)
         assert "samebits predict" not in done.stdout  # this recipe can't
     assert weights(tmp_path / "0") == weights(tmp_path / "1")
-
-
-def test_help_is_there_for_every_command(tmp_path: Path) -> None:
-    for command in ([], ["train"], ["eval"], ["predict"], ["config"]):
-        text = python(*SAMEBITS[1:], *command, "--help", cwd=tmp_path).stdout
-        assert max(map(len, text.splitlines())) <= 80

@@ -64,7 +64,6 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
@@ -100,7 +99,6 @@ def test_a_node_with_other_settings_is_refused_with_their_names(
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_runs_with_ids_of_their_own_share_a_port(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     first = launch("a", "--nodes", 2, "--run-dir", tmp_path / "one", "--rdzv-id", "one")
     pair = [launch(name, "--nodes", 2, "--run-dir", tmp_path / "two", "--rdzv-id", "two") for name in ("b", "c")]
@@ -154,7 +152,6 @@ def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
@@ -167,7 +164,6 @@ def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_node_whose_clock_is_a_little_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)

@@ -42,7 +42,6 @@ def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_pa
         assert worlds.hash(1) == worlds.hash(2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tmp_path: Path) -> None:
     with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
@@ -56,7 +55,6 @@ def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tm
 
 
 @pytest.mark.lab
-@pytest.mark.slow
 def test_a_usual_accelerate_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of(script("accelerate_cnn", "usual", tmp_path), tmp_path) as worlds:
         assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3

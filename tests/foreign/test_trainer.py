@@ -37,7 +37,6 @@ def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_an
     assert logs(text_one) == logs(text_two)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: str, tmp_path: Path) -> None:
     with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
@@ -58,7 +57,6 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
 
 
 @pytest.mark.lab
-@pytest.mark.slow
 def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of(script("trainer_text", "usual", tmp_path), tmp_path) as worlds:
         assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3

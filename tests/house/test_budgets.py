@@ -10,6 +10,8 @@ import pytest
 from tests.house.budgets import FOLDERS, ROOT, SUMS
 from tests.house.source import sources
 
+pytestmark = pytest.mark.check
+
 TABLE = "tests/house/budgets.py"
 # A budget may be this much above the size, so that a small cut need not touch the table.
 SLACK, SLACK_LINES = 0.05, 40
@@ -64,19 +66,16 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-@pytest.mark.check
 def test_each_folder_of_the_package_keeps_its_line_budget(repo: Path) -> None:
     found = problems(folder_sizes(repo), {name: lines for wing in FOLDERS.values() for name, lines in wing.items()})
     assert not found, "\n".join(found)
 
 
-@pytest.mark.check
 def test_the_wings_and_the_whole_keep_their_line_budgets(repo: Path) -> None:
     found = problems(sum_sizes(repo), SUMS)
     assert not found, "\n".join(found)
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(
     ("sizes", "budgets", "says"),
     [
@@ -92,7 +91,6 @@ def test_a_wrong_budget_comes_with_the_line_to_write(sizes: dict[str, int], budg
         raise AssertionError("\n".join(problems(sizes, budgets)))
 
 
-@pytest.mark.check
 @pytest.mark.parametrize("budget", [1000, 1050])
 def test_a_small_change_need_not_touch_the_table(budget: int) -> None:
     assert problems({"data": 1000}, {"data": budget}) == []
@@ -112,7 +110,6 @@ def num_comments(path: Path) -> int:
     return sum(bool(DIRECTIVE.sub("", word).strip()) for word in words)
 
 
-@pytest.mark.check
 def test_the_share_of_comments_does_not_fall(repo: Path) -> None:
     paths = [path for _, path in sources(repo, "src")]
     lines = sum(path.read_bytes().count(b"\n") for path in paths)
@@ -124,7 +121,6 @@ def test_the_share_of_comments_does_not_fall(repo: Path) -> None:
     assert share < FLOOR + STEP, f"{share:.2f} comments per 100 lines: set FLOOR = {int(share * 10) / 10} in {__file__}"
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(
     ("text", "count"),
     [

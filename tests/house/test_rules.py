@@ -8,6 +8,8 @@ import pytest
 
 from tests.house import code_rules, docstring_rules, file_rules, safety_rules
 
+pytestmark = pytest.mark.check
+
 # Each takes the root of a checkout and returns the violations.
 Rule = Callable[[Path], list[str]]
 Files = str | dict[str, str]  # the text of one file, or of several
@@ -201,13 +203,11 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
 }
 
 
-@pytest.mark.check
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
 
 
-@pytest.mark.check
 def test_files_are_short_enough_to_read(repo: Path) -> None:
     for problem in file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES):
         warnings.warn(f"{problem} (hard limit {file_rules.HARD_LIMIT_LINES})", stacklevel=1)
@@ -243,7 +243,6 @@ def _write(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(("rule", "name", "text", "says"), _cases(BROKEN))
 def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Files, says: str) -> None:
     for file, content in text.items() if isinstance(text, dict) else [(name, text)]:
@@ -254,13 +253,11 @@ def test_a_broken_rule_is_reported(house: Path, rule: Rule, name: str, text: Fil
     assert any(says in problem for problem in problems), problems
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(("rule", "name", "text"), _cases(ALLOWED))
 def test_what_only_looks_like_a_violation_is_allowed(house: Path, rule: Rule, name: str, text: str) -> None:
     _write(house, name, text)
     assert rule(house) == []
 
 
-@pytest.mark.check
 def test_every_rule_is_broken_on_purpose() -> None:
     assert set(BROKEN) == set(RULES)

@@ -15,7 +15,7 @@ from samebits.data.order import MicroBatch, Order
 from samebits.parallel.reduce import Reducer
 from samebits.parallel.tree import push
 from tests.ranks import jobs, runs_in_ranks
-from tests.ranks.networks import make, samples
+from tests.ranks.networks import make
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import carry_out
 from tests.ranks.test_reducer_worlds import MIXED, assert_equal_everywhere
@@ -131,8 +131,3 @@ def test_of_synchronized_micro_batches_the_bad_one_is_named(pool: RankPool, tmp_
     assert len(set(texts)) == 1
     assert f"loss is not finite at step 2 on rank {world - 1}, micro-batch {micro}" in texts[0]
     assert sample in json.loads((tmp_path / "run" / "nonfinite-2.json").read_text())["samples"]
-
-
-def test_samples_are_distinguishable() -> None:
-    inputs, _ = samples(24)
-    assert float(inputs.abs().max()) < 99

@@ -163,7 +163,6 @@ def test_a_preset_for_own_images_names_its_size(name: str, px: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.timeout(2400)  # a minute on two free cores
 def test_the_defaults_of_classify_learn_from_three_classes_of_40_photos(tmp_path: Path) -> None:
     # The objects differ in color and shape; position, size and background are random.

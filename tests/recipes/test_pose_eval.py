@@ -64,7 +64,6 @@ def _write_coco(root: Path, config: Config, model: HigherHRNet) -> tuple[list[di
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_an_official_checkpoint_is_evaluated_with_the_same_figures_on_two_processes(tmp_path: Path) -> None:
     config = Config.model_validate({"recipe": "pose", **SETTINGS})
     torch.manual_seed(1)

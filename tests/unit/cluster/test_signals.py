@@ -10,7 +10,7 @@ import time
 import pytest
 
 from samebits.cluster.signals import StopSignal
-from tests.runs import LONG_S, environment
+from tests.runs import LONG_S, python
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -85,8 +85,5 @@ abort.leave(4)
 
 @pytest.mark.parametrize("name", ["rendezvous", "another"])
 def test_a_thread_in_the_store_changes_nothing_about_the_end(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(name=name)], env=environment(), capture_output=True, text=True,
-        timeout=LONG_S,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (4, "unflushed cleaned up\n", "")
+    done = python("-c", SCRIPT.format(name=name), code=4)
+    assert (done.stdout, done.stderr) == ("unflushed cleaned up\n", "")

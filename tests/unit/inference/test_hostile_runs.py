@@ -78,14 +78,6 @@ def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_f
     assert tree(outside) == before
 
 
-def test_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for checkpoint in checkpoints(run):
-        rewrite(checkpoint, lambda plain: plain.pop("run"))
-    (run / "dataset_info.json").write_text('{"names": 3}')
-    assert command(RESUME) == 5
-    assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
-
-
 class Picky:
     """A recipe that counts its classes."""
 

@@ -120,8 +120,9 @@ def test_unhashed_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, capsy
         rewrite(checkpoint, lambda plain: plain.pop("run"))
     assert command(["eval", "run"]) == 0
     (run / "dataset_info.json").write_text('{"names": 3}')
-    assert command(["eval", "run"]) == 5
-    assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
+    for arguments in (["eval", "run"], RESUME):
+        assert command(arguments) == 5
+        assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
 
 
 def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) -> None:

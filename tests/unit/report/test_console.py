@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 from rich.table import Table
@@ -53,16 +54,18 @@ def test_a_log_file_gets_a_line_for_each_tenth_of_an_epoch() -> None:
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
 
-def test_a_quick_run_gets_few_lines_in_a_log_file() -> None:
+@pytest.mark.parametrize(
+    ("run", "num_lines"),
+    [
+        ({"num_epochs": 10, "epoch_steps": 23, "step_s": 0.04}, range(4)),
+        ({"num_epochs": 1, "epoch_steps": 100_000, "step_s": 1.0}, range(1600, 1671)),
+    ],
+    ids=["quick: few", "slow: one each minute"],
+)
+def test_a_log_file_gets_lines_by_the_time(run: dict[str, Any], num_lines: range) -> None:
     out, clock = io.StringIO(), Clock()
-    _train(Console(out, False, clock), clock, num_epochs=10, epoch_steps=23, step_s=0.04)
-    assert len(out.getvalue().splitlines()) <= 3
-
-
-def test_a_slow_run_prints_a_line_each_minute_in_a_log_file() -> None:
-    out, clock = io.StringIO(), Clock()
-    _train(Console(out, False, clock), clock, num_epochs=1, epoch_steps=100_000, step_s=1.0)
-    assert 1600 <= len(out.getvalue().splitlines()) <= 1670
+    _train(Console(out, False, clock), clock, **run)
+    assert len(out.getvalue().splitlines()) in num_lines
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn_at_most_four_times_a_second() -> None:
@@ -152,16 +155,16 @@ def test_a_table_that_is_wider_than_the_terminal_names_its_figures() -> None:
     assert plain(out.getvalue()).startswith("epoch 1  train loss 1.000      validation accuracy of 0 50.00%")
 
 
-def test_a_validation_in_a_log_file_names_its_figures() -> None:
+def test_a_log_file_names_the_figures_of_a_validation_and_has_the_facts_of_a_block_aligned() -> None:
     out = io.StringIO()
-    Console(out, False).evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000, 0.25, is_best=True)
-    assert out.getvalue() == ("epoch 2.50  train loss 0.2500     validation loss nan        top-1 50.00%   best\n")
-
-
-def test_an_average_over_no_ground_truth_is_none() -> None:
-    out = io.StringIO()
-    Console(out, False).evaluation(1, {"AP": 0.5, "APL": -1.0}, 10)
-    assert "APL none" in out.getvalue()
+    console = Console(out, False)
+    console.evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000, 0.25, is_best=True)
+    console.evaluation(1, {"AP": 0.5, "APL": -1.0}, 10)  # an average over no ground truth
+    console.block("done in 21 s", {"weights": "a", "none": "", "next": "b\nc"})
+    first, second, *block = out.getvalue().splitlines()
+    assert first == "epoch 2.50  train loss 0.2500     validation loss nan        top-1 50.00%   best"
+    assert "APL none" in second
+    assert block == ["done in 21 s", "  weights  a", "  next     b", "           c"]
 
 
 def test_figures_of_a_log_file_stand_below_each_other() -> None:
@@ -173,12 +176,6 @@ def test_figures_of_a_log_file_stand_below_each_other() -> None:
     lines = out.getvalue().splitlines()
     assert lines[2].endswith("validation loss 0.009902   AP 0.910   top-1 91.00%")
     assert {(line.index("AP"), line.index("top-1")) for line in lines} == {(58, 69)}
-
-
-def test_a_block_has_its_facts_aligned() -> None:
-    out = io.StringIO()
-    Console(out, False).block("done in 21 s", {"weights": "a", "none": "", "next": "b\nc"})
-    assert out.getvalue() == "done in 21 s\n  weights  a\n  next     b\n           c\n"
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100])

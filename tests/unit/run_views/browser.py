@@ -1,6 +1,5 @@
 """A headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port and no other package."""
 
-import base64
 import json
 import os
 import select
@@ -79,13 +78,6 @@ class Page:
         """Press a key, such as ArrowLeft."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
-
-    def screenshot(self, path: Path, *, is_whole: bool = True) -> None:
-        """Write a PNG file of the whole page, or of the window."""
-        found = self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=is_whole, **self._clip(is_whole)
-        )
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[str]:
         """The addresses that the page requested, beside those of its own file and its own data."""

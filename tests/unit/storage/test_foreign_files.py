@@ -5,16 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from samebits.errors import CheckpointError
 from samebits.storage import checkpoint
-from samebits.storage.checkpoint import Checkpoint, load_checkpoint, prune, save, steps
+from samebits.storage.checkpoint import load_checkpoint, prune, save, steps
 from samebits.storage.run_folder import RunFolder, check_run_dir
-
-
-def small(step: int, value: float = 0.5) -> Checkpoint:
-    return Checkpoint(step, {"w": torch.full((3,), value)}, {"state": {}, "param_groups": []}, {"step": step})
+from tests.unit.storage.test_checkpoints import small
 
 
 def test_a_file_in_a_checkpoint_stays_when_the_step_is_saved_again(tmp_path: Path) -> None:
