@@ -85,7 +85,10 @@ def main():
         use_cpu=True,
     )
     trainer = ContrastiveTrainer(
-        model=Encoder(), args=training_args, train_dataset=TwoViews(500), callbacks=[PrintStep()]
+        model=Encoder(),
+        args=training_args,
+        train_dataset=TwoViews(500),
+        callbacks=[PrintStep()],
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():

@@ -60,7 +60,11 @@ def main():
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Trainer(model=ViTForImageClassification(config), args=training_args, train_dataset=Digits(500))
+    trainer = Trainer(
+        model=ViTForImageClassification(config),
+        args=training_args,
+        train_dataset=Digits(500),
+    )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
         print("sha256", samebits.weights_sha256(trainer.model.state_dict()))
