@@ -1,7 +1,5 @@
 """Each benchmark starts, and each that can be small runs with a tiny setting; a start by its path is refused."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

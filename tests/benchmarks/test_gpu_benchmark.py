@@ -1,7 +1,5 @@
 """`make bench-gpu`: what it would do without a GPU, and its report, made on the CPU here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The benchmark of image loaders: all take turns on a small folder; wrong options are no traceback."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

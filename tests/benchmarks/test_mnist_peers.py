@@ -1,7 +1,5 @@
 """The benchmark against other tools still runs, and reports a job that fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

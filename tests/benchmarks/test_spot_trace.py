@@ -1,7 +1,5 @@
 """Synthetic and recorded traces of spot machines, and the goodput of a replay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Reference runs for the tests of faults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

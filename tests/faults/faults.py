@@ -1,7 +1,5 @@
 """A job to break, and what must hold of it afterwards: its weights, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -3,8 +3,6 @@
 unchecked: as if the clocks had been right when they were compared.
 """
 
-from __future__ import annotations
-
 import datetime
 import sys
 import time

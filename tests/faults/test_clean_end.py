@@ -1,7 +1,5 @@
 """However a run ends, it leaves no process, temporary file or shared memory, and its exit code shows the reason."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """cluster.recovery=in_step: processes are killed or stopped, and the others finish the step, to the same weights."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

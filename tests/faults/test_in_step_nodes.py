@@ -1,7 +1,5 @@
 """cluster.recovery=in_step with several launchers: any process and any node may be lost, to the same weights."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -51,9 +49,7 @@ def check(folder: Path, undisturbed: str, jobs: list[Job], names: str) -> None:
         pytest.param(3, 0, id="the first of three", marks=pytest.mark.full),
     ],
 )
-def test_the_other_nodes_finish_the_step_of_a_lost_node(
-    size: int, victim: int, undisturbed: str, tmp_path: Path
-) -> None:
+def test_the_others_finish_the_step_of_a_lost_node(size: int, victim: int, undisturbed: str, tmp_path: Path) -> None:
     # Longer than the test waits: broken connections show the loss, not the heartbeat.
     with nodes(tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=120", "--nodes", f"1:{size}") as begin:
         jobs = [begin(name) for name in NAMES[:size]]

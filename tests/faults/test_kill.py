@@ -3,8 +3,6 @@
 `make test-faults` kills at 20 moments; FAULTS=100 FAULTS_SEED=7 at others. The seeds stand in the names of the tests.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """kill -9 of a rank in the recipes' own training, with their augmentation: the same weights as without it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

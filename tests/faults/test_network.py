@@ -1,7 +1,5 @@
 """Two hosts with a link between them that becomes slow, is cut, and comes back or does not. Linux and root only."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterator
@@ -45,9 +43,7 @@ def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.lab
-def test_a_link_that_is_slow_and_then_away_for_a_while_changes_nothing(
-    two: list[Host], undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_link_that_is_slow_and_then_away_changes_nothing(two: list[Host], undisturbed: str, tmp_path: Path) -> None:
     started = begin(two, tmp_path)
     two[1].slow(1)
     time.sleep(0.5)

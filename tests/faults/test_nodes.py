@@ -1,7 +1,5 @@
 """Several launchers, as on several machines: one goes, one comes, and the weights are those of an undisturbed run."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
@@ -90,9 +88,7 @@ def said(folder: Path, name: str) -> str:
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_node_that_is_lost_is_done_without_and_taken_back(
-    undisturbed: str, slow: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_lost_node_is_done_without_and_taken_back(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "2:3") as begin:
         first = begin("a")
         second, third = begin("b"), begin("c")
@@ -131,9 +127,7 @@ def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
 
 @pytest.mark.timeout(400)
 @pytest.mark.lab
-def test_a_node_that_receives_a_stop_signal_saves_and_leaves(
-    undisturbed: str, slow: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_node_with_a_stop_signal_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
         second = begin("b")
@@ -150,9 +144,7 @@ def test_a_node_that_receives_a_stop_signal_saves_and_leaves(
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_node_that_is_lost_while_it_joins_is_named_and_done_without(
-    undisturbed: str, slow: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_node_lost_while_it_joins_is_done_without(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
         first.wait_for_step(2)

@@ -1,7 +1,5 @@
 """The settings of a run are resolved once: editing the user's YAML file afterwards changes nothing."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A few seconds of the trace of `benchmarks/spot.py`: a machine is lost, and returns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Launchers at one address: those of another run are refused, and do not affect the first run."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys
@@ -64,9 +62,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.full
-def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
-    launch: Callable[..., Launcher], tmp_path: Path
-) -> None:
+def test_a_run_of_another_folder_is_refused_by_the_first_one(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir")
     first = launch("a", *words, tmp_path / "one" / "run-0001")
     strangers = [launch("b", *words, tmp_path / "two" / "run-0001"), launch("c", *words, tmp_path / "run-0002")]
@@ -83,9 +79,7 @@ def test_a_run_of_another_folder_is_refused_and_the_first_one_continues(
     assert result(tmp_path / "one" / "run-0001")["worlds"][-1]["size"] == 2
 
 
-def test_a_node_with_other_settings_is_refused_with_their_names(
-    launch: Callable[..., Launcher], tmp_path: Path
-) -> None:
+def test_a_node_with_other_settings_is_refused_by_their_names(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
     other = launch("b", *words, "seed=7", "report.every_steps=3")
@@ -131,9 +125,7 @@ def test_a_store_of_torchrun_is_recognized_and_left_alone(launch: Callable[..., 
     ("size", "shift_s"),
     [pytest.param("2", 3600, marks=pytest.mark.lab), pytest.param("1:2", -60, marks=pytest.mark.full)],
 )
-def test_a_node_whose_clock_is_wrong_is_refused_with_the_difference(
-    launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int
-) -> None:
+def test_a_node_with_a_wrong_clock(launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int) -> None:
     (tmp_path / "slow").touch()
     words = ("--nodes", size, "--run-dir", tmp_path / "run", "data.slow_s=0.2", f"data.slow_while={tmp_path}/slow")
     first = launch("a", *words)

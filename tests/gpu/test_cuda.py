@@ -1,7 +1,5 @@
 """The same promises on a GPU; several processes share it where there is only one."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The text recipe's network and loss on a GPU: deterministic, and near the CPU's figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +30,6 @@ def test_losses_and_gradients_have_the_same_bits_each_time_and_are_the_cpu_s() -
         values = logits.to(device).requires_grad_()
         losses = ctc_loss(values, classes.to(device), lengths.to(device))
         losses.sum().backward()
-        assert values.grad is not None
         found.append((losses.detach().cpu(), values.grad.cpu()))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])

@@ -1,7 +1,5 @@
 """Shared fixtures of recipes' tests, and the places of data that is not in the repository."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation without an engine: what a recipe hands over is enough."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Faults of an annotation file with two images, 1 and 2, and the expected errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

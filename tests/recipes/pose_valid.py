@@ -1,7 +1,5 @@
 """Cases of the reference's test path: known people, painted as the output of a perfect network."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Augmentation by torchvision.transforms.v2: its values. `tests/ranks/test_recipe_worlds.py` has whole runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

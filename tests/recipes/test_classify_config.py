@@ -1,7 +1,5 @@
 """Settings of classify that can't be are refused where they are given: before torch is imported or a file is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -49,7 +49,7 @@ def read(samples: ImageFiles, indices: list[int], epoch: int = 0) -> torch.Tenso
     return samples.batch(chosen, keys(0, epoch, chosen)).inputs
 
 
-def test_pictures_are_found_whatever_the_order_of_the_file_system(
+def test_pictures_are_found_in_any_order_of_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch(

@@ -1,7 +1,5 @@
 """Outputs of the classify recipe: metrics, the confusion matrix, predictions."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -69,9 +67,7 @@ def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
     assert small[names.index("class 7")][names.index("class 70")] == 5
 
 
-def test_with_too_many_classes_for_a_matrix_each_class_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_too_many_classes_for_a_matrix_each_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 50)
     classes = [f"class {place}" for place in range(60)]
     labels, predictions = torch.tensor([3, 3, 3, 3, 3, 8]), torch.tensor([3, 9, 9, 5, 5, 8])

@@ -9,8 +9,6 @@ Where each value of the references is written, read on 2026-11-23:
   transforms in its datasets.py. What its strings of settings mean is timm's, which is installed: the tests ask it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pretrained weights by name, from caches that are filled beforehand: no test uses the network."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -59,9 +57,7 @@ def fill_hub_cache(cache: Path, state: dict[str, torch.Tensor]) -> Path:
 
 
 @pytest.mark.usefixtures("offline")
-def test_torchvisions_weights_come_from_the_cache_with_their_sha256(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvisions_weights_come_from_the_cache_by_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     state = zoo.resnet18().state_dict()
     path = torchvision_file(tmp_path, monkeypatch, state)
@@ -84,9 +80,7 @@ def test_torchvisions_weights_come_from_the_cache_with_their_sha256(
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_cache_and_network_the_file_and_its_place_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cache_and_network_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(DataError, match="resnet18 are not in the cache and can't be downloaded") as raised:
         find_published("resnet18")

@@ -1,7 +1,5 @@
 """The classify recipe: networks equal to the reference's numbers, learning, predictions, pictures."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex
@@ -51,9 +49,7 @@ def parts_of(config: Config) -> Parts:
     return build(config, json.loads(json.dumps(dataset_info(config))))
 
 
-def test_further_validation_sets_are_listed_once_and_one_named_later_is_listed_then(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_further_validation_sets_are_listed_once_and_a_later_one_is_listed_then(shapes: Path, tmp_path: Path) -> None:
     first = next(path for path in sorted(shapes.iterdir()) if path.is_dir())
     night = tmp_path / "night" / first.name
     night.mkdir(parents=True)
@@ -70,8 +66,6 @@ def test_further_validation_sets_are_listed_once_and_one_named_later_is_listed_t
 
 def filling(folder: Path) -> Any:
     spec = importlib.util.spec_from_file_location("fill", folder / "fill.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -138,7 +132,6 @@ def compare(
     sample, offsets = filling(folder).sample, known[f"{group}/offsets"]
     for place, name in enumerate(known[f"{group}/names"].tolist()):
         tensor = tensors[name]
-        assert tensor is not None
         ours = sample(tensor.detach().numpy(), 64)
         theirs = known[f"{group}/samples"][offsets[place] : offsets[place + 1]]
         assert len(ours) == len(theirs), name

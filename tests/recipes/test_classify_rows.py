@@ -1,7 +1,5 @@
 """Images in rows for the classify recipe: tar shards, Parquet files, Hugging Face datasets, and a CSV file as root."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -224,9 +222,7 @@ def test_the_splits_of_a_hugging_face_dataset_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_tar, write_parquet])
 @pytest.mark.parametrize(("one", "other"), [("train-0", "test-0"), ("TRAIN_00", "validation_00"), ("train0", "val0")])
-def test_files_of_several_sets_are_not_merged(
-    write: Callable[[Path], Path], one: str, other: str, tmp_path: Path
-) -> None:
+def test_files_of_two_sets_are_not_merged(write: Callable[[Path], Path], one: str, other: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "rows")
     folder = folder if folder.is_dir() else folder.parent  # a pattern
     ending = next(path.suffix for path in sorted(folder.iterdir()) if path.suffix in (".tar", ".parquet"))

@@ -1,7 +1,5 @@
 """Pretrained weights and frozen parts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Documented differences from the references match the settings and the schedule."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

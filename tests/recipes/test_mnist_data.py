@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -56,9 +54,7 @@ def test_mnist_is_read_as_it_was_published(mnist_folder: Path, repo: Path) -> No
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("inside", ["", "MNIST/raw"])
-def test_mnist_is_found_plain_or_packed_also_where_torchvision_puts_it(
-    tmp_path: Path, ending: str, inside: str
-) -> None:
+def test_mnist_is_found_plain_or_packed_and_where_torchvision_puts_it(tmp_path: Path, ending: str, inside: str) -> None:
     _write_mnist(tmp_path / inside)
     pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
     for path in list((tmp_path / inside).iterdir()):

@@ -1,7 +1,5 @@
 """Faults of annotation files and images, and their errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -108,9 +106,7 @@ def test_a_person_twice_as_large_has_a_peak_twice_as_wide() -> None:
 
 
 @pytest.mark.parametrize("packed", ["folder", "zip"])
-def test_pictures_are_read_from_folders_and_from_the_zips_that_ship(
-    pose_folder: Path, tmp_path: Path, packed: str
-) -> None:
+def test_pictures_are_read_from_folders_and_zips_that_ship(pose_folder: Path, tmp_path: Path, packed: str) -> None:
     for name, known, pictures in (
         ("coco", "annotations/person_keypoints_val2017.json", "images/val2017"),
         ("crowdpose", "json/crowdpose_test.json", "images"),

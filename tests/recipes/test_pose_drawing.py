@@ -1,7 +1,5 @@
 """Skeletons are visible on any background, one color per person, at the right positions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

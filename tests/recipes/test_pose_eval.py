@@ -1,7 +1,5 @@
 """`samebits eval` and `samebits predict` from end to end: an official checkpoint, images in COCO's layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

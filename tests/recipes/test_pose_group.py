@@ -1,7 +1,5 @@
 """Grouping equals the reference's at every stage; and what it does at the edges of its input."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -58,16 +56,11 @@ class Case:
 
     def grouping(self, *, adjust: bool = True, refine: bool = True) -> Grouping:
         return Grouping(
-            order=self.order,
-            max_people=self.param("max_num_people"),
-            detection_threshold=self.param("detection_threshold"),
-            tag_threshold=self.param("tag_threshold"),
-            use_detection_value=self.param("use_detection_val"),
-            ignore_too_much=self.param("ignore_too_much"),
-            nms_kernel=self.param("nms_kernel"),
-            adjust=adjust,
-            refine=refine,
-        )
+            order=self.order, max_people=self.param("max_num_people"),
+            detection_threshold=self.param("detection_threshold"), tag_threshold=self.param("tag_threshold"),
+            use_detection_value=self.param("use_detection_val"), ignore_too_much=self.param("ignore_too_much"),
+            nms_kernel=self.param("nms_kernel"), adjust=adjust, refine=refine,
+        )  # fmt: skip
 
     def peaks(self) -> list[np.ndarray[Any, Any]]:
         found = find_peaks(self.heat, self.param("detection_threshold"), self.param("nms_kernel"))
@@ -180,9 +173,7 @@ def test_people_and_scores_are_the_references(clear_case: Case, is_adjusted: boo
     st.lists(st.integers(0, 9), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=5),
     st.integers(0, 10_000),
 )  # fmt: skip
-def test_of_the_cheapest_assignments_one_with_the_most_lasting_pairs_is_taken(
-    tags: list[int], people: list[int], seed: int
-) -> None:
+def test_of_the_cheapest_assignments_the_most_lasting_is_taken(tags: list[int], people: list[int], seed: int) -> None:
     scores = np.random.default_rng(seed).integers(1, 4, len(tags)) / 4
     found = np.array([[0, 0, score, tag] for tag, score in zip(tags, scores, strict=True)], np.float32)
     distances = tag_distances(found, np.array(people, np.float32)[:, None])
@@ -235,9 +226,7 @@ def test_peaks_are_those_of_max_pooling(seed: int, kernel: int, levels: int) -> 
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), num_tags=st.sampled_from([1, 2]), is_shared=st.booleans())
-def test_a_missing_joint_is_where_heat_less_rounded_distance_is_highest(
-    seed: int, num_tags: int, is_shared: bool
-) -> None:
+def test_a_missing_joint_is_where_heat_less_distance_is_highest(seed: int, num_tags: int, is_shared: bool) -> None:
     random = np.random.default_rng(seed)
     num_joints, height, width = 3, int(random.integers(2, 9)), int(random.integers(2, 9))
     # Few levels, so that there are ties; some maps stay below, some reach above what counts as hot.

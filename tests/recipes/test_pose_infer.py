@@ -1,7 +1,5 @@
 """The test path equals the reference's, with known people painted as the network's output; views and geometry."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -55,8 +53,6 @@ def valid(request: pytest.FixtureRequest, parity_folder: Path, pose_folder: Path
 
 def test_the_network_paints_as_the_fixtures_painter(parity_folder: Path, pose_folder: Path) -> None:
     spec = importlib.util.spec_from_file_location("paint", parity_folder / "paint.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     valid = _valid(parity_folder, pose_folder, "crowdpose_scales3_project1")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +69,6 @@ def test_one_person_has_no_push_loss(form: str) -> None:
     push, pull = tag_loss(tags, _index([]), form=form)
     assert (push.item(), pull.item()) == (0, 0)
     (push + pull).sum().backward()
-    assert tags.grad is not None
     assert not tags.grad.any()
 
 
@@ -104,7 +101,6 @@ def test_a_masked_pixel_has_no_gradient_but_counts_in_the_mean() -> None:
     loss = heatmap_loss(found, torch.zeros(1, 2, 4, 4), mask)
     assert loss.item() == pytest.approx(15 / 16)
     loss.backward()
-    assert found.grad is not None
     assert not found.grad[0, :, 1, 2].any()
 
 

@@ -1,7 +1,5 @@
 """Metrics equal those of the official tools, and do not depend on which rank evaluated which image."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -34,8 +32,6 @@ def two_threads() -> Iterator[None]:
 def fill(parity_folder: Path) -> ModuleType:
     """The fixtures' own maker of weights and inputs from names and seeds."""
     spec = importlib.util.spec_from_file_location("pose_parity_fill", parity_folder / "fill.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

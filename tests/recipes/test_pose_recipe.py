@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,8 +92,7 @@ def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "num_joints"),
-    [("pose/crowdpose_w32_512", 14), ("pose/coco_w32_512", 17), ("pose/coco_w48_640", 17)],
+    ("preset", "num_joints"), [("pose/crowdpose_w32_512", 14), ("pose/coco_w32_512", 17), ("pose/coco_w48_640", 17)]
 )
 def test_the_presets_are_the_official_settings(parity_folder: Path, preset: str, num_joints: int) -> None:
     name = preset.partition("/")[2]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +54,9 @@ def _joints(*people: list[tuple[float, float, float]]) -> npt.NDArray[np.float64
 
 def test_of_too_many_people_those_with_most_joints_have_tags_and_all_have_peaks() -> None:
     crowd = _joints(
-        [(1, 1, 2), (2, 2, 0), (3, 3, 0)],
-        [(5, 1, 2), (6, 2, 2), (7, 3, 2)],
-        [(9, 1, 2), (10, 2, 0), (50, 3, 2)],
+        [(1, 1, 2), (2, 2, 0), (3, 3, 0)], [(5, 1, 2), (6, 2, 2), (7, 3, 2)], [(9, 1, 2), (10, 2, 0), (50, 3, 2)],
         [(12, 1, 2), (13, 2, 2), (14, 3, 0)],
-    )
+    )  # fmt: skip
     index = index_joints(crowd, 16, 2)
     assert index[..., 1].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert index[0, 0, 0] == 1 * 16 + 5

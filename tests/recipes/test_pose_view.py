@@ -1,7 +1,5 @@
 """Views of an image: sizes and positions equal the reference's, and map pixels correctly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts, names and shapes of all networks, and decoding of text, are the references', in every clone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Masks and COCO files of the segment recipe: what is read, and what is refused with its place."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masks and regions that would train something else than the user sees: refused before training, or left out."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The segment recipe: networks, loss, predictions and pictures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

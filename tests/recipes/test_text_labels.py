@@ -1,7 +1,5 @@
 """Characters and classes, label files of all forms, and which lines are used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +152,7 @@ def test_an_empty_file_of_labels_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
-    [("none", "Ａ１　ｶﾞé①"), ("half_width", "A1 ｶﾞé①"), ("nfc", "Ａ１　ｶﾞé①"), ("nfkc", "A1 ガé1")],
+    ("form", "text"), [("none", "Ａ１　ｶﾞé①"), ("half_width", "A1 ｶﾞé①"), ("nfc", "Ａ１　ｶﾞé①"), ("nfkc", "A1 ガé1")]
 )
 def test_unicode_forms_are_a_choice(tmp_path: Path, form: str, text: str) -> None:
     content = "a.png\tＡ１　ｶﾞe\u0301①\n" if form in ("nfc", "nfkc") else "a.png\tＡ１　ｶﾞé①\n"

@@ -1,7 +1,5 @@
 """Which lines of label files are used, and their images: missing ones, unknown characters and LMDB."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The text recipe against the reference implementation's numbers, which are in ../shared/parity."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
@@ -198,7 +196,6 @@ def test_losses_and_gradients_are_the_reference_s() -> None:
     mean = (losses / lengths.clamp(min=1)).mean()
     assert mean.item() == pytest.approx(float(ctc["ctc/mean"]), rel=1e-4)
     mean.backward()
-    assert logits.grad is not None
     np.testing.assert_allclose(logits.grad.transpose(0, 1).numpy(), ctc["ctc/grad_mean"], atol=1e-4 * 0.2)
 
 
@@ -213,7 +210,6 @@ def test_a_text_without_room_has_the_reference_s_infinite_loss_and_no_gradient()
     mean = (finite / lengths.clamp(min=1)).mean()
     assert mean.item() == pytest.approx(float(ctc["ctc/infeasible_zero_infinity_mean"]), rel=1e-4)
     losses[losses.isinf()].sum().backward()
-    assert logits.grad is not None
     assert not logits.grad.any()
 
 

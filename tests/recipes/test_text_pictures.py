@@ -1,7 +1,5 @@
 """An image of a line is the same in a file and in an LMDB dataset."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

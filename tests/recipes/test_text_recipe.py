@@ -1,7 +1,5 @@
 """The text recipe as a whole: learning, predicting, drawing, making data sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -55,8 +53,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     draw_lines(tmp_path, texts, size=(40, 32))
     labels = str(tmp_path / "l.tsv")
     config = config_of(
-        data={"train": labels, "eval": labels, "width": 32},
-        model={"name": "fast", "width": 8, "num_hidden": 24},
+        data={"train": labels, "eval": labels, "width": 32}, model={"name": "fast", "width": 8, "num_hidden": 24}
     )
     found = dataset_info(config)
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """The sheet of training samples of each recipe: as many tiles as samples, with the labels that the loss sees."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
