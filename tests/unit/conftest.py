@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +51,16 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_process()
     train(folder)
     return folder
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command in this process, and returns what it prints: its errors if the exit code is not to be 0."""
+    from samebits.cli.main import run
+
+    def run_command(words: list[str], code: int = 0) -> str:
+        assert run(words) == code
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    return run_command

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,21 +106,19 @@ def test_a_wrong_setting_is_refused_before_anything_starts(api: FakeApi, capsys:
     ],
 )  # fmt: skip
 def test_an_error_gives_its_own_exit_code_and_no_traceback(
-    api: FakeApi, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+    api: FakeApi, printed: Callable[..., str], error: BaseException, code: int, said: str
 ) -> None:
     api.error = error
-    assert run(["train", "digits"]) == code
-    assert capsys.readouterr().err == said
+    assert printed(["train", "digits"], code) == said
 
 
 @pytest.mark.parametrize("by_option", [True, False])
 def test_debug_shows_the_traceback(
-    api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_option: bool
+    api: FakeApi, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, by_option: bool
 ) -> None:
     monkeypatch.setenv("SAMEBITS_DEBUG", "" if by_option else "1")
     api.error = CheckpointError("torn")
-    assert run(["train", "digits", *(["--debug"] if by_option else [])]) == CheckpointError.exit_code
-    text = capsys.readouterr().err
+    text = printed(["train", "digits", *(["--debug"] if by_option else [])], CheckpointError.exit_code)
     assert "Traceback" in text
     assert "train_command" in text
 
@@ -147,33 +146,29 @@ def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
     ],
 )
 def test_a_wrong_command_is_refused_by_typer(
-    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+    api: FakeApi, printed: Callable[..., str], arguments: list[str], text: str
 ) -> None:
-    assert run(arguments) == 2
-    assert text in capsys.readouterr().err
+    assert text in printed(arguments, 2)
     assert api.calls == []
 
 
-def test_a_setting_with_dashes_is_refused_with_the_right_form(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "digits", "--epochs", "3"]) == 2
-    assert "without dashes: epochs=3" in capsys.readouterr().err
+def test_a_setting_with_dashes_is_refused_with_the_right_form(api: FakeApi, printed: Callable[..., str]) -> None:
+    assert "without dashes: epochs=3" in printed(["train", "digits", "--epochs", "3"], 2)
 
 
-def test_config_without_a_name_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config"]) == 0
-    text = capsys.readouterr().out
+def test_config_without_a_name_lists_what_there_is(printed: Callable[..., str]) -> None:
+    text = printed(["config"])
     assert lines_fit(text)
     for word in ("mnist", "digits", "tutorial"):
         assert word in text
 
 
 @pytest.mark.parametrize("name", ["mnist", "digits", "mnist/tutorial"])
-def test_config_shows_every_setting_within_80_columns(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_config_shows_every_setting_within_80_columns(printed: Callable[..., str], name: str) -> None:
     from samebits.config.describe import settings
     from samebits.recipes.catalog import find
 
-    assert run(["config", name]) == 0
-    text = capsys.readouterr().out
+    text = printed(["config", name])
     assert lines_fit(text)
     keys = [line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")]
     assert {setting.key for setting in settings(find(name).config_class)} - {"recipe"} <= set(keys)
@@ -181,15 +176,14 @@ def test_config_shows_every_setting_within_80_columns(capsys: pytest.CaptureFixt
     assert "*" not in text
 
 
-def test_config_marks_what_differs_from_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "digits", "optim.lr=0.5"]) == 0
-    text = capsys.readouterr().out
+def test_config_marks_what_differs_from_the_preset(printed: Callable[..., str]) -> None:
+    text = printed(["config", "digits", "optim.lr=0.5"])
     assert "*0.5" in text
     assert "* differs from the preset" in text
 
 
 def test_config_shows_a_recipe_with_a_setting_that_is_needed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -199,17 +193,14 @@ def test_config_shows_a_recipe_with_a_setting_that_is_needed(
         "def build(config): ...\n"
     )
     try:
-        assert run(["config", "needy.py"]) == 0
-        assert "(required)" in capsys.readouterr().out
-        assert run(["train", "needy.py"]) == 2
-        assert "root is missing" in capsys.readouterr().err
+        assert "(required)" in printed(["config", "needy.py"])
+        assert "root is missing" in printed(["train", "needy.py"], 2)
     finally:
         sys.modules.pop("needy", None)
 
 
-def test_the_schema_is_json_with_the_presets_values(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "digits", "--schema"]) == 0
-    tree = json.loads(capsys.readouterr().out)
+def test_the_schema_is_json_with_the_presets_values(printed: Callable[..., str]) -> None:
+    tree = json.loads(printed(["config", "digits", "--schema"]))
     assert tree["properties"]["data"]["properties"]["name"]["default"] == "digits"
     assert tree["required"] == ["recipe"]
 

@@ -1,5 +1,6 @@
 """What `samebits train` makes of its options, and how `samebits scale` ends early."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,16 @@ def test_a_run_folder_at_home(calls: list[tuple[Any, ...]], tmp_path: Path, monk
     assert calls[0][2] == tmp_path / "a"
 
 
-def test_a_run_folder_with_no_name_is_refused(calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "digits", "--run-dir", ""]) == ConfigError.exit_code
-    assert "--run-dir is empty" in capsys.readouterr().err
+def test_a_run_folder_with_no_name_is_refused(calls: list[tuple[Any, ...]], printed: Callable[..., str]) -> None:
+    assert "--run-dir is empty" in printed(["train", "digits", "--run-dir", ""], ConfigError.exit_code)
     assert calls == []
 
 
 def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
-    calls: list[tuple[Any, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calls: list[tuple[Any, ...]], tmp_path: Path, printed: Callable[..., str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert run(["train", "digits", "--run-dir", str(tmp_path / "file")]) == CheckpointError.exit_code
-    said = capsys.readouterr().err
+    said = printed(["train", "digits", "--run-dir", str(tmp_path / "file")], CheckpointError.exit_code)
     assert "Not a directory" in said
     assert "disk space" not in said
     assert calls == []
@@ -55,9 +54,8 @@ def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
     ["doctor --run-dir", "submit digits --run-dir", "scale digits --out", "data make segment --out", "export RUN --out",
      "predict RUN a.png --draw"],
 )  # fmt: skip
-def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command.split(), ""]) == ConfigError.exit_code
-    assert f"{command.split()[-1]} is empty" in capsys.readouterr().err
+def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, printed: Callable[..., str]) -> None:
+    assert f"{command.split()[-1]} is empty" in printed([*command.split(), ""], ConfigError.exit_code)
 
 
 @pytest.mark.parametrize("code", [130, 143, 1])

@@ -64,7 +64,7 @@ def test_a_folder_that_is_a_link_is_refused_and_nothing_is_written_or_removed_th
 )
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_for(
-    run: Path, outside: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+    run: Path, outside: Path, name: str, kind: str, printed: Callable[..., str]
 ) -> None:
     before, path = tree(outside), incomplete(run) / name
     path.parent.mkdir(exist_ok=True)
@@ -73,8 +73,7 @@ def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_f
         path.symlink_to(outside / "rank-0.log")
     else:
         os.mkfifo(path)
-    assert command(RESUME) == 5
-    assert f"run/{name} is " in capsys.readouterr().err
+    assert f"run/{name} is " in printed(RESUME, 5)
     assert tree(outside) == before
 
 
@@ -99,7 +98,7 @@ def test_proven_facts_are_the_recipe_s_own_fault_only_where_it_is_a_file(run: Pa
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("arguments", [["eval", "run"], RESUME], ids=lambda arguments: arguments[0])
 def test_files_of_terabytes_that_take_no_room_on_the_disk_are_not_read(
-    run: Path, name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    run: Path, name: str, arguments: list[str], printed: Callable[..., str]
 ) -> None:
     for checkpoint in checkpoints(incomplete(run)):
         os.truncate(checkpoint / name, 200 * GB)
@@ -107,24 +106,21 @@ def test_files_of_terabytes_that_take_no_room_on_the_disk_are_not_read(
         manifest["files"][name]["bytes"] = 200 * GB
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    assert command(arguments) == 5
-    assert f"{name} has {200 * GB:,} bytes, more than" in capsys.readouterr().err
+    assert f"{name} has {200 * GB:,} bytes, more than" in printed(arguments, 5)
     assert time.process_time() - began < 10
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 200
 
 
-def test_final_weights_of_terabytes_are_not_opened(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_final_weights_of_terabytes_are_not_opened(run: Path, printed: Callable[..., str]) -> None:
     os.truncate(run / "weights.safetensors", 200 * GB)
-    assert command(["eval", "run"]) == 5
-    assert f"weights.safetensors has {200 * GB:,} bytes, more than" in capsys.readouterr().err
+    assert f"weights.safetensors has {200 * GB:,} bytes, more than" in printed(["eval", "run"], 5)
 
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "result.json", "checkpoints/best.json"])
-def test_json_of_a_gigabyte_of_memory_is_refused(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_gigabyte_of_memory_is_refused(run: Path, name: str, printed: Callable[..., str]) -> None:
     (run / name).write_bytes(b"[" + b"[]," * 5_000_000 + b"0]")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert command(["eval", "run", "--checkpoint", "best" if "best" in name else "last"]) == 5
-    assert name in capsys.readouterr().err
+    assert name in printed(["eval", "run", "--checkpoint", "best" if "best" in name else "last"], 5)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) // 1024 < 300
 
 
@@ -161,12 +157,11 @@ def at_step(step: object) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_a_state_or_an_optimizer_that_no_run_has_is_named(
-    run: Path, change: Callable[[dict[str, Any]], object], text: str, capsys: pytest.CaptureFixture[str]
+    run: Path, change: Callable[[dict[str, Any]], object], text: str, printed: Callable[..., str]
 ) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, change)
-    assert command(RESUME) == 5
-    assert text in capsys.readouterr().err
+    assert text in printed(RESUME, 5)
 
 
 def test_hyperparameters_come_from_the_settings_and_not_from_the_checkpoint(run: Path) -> None:
@@ -177,7 +172,7 @@ def test_hyperparameters_come_from_the_settings_and_not_from_the_checkpoint(run:
     assert (run / "weights.safetensors").read_bytes() == right
 
 
-def test_tensors_of_a_type_that_no_checkpoint_has_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensors_of_a_type_that_no_checkpoint_has_are_named(run: Path, printed: Callable[..., str]) -> None:
     header = json.dumps({"average:w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(4)
     (run / "weights.safetensors").unlink()
@@ -187,31 +182,27 @@ def test_tensors_of_a_type_that_no_checkpoint_has_are_named(run: Path, capsys: p
         manifest["files"]["optimizer.safetensors"] = {"bytes": len(content), "sha256": sha256_of(content)}
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     for arguments in (["eval", "run"], RESUME):
-        assert command(arguments) == 5
-        assert " error: " in capsys.readouterr().err
+        assert " error: " in printed(arguments, 5)
 
 
 @pytest.mark.parametrize("width", [10**6, 10**18])
-def test_a_model_that_no_machine_has_memory_for_ends_in_a_text(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_no_machine_has_memory_for_ends_in_a_text(width: int, printed: Callable[..., str]) -> None:
     Path("config.yaml").write_text(f"recipe: mnist\nmodel: {{name: cnn, width: {width}}}\n")
     for arguments in (["plan", "config.yaml"], ["train", "config.yaml", "--procs", "1", "--run-dir", "wide"]):
-        assert command(arguments) == 2
-        assert "the model does not fit into this machine's memory" in capsys.readouterr().err
+        assert "the model does not fit into this machine's memory" in printed(arguments, 2)
 
 
-def test_a_value_of_millions_of_characters_is_cut(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_of_millions_of_characters_is_cut(run: Path, printed: Callable[..., str]) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain["run"]["settings"].update(seed="7" * 5_000_000))
     for arguments in (["eval", "run"], RESUME):
-        assert command(arguments) == 2
-        text = capsys.readouterr().err
+        text = printed(arguments, 2)
         assert "seed: 777" in text
         assert "more characters" in text
         assert len(text) < 50_000
 
 
 @pytest.mark.parametrize("setting", ["loader: {num_workers: 100000}", "num_threads: 1000000"])
-def test_a_config_gets_no_thousands_of_threads(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_gets_no_thousands_of_threads(setting: str, printed: Callable[..., str]) -> None:
     Path("config.yaml").write_text(f"recipe: mnist\n{setting}\n")
-    assert command(["config", "config.yaml"]) == 2
-    assert " error: " in capsys.readouterr().err
+    assert " error: " in printed(["config", "config.yaml"], 2)

@@ -34,45 +34,42 @@ OPENING = (["eval", "run"], ["predict", "run", "dot.png"], ["export", "run", "--
 
 
 @pytest.mark.parametrize("arguments", OPENING, ids=lambda arguments: arguments[0])
-def test_weights_with_a_flipped_bit_fail(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_with_a_flipped_bit_fail(run: Path, arguments: list[str], printed: Callable[..., str]) -> None:
     content = bytearray((run / "weights.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "weights.safetensors").write_bytes(content)
-    assert command(arguments) == 5
-    text = capsys.readouterr().err
+    text = printed(arguments, 5)
     assert "run/weights.safetensors does not hold the weights that this run ended with" in text
     assert result(run)["weights_sha256"] in text
     assert "samebits train --run-dir run --resume auto, which writes it again" in text
 
 
-def test_weights_of_another_run_are_refused_and_a_resume_mends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_another_run_are_refused_and_a_resume_mends(
+    run: Path, capsys: pytest.CaptureFixture[str], printed: Callable[..., str]
+) -> None:
     before, ended_with = (run / "weights.safetensors").read_bytes(), result(run)["weights_sha256"]
-    assert command(["eval", "run", "--json"]) == 0
-    figures = capsys.readouterr().out
+    figures = printed(["eval", "run", "--json"])
     shutil.copy(checkpoints(run)[0] / "weights.safetensors", run)
     assert command(["eval", "run"]) == 5
     assert command(RESUME) == 0
     assert (run / "weights.safetensors").read_bytes() == before
     assert result(run)["weights_sha256"] == ended_with
     capsys.readouterr()
-    assert command(["eval", "run", "--json"]) == 0
-    assert capsys.readouterr().out == figures
+    assert printed(["eval", "run", "--json"]) == figures
 
 
-def test_final_weights_without_a_result_are_not_used(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_final_weights_without_a_result_are_not_used(run: Path, printed: Callable[..., str]) -> None:
     (run / "result.json").unlink()
-    assert command(["eval", "run"]) == 5
-    assert "run/result.json does not exist" in capsys.readouterr().err
+    assert "run/result.json does not exist" in printed(["eval", "run"], 5)
     assert command(RESUME) == 0
     assert command(["eval", "run"]) == 0
 
 
-def test_a_resume_without_config_is_compared_with_the_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_without_config_is_compared_with_the_checkpoint(run: Path, printed: Callable[..., str]) -> None:
     (run / "config.yaml").unlink()
     (run / "result.json").unlink()
     more = ["train", str(RECIPE), *SETTINGS, *RESUME[1:]]
-    assert command([*more, "seed=1"]) == 2
-    text = capsys.readouterr().err
+    text = printed([*more, "seed=1"], 2)
     assert "was written with other settings" in text
     assert "seed: 0 in the run, 1 now" in text
     assert not (run / "config.yaml").exists()
@@ -80,11 +77,10 @@ def test_a_resume_without_config_is_compared_with_the_checkpoint(run: Path, caps
     assert (run / "config.yaml").is_file()
 
 
-def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, printed: Callable[..., str]) -> None:
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("twice: false", "twice: true"))
-    assert command(["eval", "run"]) == 2
-    text = capsys.readouterr().err
+    text = printed(["eval", "run"], 2)
     assert "run/config.yaml was altered: the run was trained with other settings" in text
     assert "twice: False in the run, True now" in text
     config.write_text(config.read_text().replace("twice: true", "twice: false"))
@@ -104,25 +100,23 @@ def test_a_config_that_was_edited_is_not_evaluated_as_the_run(run: Path, capsys:
 )
 @pytest.mark.parametrize("arguments", [["eval", "run"], RESUME], ids=lambda arguments: arguments[0])
 def test_facts_that_are_not_the_run_s_are_refused(
-    run: Path, arguments: list[str], content: str | None, text: str, capsys: pytest.CaptureFixture[str]
+    run: Path, arguments: list[str], content: str | None, text: str, printed: Callable[..., str]
 ) -> None:
     if content is None:
         (run / "dataset_info.json").unlink()
         Path("dots/classes.txt").write_text("black white")
     else:
         (run / "dataset_info.json").write_text(content)
-    assert command([*arguments, "data.root=dots"]) == 5
-    assert text in capsys.readouterr().err
+    assert text in printed([*arguments, "data.root=dots"], 5)
 
 
-def test_unhashed_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unhashed_facts_of_an_old_run_that_do_not_fit_are_named(run: Path, printed: Callable[..., str]) -> None:
     for checkpoint in checkpoints(run):
         rewrite(checkpoint, lambda plain: plain.pop("run"))
     assert command(["eval", "run"]) == 0
     (run / "dataset_info.json").write_text('{"names": 3}')
     for arguments in (["eval", "run"], RESUME):
-        assert command(arguments) == 5
-        assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in capsys.readouterr().err
+        assert "run/dataset_info.json does not fit the recipe: KeyError: 'classes'" in printed(arguments, 5)
 
 
 def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) -> None:
@@ -134,7 +128,9 @@ def test_a_checkpoint_from_before_settings_were_kept_still_resumes(run: Path) ->
     assert (run / "weights.safetensors").read_bytes() == weights
 
 
-def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_was_edited_since_is_noticed(
+    run: Path, capsys: pytest.CaptureFixture[str], printed: Callable[..., str]
+) -> None:
     recipe = Path("my_dots.py").absolute()
     shutil.copy(RECIPE, recipe)
     assert command(["train", "my_dots.py", *SETTINGS, "--procs", "1", "--run-dir", "mine"]) == 0
@@ -143,8 +139,7 @@ def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.Cap
     with recipe.open("a") as file:
         file.write("# edited\n")
     capsys.readouterr()
-    assert command(["eval", "mine"]) == 2
-    text = capsys.readouterr().err
+    text = printed(["eval", "mine"], 2)
     assert "is not trusted" in text
     assert "copied to mine/recipe.py" in text
     assert command(["trust", "my_dots.py"]) == 0
@@ -157,7 +152,7 @@ def test_a_recipe_that_was_edited_since_is_noticed(run: Path, capsys: pytest.Cap
     ("kind", "code"), [("pipe", 5), ("dangling", 5), ("link", 5), ("huge", 0), ("one long line", 0)]
 )
 def test_records_that_are_no_records_are_neither_waited_for_nor_written_through(
-    run: Path, kind: str, code: int, capsys: pytest.CaptureFixture[str]
+    run: Path, kind: str, code: int, printed: Callable[..., str]
 ) -> None:
     (run / "result.json").unlink()
     shutil.rmtree(checkpoints(run)[-1])  # so that there is something left to train
@@ -174,8 +169,7 @@ def test_records_that_are_no_records_are_neither_waited_for_nor_written_through(
         records.symlink_to(precious)
     if kind == "link":
         precious.write_text("mine\n")
-    assert command(RESUME) == code
-    assert code == 0 or "metrics.jsonl" in capsys.readouterr().err
+    assert code == 0 or "metrics.jsonl" in printed(RESUME, code)
     assert (precious.read_text() if precious.exists() else None) == ("mine\n" if kind == "link" else None)
 
 

@@ -1,6 +1,7 @@
 """`samebits compare`: what differs, side by side."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,26 +50,23 @@ def test_versions_and_code_are_listed_where_they_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_many_runs_are_shown_in_blocks_that_fit_the_width(
-    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch, printed: Callable[..., str]
 ) -> None:
     runs = [str(make_run(tmp_path / f"run-{number}", lr=0.1 * (number + 1))) for number in range(6)]
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert run_command(["compare", *runs]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(["compare", *runs]).splitlines()
     assert max(map(len, lines)) <= columns
     assert all(any(f"{letter} run-{number}" in line for line in lines) for number, letter in enumerate("abcdef"))
 
 
-def test_json_has_the_values_of_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_values_of_each_run(tmp_path: Path, printed: Callable[..., str]) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", epochs=4)
-    assert run_command(["compare", str(a), str(b), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(["compare", str(a), str(b), "--json"]))
     assert found["settings"] == {"epochs": ["3", "4"]}
     assert [run["run"] for run in found["runs"]] == ["a", "b"]
 
 
-def test_one_run_or_no_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_or_no_run_folder_is_refused(tmp_path: Path, printed: Callable[..., str]) -> None:
     run = make_run(tmp_path / "a")
     assert run_command(["compare", str(run)]) == 2
-    assert run_command(["compare", str(run), str(tmp_path)]) == 5
-    assert "is not a run folder" in capsys.readouterr().err
+    assert "is not a run folder" in printed(["compare", str(run), str(tmp_path)], 5)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,13 +159,12 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_table_fits_the_width_and_drops_columns_by_importance(
-    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch, printed: Callable[..., str]
 ) -> None:
     make_run(tmp_path / "runs" / ("a-run-with-quite-a-long-name-" + "x" * 40), name="a_recipe_with_a_name")
     make_run(tmp_path / "runs/b", done_epochs=2)
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert run_command(["runs", str(tmp_path / "runs")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(["runs", str(tmp_path / "runs")]).splitlines()
     assert max(map(len, lines)) <= columns
     assert lines[0].split()[:1] == ["run"]
     assert "top-1" in lines[0]
@@ -184,16 +184,14 @@ def test_the_output_has_no_escapes_and_no_other_characters_in_an_ascii_locale(tm
     assert all(32 <= byte < 127 or byte == 10 for byte in done.stdout)
 
 
-def test_json_has_each_run_with_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_each_run_with_its_settings(tmp_path: Path, printed: Callable[..., str]) -> None:
     make_run(tmp_path / "a")
-    assert run_command(["runs", str(tmp_path), "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
+    (run,) = json.loads(printed(["runs", str(tmp_path), "--json"]))
     assert (run["run"], run["state"], run["metrics"]["top1"], run["settings"]["optim.lr"]) == ("a", "done", 0.9, 0.1)
 
 
-def test_a_folder_without_runs_and_a_missing_one_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["runs", str(tmp_path)]) == 0
-    assert "no run folder in" in capsys.readouterr().out
+def test_a_folder_without_runs_and_a_missing_one_are_named(tmp_path: Path, printed: Callable[..., str]) -> None:
+    assert "no run folder in" in printed(["runs", str(tmp_path)])
     assert run_command(["runs", str(tmp_path / "missing")]) == 2
 
 

@@ -202,22 +202,19 @@ def test_one_process_sends_nothing_and_16_bits_are_half() -> None:
     assert 2 * bytes_sent(config(compress="bf16"), sizes, 2, "ddp") == bytes_sent(config(), sizes, 2, "ddp")
 
 
-def test_the_command_gives_a_table_of_80_columns_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "digits", "--procs", "2", "--memory-gb", "1"]) == 0
-    table = capsys.readouterr().out
+def test_the_command_gives_a_table_of_80_columns_and_json(printed: Callable[..., str]) -> None:
+    table = printed(["plan", "digits", "--procs", "2", "--memory-gb", "1"])
     assert "70,586 parameters" in table
     assert "With 1 GB, fsdp: micro_batch=64 or less fits, the whole global_batch." in table
     assert max(map(len, table.splitlines())) <= 80
-    assert run(["plan", "digits", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ways"]["ddp"]["memory"]["weights"] == 4 * 70586
+    assert json.loads(printed(["plan", "digits", "--json"]))["ways"]["ddp"]["memory"]["weights"] == 4 * 70586
 
 
 @pytest.mark.full
-def test_a_plan_needs_no_data_if_the_recipe_gives_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_needs_no_data_if_the_recipe_gives_a_shape(tmp_path: Path, printed: Callable[..., str]) -> None:
     (tmp_path / "empty").mkdir()
     smaller = ["model.width=8", "data.size_px=128", "micro_batch=2"]
-    assert run(["plan", "pose/coco_w32_512", "--json", f"data.root={tmp_path}/empty", *smaller]) == 0
-    planned = json.loads(capsys.readouterr().out)
+    planned = json.loads(printed(["plan", "pose/coco_w32_512", "--json", f"data.root={tmp_path}/empty", *smaller]))
     assert planned["ways"]["ddp"]["memory"]["activations"] > 0
 
 
@@ -247,20 +244,17 @@ def build(config):
 """
 
 
-def test_without_a_shape_a_training_sample_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_shape_a_training_sample_is_looked_at(tmp_path: Path, printed: Callable[..., str]) -> None:
     there, gone = tmp_path / "there_recipe.py", tmp_path / "gone_recipe.py"
     there.write_text(RECIPE_WITHOUT_SHAPE.replace("OPENER", "Samples"))
     gone.write_text(RECIPE_WITHOUT_SHAPE.replace("OPENER", "gone"))
-    assert run(["plan", str(there), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"] == 18
-    assert run(["plan", str(gone)]) == 3
-    assert "there are no samples" in capsys.readouterr().err
+    assert json.loads(printed(["plan", str(there), "--json"]))["parameters"] == 18
+    assert "there are no samples" in printed(["plan", str(gone)], 3)
 
 
-def test_a_plan_reports_idle_processes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_reports_idle_processes(printed: Callable[..., str]) -> None:
     many = ["plan", "digits", "--procs", "8", "global_batch=48", "micro_batch=12"]
-    assert run(many) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(many).splitlines()
     assert lines[0] == "digits on 8 processes"
     assert lines[2:6] == [
         "  step   4 micro-batches of up to 12, 0.1 GFLOP",
@@ -270,15 +264,12 @@ def test_a_plan_reports_idle_processes(capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert lines[6].split() == ["MB", "per", "process", "ddp", "fsdp"]
     assert max(map(len, lines)) <= 80
-    assert run([*many, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["idle_procs"] == 4
-    assert run([*many, "micro_batch=6", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["idle_procs"] == 0
+    assert json.loads(printed([*many, "--json"]))["idle_procs"] == 4
+    assert json.loads(printed([*many, "micro_batch=6", "--json"]))["idle_procs"] == 0
 
 
-def test_a_model_that_depends_on_missing_data_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "classify", f"data.root={tmp_path}/nowhere"]) == 3
-    told = capsys.readouterr().err
+def test_a_model_that_depends_on_missing_data_is_reported(tmp_path: Path, printed: Callable[..., str]) -> None:
+    told = printed(["plan", "classify", f"data.root={tmp_path}/nowhere"], 3)
     assert "nowhere" in told
     assert "samebits data make classify --out DIR" in told
     assert run(["data", "make", "classify", "--out", f"{tmp_path}/made", "num_per_class=2"]) == 0

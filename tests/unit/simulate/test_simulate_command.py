@@ -1,13 +1,13 @@
 """`samebits simulate`: virtual ranks train like real ones, and the costs of steps and of the start are counted."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from samebits.cli.main import run
 from samebits.simulate import table
 from samebits.simulate.run import Simulated
 from samebits.simulate.start_up import join_calls
@@ -16,9 +16,8 @@ from tests.runs import TINY, samebits, weights
 SMALL = ["global_batch=40", "micro_batch=1"]
 
 
-def simulated(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
-    assert run(["simulate", *map(str, arguments), "--json"]) == 0
-    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+def simulated(printed: Callable[..., str], *arguments: object) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads(printed(["simulate", *map(str, arguments), "--json"]))["runs"]
     return runs
 
 
@@ -73,9 +72,8 @@ def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.Capt
         (["--procs", "2-"], "--procs is '2-'"),
     ],
 )
-def test_what_can_t_be_simulated_is_refused(capsys: pytest.CaptureFixture[str], settings: list[str], text: str) -> None:
-    assert run(["simulate", str(TINY), *settings]) == 2
-    assert text in capsys.readouterr().err
+def test_what_can_t_be_simulated_is_refused(printed: Callable[..., str], settings: list[str], text: str) -> None:
+    assert text in printed(["simulate", str(TINY), *settings], 2)
 
 
 def test_the_table_of_a_large_world_has_80_columns() -> None:
@@ -86,9 +84,8 @@ def test_the_table_of_a_large_world_has_80_columns() -> None:
     assert max(len(line.rstrip()) for line in text.get().splitlines()) <= 80
 
 
-def test_the_table_shows_growth_and_whether_the_weights_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", str(TINY), *SMALL, "--procs", "1,2,20,40", "--steps", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_table_shows_growth_and_whether_the_weights_are_equal(printed: Callable[..., str]) -> None:
+    lines = printed(["simulate", str(TINY), *SMALL, "--procs", "1,2,20,40", "--steps", "1"]).splitlines()
     assert lines[5].split()[0].startswith("W^")
     assert lines[-1] == "The weights are equal, bit for bit, in all 4 runs."
     assert max(map(len, lines)) <= 80

@@ -220,9 +220,7 @@ def test_altered_settings_are_a_finding_and_no_error(honest: Path, tmp_path: Pat
     ]
 
 
-def test_altered_dataset_info_is_a_finding_and_no_error(honest: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_altered_dataset_info_is_a_finding_and_no_error(run: Path) -> None:
     (run / "dataset_info.json").write_text('{"classes": []}')
     verdict = verified(run)
     assert ["dataset_info.json was altered" in text for text in verdict.mismatches] == [True]
@@ -241,9 +239,7 @@ def test_without_its_statement_a_complete_run_is_not_verified(honest: Path, tmp_
     assert "there is weights.safetensors" in verdict.mismatches[0]
 
 
-def test_what_contradicts_the_record_is_named_with_both_values(honest: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_what_contradicts_the_record_is_named_with_both_values(run: Path) -> None:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     last = [record for record in records if record["kind"] == "eval"][-1]
     recorded, last["top1"] = last["top1"], 2.0
@@ -261,9 +257,7 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_hostile_results_are_mismatches_and_no_traceback(honest: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_hostile_results_are_mismatches_and_no_traceback(run: Path) -> None:
     edit_json(
         run / "result.json", lambda each: each.update(best={"step": [], "metric": {}, "value": 10**400}, steps="x")
     )

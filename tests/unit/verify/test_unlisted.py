@@ -18,9 +18,7 @@ from samebits.verify.verdict import lines
 
 
 @pytest.mark.parametrize("name", ["steps.bin", "weights.safetensors"])
-def test_a_recorded_file_that_is_missing_is_a_finding(honest: Path, tmp_path: Path, name: str) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_a_recorded_file_that_is_missing_is_a_finding(run: Path, name: str) -> None:
     (run / name).unlink()
     verdict = verified(run)
     assert not verdict.is_verified
@@ -82,9 +80,7 @@ def turn_the_direction(run: Path) -> None:
         (raise_the_best, "best.json"),
     ],
 )
-def test_what_is_unlisted_is_a_finding(honest: Path, tmp_path: Path, change: Callable[[Path], None], name: str) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_what_is_unlisted_is_a_finding(run: Path, change: Callable[[Path], None], name: str) -> None:
     change(run)
     assert any(name in text for text in verified(run, steps=(0, 4)).mismatches)
 
@@ -113,9 +109,7 @@ def test_contradicting_settings(honest: Path, tmp_path: Path, capsys: pytest.Cap
         ("unheard: 1\n", False),
     ],
 )
-def test_typed_settings_are_compared_by_meaning(honest: Path, tmp_path: Path, typed: str, *, is_equal: bool) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_typed_settings_are_compared_by_meaning(run: Path, typed: str, *, is_equal: bool) -> None:
     (run / "config.diff.yaml").write_text(typed)
     found = [text for text in verified(run, steps=(0, 1)).mismatches if text.startswith("config.diff.yaml")]
     assert (found == []) == is_equal
@@ -123,9 +117,7 @@ def test_typed_settings_are_compared_by_meaning(honest: Path, tmp_path: Path, ty
 
 @pytest.mark.skipif(sys.platform != "linux", reason="holes in files")
 @pytest.mark.parametrize("name", ["weights.safetensors", "steps.bin"])
-def test_a_sparse_file_of_40_gigabytes_is_a_finding_at_once(honest: Path, tmp_path: Path, name: str) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
+def test_a_sparse_file_of_40_gigabytes_is_a_finding_at_once(run: Path, name: str) -> None:
     with (run / name).open("wb") as file:
         file.truncate(40 * 1024**3)
     began = time.monotonic()
