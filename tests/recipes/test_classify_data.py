@@ -49,9 +49,7 @@ def read(samples: ImageFiles, indices: list[int], epoch: int = 0) -> torch.Tenso
     return samples.batch(chosen, keys(0, epoch, chosen)).inputs
 
 
-def test_pictures_are_found_in_any_order_of_the_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_found_in_any_order_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(
         tmp_path, "b/2.JPG", "b/1.png", "b/deep/3.jpeg", "a/1.webp", "a/0.jpg", "a/notes.txt", "a/.hidden.jpg", "x.jpg"
     )
