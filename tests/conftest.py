@@ -8,6 +8,7 @@ before the guards look.
 import gc
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,3 +109,21 @@ def mnist_folder() -> Path:
         if (folder / "train-images-idx3-ubyte.gz").is_file():
             return folder
     pytest.skip("MNIST's files are neither in data/mnist nor in ../shared/data/mnist")
+
+
+def mount(*arguments: str) -> None:
+    try:
+        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=100)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"can't mount a disk for the test, which only root may: {error}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
+    assert os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize <= 2**20
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)

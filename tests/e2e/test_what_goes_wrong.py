@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,19 +137,6 @@ def test_a_killed_dataloader_worker_is_named_and_the_run_continues(tmp_path: Pat
     assert "Traceback" not in errors
     (tmp_path / "slow").unlink()
     samebits(*command, "--resume", "auto", cwd=tmp_path)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.full

@@ -130,9 +130,7 @@ def test_continuous_integration_fails_when(ready: Path, text: str, says: str) ->
 @pytest.mark.parametrize(
     ("rule", "says"), [("assert False", "ci: FAILED: check"), ("...", "ci: 2 of 2 tests ran")], ids=["broken", "kept"]
 )
-def test_continuous_integration_passes_when_tests_pass_and_house_rules_are_kept(
-    ready: Path, rule: str, says: str
-) -> None:
+def test_continuous_integration_passes_when_tests_pass_and_rules_are_kept(ready: Path, rule: str, says: str) -> None:
     (ready / "tests/test_x.py").write_text(ONE_OF_EACH)
     (ready / "tests/house/test_rules.py").write_text(f"import pytest\n@pytest.mark.check\ndef test_rule(): {rule}\n")
     run = _run(ready, ".ci/run")

@@ -141,9 +141,7 @@ def test_no_text_has_a_retired_word(repo: Path) -> None:
         ("docs/x.md", "All figures are in the log.\n", False),
     ],
 )
-def test_a_retired_word_is_found_if_it_is_no_name_or_data(
-    tmp_path: Path, name: str, text: str, is_retired: bool
-) -> None:
+def test_a_retired_word_is_found_if_it_is_no_data(tmp_path: Path, name: str, text: str, is_retired: bool) -> None:
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(text)
     assert bool(found(tmp_path)) == is_retired

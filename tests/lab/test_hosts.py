@@ -44,9 +44,7 @@ def _with_own_disk(host: Host, tmp_path: Path, command: Sequence[str]) -> list[s
     return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
 
 
-def test_three_hosts_by_rank_over_tcp(
-    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
-) -> None:
+def test_tcp_hosts(three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path) -> None:
     join = ("--init", "tcp://n1:29510", "--world-size", 3, "--rank")
     started = [host.start(*command(*join, rank), env=environ, cwd=tmp_path) for rank, host in enumerate(three)]
     with _running(*started) as processes:
@@ -180,9 +178,7 @@ def test_a_rank_that_comes_late_is_waited_for_and_named(
     assert weights(tmp_path / "run") == wanted
 
 
-def test_a_rank_that_never_comes_is_named_when_time_is_up(
-    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_rank_that_never_comes(three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path) -> None:
     join = ("--init", "tcp://n1:29514", "--world-size", 2, "--rank", 0, "cluster.join_timeout_s=7")
     done = three[0].run(*command(*join), env=environ, cwd=tmp_path)
     assert done.returncode == 4
@@ -190,9 +186,7 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(
     assert re.search(r"missing +rank 1\n", done.stderr)
 
 
-def test_a_second_process_of_one_rank_is_refused_by_name(
-    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_rank_that_is_taken(three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path) -> None:
     join = ("--init", "tcp://n1:29515", "--world-size", 3, "cluster.join_timeout_s=30", "--rank")
     ranks = [(three[0], 0), (three[1], 1), (three[2], 1)]
     started = [host.start(*command(*join, rank), env=environ, cwd=tmp_path) for host, rank in ranks]
@@ -205,9 +199,7 @@ def test_a_second_process_of_one_rank_is_refused_by_name(
         assert re.search(r"n3 pid \d+", text)
 
 
-def test_a_port_that_a_firewall_blocks_is_named_on_both_sides(
-    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_blocked_port_is_named(three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path) -> None:
     join = ("--init", "tcp://n1:29518", "--world-size", 2, "cluster.join_timeout_s=20", "--rank")
     three[0].block(29518)
     started = [host.start(*command(*join, rank), env=environ, cwd=tmp_path) for rank, host in enumerate(three[:2])]

@@ -28,9 +28,7 @@ def _srun(slurm: Slurm, *arguments: object) -> subprocess.CompletedProcess[str]:
     return slurm.run("srun", *arguments, PYTHONPATH=PYTHON_PATH, NO_COLOR="1", COLUMNS="80", OMP_NUM_THREADS="1")
 
 
-def test_the_tasks_of_a_step_on_two_nodes_are_one_world(
-    slurm: Slurm, command: Command, wanted: str, tmp_path: Path
-) -> None:
+def test_tasks_of_a_step_on_two_nodes_form_a_world(slurm: Slurm, command: Command, wanted: str, tmp_path: Path) -> None:
     done = _srun(slurm, "-N2", "-n4", *command())
     assert done.returncode == 0, done.stderr
     assert "4 processes on 2 hosts" in done.stdout

@@ -62,9 +62,7 @@ def assert_same(mode: str, ours: Any, theirs: Any) -> None:
         ),
     ],
 )
-def test_its_weights_are_those_of_ddp(
-    pool: RankPool, tmp_path: Path, mode: str, world: int, optim: Any, precision: str
-) -> None:
+def test_weights_are_ddp_s(pool: RankPool, tmp_path: Path, mode: str, world: int, optim: Any, precision: str) -> None:
     more = {"optim": optim, "precision": precision}
     (expected,) = pool.run(1, carry_out, tmp_path / "ddp", ddp(mode, **more))
     first, *others = pool.run(world, carry_out, tmp_path / "fsdp", fsdp(mode, **more))

@@ -51,9 +51,7 @@ def right(pool: RankPool, tmp_path: Path) -> Any:
     ("world", "recheck", "num_workers"),
     [(3, "1/1", 1), pytest.param(2, "1/1", 0, marks=FULL), pytest.param(4, "1/4", 0, marks=FULL)],
 )
-def test_rechecks_change_no_bit(
-    pool: RankPool, right: Any, tmp_path: Path, world: int, recheck: str, num_workers: int
-) -> None:
+def test_no_bit_changes(pool: RankPool, right: Any, tmp_path: Path, world: int, recheck: str, num_workers: int) -> None:
     config = settings(every="2 steps", keep=9, recheck=recheck, num_workers=num_workers)
     assert pool.run(world, carry_out, tmp_path / "run", config) == [right] * world
 

@@ -55,9 +55,7 @@ def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments:
         for name, limits in LIMITS.items()
     ],
 )
-def test_gradients_buffers_figures_and_weights_have_the_same_bits_in_all_worlds(
-    pool: RankPool, network: str, limits: dict[str, int]
-) -> None:
+def test_gradients_buffers_and_weights_are_one_in_worlds(pool: RankPool, network: str, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
     facts, _, in_chunks = assert_equal_everywhere(pool, (2, 3, 4), network, order, 7, True, limits)

@@ -37,9 +37,7 @@ def straight(pool: RankPool, tmp_path: Path) -> Any:
     ("world", "num_workers"),
     [(2, 0), (3, 1), *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, 2), (3, 0), (4, 0)))],
 )
-def test_a_run_gives_the_same_weights_and_figures_in_all_worlds(
-    pool: RankPool, straight: Any, tmp_path: Path, world: int, num_workers: int
-) -> None:
+def test_a_run_is_equal_in_worlds(pool: RankPool, straight: Any, tmp_path: Path, world: int, num_workers: int) -> None:
     results = pool.run(world, carry_out, tmp_path / "run", settings(num_workers=num_workers))
     assert results == [straight] * world
 
@@ -90,9 +88,7 @@ def carry_out_linear(world: World, *arguments: Any) -> Any:
     ],
     ids=str,
 )  # fmt: skip
-def test_other_settings_give_one_hash_in_all_worlds_and_after_a_stop(
-    pool: RankPool, straight: Any, tmp_path: Path, more: dict[str, Any]
-) -> None:
+def test_other_settings_give_one_hash(pool: RankPool, straight: Any, tmp_path: Path, more: dict[str, Any]) -> None:
     config = settings(every="2 steps", **more)
     train = carry_out_linear if more.get("optim", {}).get("name") == "muon" else carry_out
     (expected,) = pool.run(1, train, tmp_path / "1", config)

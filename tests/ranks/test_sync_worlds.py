@@ -108,9 +108,7 @@ def test_ranks_whose_micro_batches_part_ways_all_say_so(pool: RankPool, special:
 
 
 @pytest.mark.parametrize("stops", [(4,), pytest.param((1, NUM_STEPS - 1), marks=pytest.mark.full)])
-def test_a_synchronized_run_stopped_anywhere_resumes_to_the_same_weights_in_another_world(
-    pool: RankPool, tmp_path: Path, stops: tuple[int, ...]
-) -> None:
+def test_a_synchronized_run_that_is_stopped_resumes(pool: RankPool, tmp_path: Path, stops: tuple[int, ...]) -> None:
     # Up to eight micro-batches under way in a process.
     config = runs_in_ranks.settings(batch_norm="sync", micro_batch=2)
     (straight,) = pool.run(1, carry_out, tmp_path / "straight", config)

@@ -1,34 +1,9 @@
-"""Disks that have no room, or take nothing; an honest run; torch as it was before a test."""
+"""An honest run; torch as it was before a test; what commands print."""
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-
-def _mount(*arguments: str) -> None:
-    try:
-        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=100)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"can't mount a disk for the test, which only root may: {error}")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk))
-    assert os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize <= 2**20
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def make_read_only(disk: Path) -> None:
-    """Let a mounted disk take nothing more."""
-    _mount("-o", "remount,ro", str(disk))
 
 
 @pytest.fixture

@@ -145,9 +145,7 @@ def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
         (["--foo"], "No such option"),
     ],
 )
-def test_a_wrong_command_is_refused_by_typer(
-    api: FakeApi, printed: Callable[..., str], arguments: list[str], text: str
-) -> None:
+def test_a_command_typer_refuses(api: FakeApi, printed: Callable[..., str], arguments: list[str], text: str) -> None:
     assert text in printed(arguments, 2)
     assert api.calls == []
 

@@ -63,9 +63,7 @@ def test_a_folder_that_is_a_link_is_refused_and_nothing_is_written_or_removed_th
     "name", ["logs/rank-0.log", "logs/stacks-rank-0.txt", "pictures/confusion.png", "metrics.part"]
 )
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_file_that_is_a_link_or_a_pipe_is_neither_written_through_nor_waited_for(
-    run: Path, outside: Path, name: str, kind: str, printed: Callable[..., str]
-) -> None:
+def test_a_link_or_a_pipe_is_left(run: Path, outside: Path, name: str, kind: str, printed: Callable[..., str]) -> None:
     before, path = tree(outside), incomplete(run) / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)

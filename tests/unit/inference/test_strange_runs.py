@@ -151,9 +151,7 @@ def test_a_recipe_that_was_edited_since_is_noticed(
 @pytest.mark.parametrize(
     ("kind", "code"), [("pipe", 5), ("dangling", 5), ("link", 5), ("huge", 0), ("one long line", 0)]
 )
-def test_records_that_are_no_records_are_neither_waited_for_nor_written_through(
-    run: Path, kind: str, code: int, printed: Callable[..., str]
-) -> None:
+def test_strange_records_are_not_waited_for(run: Path, kind: str, code: int, printed: Callable[..., str]) -> None:
     (run / "result.json").unlink()
     shutil.rmtree(checkpoints(run)[-1])  # so that there is something left to train
     records, precious = run / "metrics.jsonl", Path("precious").absolute()

@@ -10,7 +10,7 @@ import torch
 from samebits.errors import CheckpointError
 from samebits.storage.checkpoint import Checkpoint, load_checkpoint, mark_best, save
 from samebits.storage.run_folder import RunFolder, new_folder, write_atomically
-from tests.unit.conftest import make_read_only
+from tests.conftest import mount
 
 
 def of_size(step: int, num_bytes: int) -> Checkpoint:
@@ -60,7 +60,7 @@ def test_a_file_that_may_not_grow_is_like_a_full_disk(tmp_path: Path) -> None:
 
 def test_on_a_read_only_disk_nothing_can_be_written_and_all_can_be_read(small_disk: Path) -> None:
     save(of_size(1, 1000), small_disk)
-    make_read_only(small_disk)
+    mount("-o", "remount,ro", str(small_disk))
     with pytest.raises(CheckpointError) as caught:
         save(of_size(2, 1000), small_disk)
     assert_says(caught, small_disk / "step-000002", "Read-only file system")
