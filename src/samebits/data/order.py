@@ -18,15 +18,17 @@ Only the row "rank" depends on the world: another world runs the same micro-batc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from samebits.data.division import EVEN, Division, Leaves
 from samebits.data.groups import Groups
 from samebits.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
-from samebits.data.micro_batches import even_shares, part
+from samebits.data.micro_batches import Alone, part
+from samebits.data.rechecks import Recheck, choose_rechecks
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
@@ -96,7 +98,7 @@ class MicroBatch:
         indices: (N,) samples.
         keys: (N,) random keys of the samples in this epoch.
         weight: Fraction of the step's samples. The weights of a step's micro-batches add up to 1.
-        forward_key: Seed of the forward pass, for dropout and the like.
+        forward_key: Seed of the forward pass, for dropout.
         is_repeat: Whether it belongs to another rank, and is computed to be compared only (`watch.recheck`).
         is_reread: Whether its samples were read before, so that they are not in the loader's stream.
     """
@@ -115,15 +117,6 @@ class MicroBatch:
         return len(self.indices)
 
 
-@dataclass(frozen=True)
-class Recheck:
-    """A micro-batch that a second rank computes too (`watch.recheck`)."""
-
-    index: int  #: Index of the micro-batch in the step.
-    owner: int  #: The rank that computes it for the step.
-    rank: int  #: The rank that repeats it.
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
     """One optimizer update, with the micro-batches of one rank.
@@ -133,9 +126,10 @@ class Step:
         epoch: Epoch, from 0.
         num_samples: Samples of the step over all ranks.
         num_micro_batches: Micro-batches of the step over all ranks: the leaves of its reduction tree.
-        world_size: Number of ranks.
+        leaves: For each rank, the indices of its micro-batches, in the order in which it computes them.
         micro_batches: The micro-batches of this rank.
-        rechecks: What is computed a second time in this step, on all ranks; mostly nothing (`RecheckedOrder`).
+        division: How they are divided.
+        rechecks: What is computed a second time in this step, on all ranks; mostly nothing (`watch.recheck`).
         repeats: The micro-batches of other ranks that this rank repeats.
     """
 
@@ -143,18 +137,16 @@ class Step:
     epoch: int
     num_samples: int
     num_micro_batches: int
-    world_size: int
+    leaves: Leaves
     micro_batches: tuple[MicroBatch, ...]
+    division: Division = EVEN
     rechecks: tuple[Recheck, ...] = ()
     repeats: tuple[MicroBatch, ...] = ()
 
-    def shares_of_ranks(self) -> tuple[tuple[int, int], ...]:
-        """Return the micro-batches [first, last) of each rank."""
-        return even_shares(self.num_micro_batches, self.world_size)
-
-    def share(self, rank: int) -> tuple[int, int]:
-        """Return the micro-batches [first, last) of a rank."""
-        return self.shares_of_ranks()[rank]
+    @property
+    def has_all(self) -> bool:
+        """Whether all micro-batches of the step are this rank's, so that it can log the ids of all samples."""
+        return len(self.micro_batches) == self.num_micro_batches
 
 
 @dataclass(frozen=True)
@@ -173,6 +165,10 @@ class Order:
         micro_batch: Largest number of samples of one forward pass.
         seed: Selects the permutations and the keys.
         groups: (N,) group of each sample, from 0; None if any samples can share a micro-batch.
+        is_shuffled: Permute the samples of each epoch; otherwise their order is that of the dataset.
+        drop_last: Leave out a last step with fewer samples.
+        division: How the micro-batches of a step are divided among the ranks.
+        recheck: Fraction of the micro-batches that a second rank repeats (`data/rechecks.py`).
     """
 
     num_samples: int
@@ -181,6 +177,10 @@ class Order:
     seed: int = 0
     # Not compared: the == of an array is no single answer.
     groups: IntArray | None = field(default=None, compare=False, repr=False)
+    is_shuffled: bool = True
+    drop_last: bool = False
+    division: Division = EVEN
+    recheck: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "global_batch", "micro_batch"):
@@ -195,55 +195,68 @@ class Order:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch, including a smaller last one."""
+        """Steps of one epoch, including a smaller last one unless it is left out."""
         if self._cut is not None:
             return self._cut.num_steps
-        return -(-self.num_samples // self.global_batch)
+        return self.num_samples // self.global_batch + (not self.drop_last and self.num_samples % self.global_batch > 0)
 
     def indices(self, epoch: int, positions: IntArray) -> IntArray:
         """Return the samples, (N,), at some positions, (N,), of an epoch's order."""
-        return permute(positions, self.num_samples, key(self.seed, ORDER, epoch))
+        return permute(positions, self.num_samples, key(self.seed, ORDER, epoch)) if self.is_shuffled else positions
 
     def positions(self, step: int) -> tuple[int, int]:
         """Return the positions [start, stop) of a step's samples in the epoch's order."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.num_samples)
 
-    def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
+    def steps(self, place: Place, *, start: int = 0, stop: int, division: Division | None = None) -> Iterator[Step]:
         """Iterate over the steps [start, stop) of a run, each with the micro-batches of one rank.
 
         Args:
             place: The rank and the world size.
             start: First step: the number of steps already done.
             stop: The step after the last one.
+            division: How micro-batches are divided among the ranks; None: by the attribute of the order.
         """
+        for step in self._plain(place, start, stop, self.division if division is None else division):
+            own, num = step.micro_batches, len(step.leaves[place.rank])
+            if len(own) > num:  # what is repeated must not count twice
+                step = replace(step, micro_batches=(*own[:num], *(replace(each, weight=0.0) for each in own[num:])))
+            if self.recheck and (rechecks := choose_rechecks(self.recheck, self.seed, step.number, step.leaves)):
+                repeats = tuple(self.repeat(step.number, each.index) for each in rechecks if each.rank == place.rank)
+                step = replace(step, rechecks=rechecks, repeats=repeats)
+            yield step
+
+    def repeat(self, number: int, index: int) -> MicroBatch:
+        """Return any micro-batch of a step, by its index, to be computed once more."""
+        (step,) = self._plain(Alone(), number, number + 1, Division(dealt=((index,),)))
+        return replace(step.micro_batches[0], is_repeat=True)
+
+    def _plain(self, place: Place, start: int, stop: int, division: Division) -> Iterator[Step]:
         while start < stop:
             # A window ends with its epoch, since each epoch has its own permutation. Its length has no effect on the
             # steps, only on the number of numpy calls.
             epoch = start // self.steps_per_epoch
             mine = -(-self.global_batch // place.size)
             last = min(stop, (epoch + 1) * self.steps_per_epoch, start + max(1, WINDOW // mine))
-            if self._cut is None:
-                yield from self._window(place, epoch, start, last)
-            else:
-                yield from self._grouped(self._cut, place, epoch, start, last)
+            plan = self._window if self._cut is None else self._grouped
+            yield from plan(place, division, epoch, range(start, last))
             start = last
 
-    def _window(self, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+    def _window(self, place: Place, division: Division, epoch: int, numbers: range) -> Iterator[Step]:
         # All positions of the window are permuted by one call, then split into steps and micro-batches again.
         plans = []
-        for number in range(start, stop):
+        for number in numbers:
             first, last = self.positions(number)
             num_leaves = -(-(last - first) // self.micro_batch)
-            leaves = range(*part(0, num_leaves, place.size, place.rank))
-            plans.append(
-                (number, last - first, num_leaves, [(leaf, part(first, last, num_leaves, leaf)) for leaf in leaves])
-            )
-        positions = [np.arange(mine[0][1][0], mine[-1][1][1]) for *_, mine in plans if mine]
+            leaves = division.leaves(num_leaves, place.size)
+            mine = [(leaf, part(first, last, num_leaves, leaf)) for leaf in division.passes(leaves, place.rank)]
+            plans.append((number, last - first, num_leaves, leaves, mine))
+        positions = [np.arange(*bounds) for *_, mine in plans for _, bounds in mine]
         indices = self.indices(epoch, np.concatenate(positions)) if positions else np.empty(0, np.int64)
         sample_keys = keys(self.seed, epoch, indices)
         done = 0
-        for number, num_samples, num_leaves, mine in plans:
+        for number, num_samples, num_leaves, leaves, mine in plans:
             micro_batches = []
             for leaf, (first, last) in mine:
                 rows = slice(done, done + last - first)
@@ -251,23 +264,25 @@ class Order:
                 micro_batches.append(
                     self._micro_batch(number, epoch, leaf, indices[rows], sample_keys[rows], num_samples)
                 )
-            yield Step(number, epoch, num_samples, num_leaves, place.size, tuple(micro_batches))
+            yield Step(number, epoch, num_samples, num_leaves, leaves, tuple(micro_batches), division)
 
-    def _grouped(self, cut: Groups, place: Place, epoch: int, start: int, stop: int) -> Iterator[Step]:
+    def _grouped(self, place: Place, division: Division, epoch: int, numbers: range) -> Iterator[Step]:
         # Two permutations: of the epoch's micro-batches over all groups, and of the samples within each group.
-        epoch_key = key(self.seed, ORDER, epoch)
-        for number in range(start, stop):
+        epoch_key, cut = key(self.seed, ORDER, epoch), self._cut
+        assert cut is not None
+        for number in numbers:
             positions = cut.positions_of_step(number % self.steps_per_epoch)
-            leaves = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
-            num_samples = sum(last - first for _, first, last in leaves)
+            cuts = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
+            num_samples = sum(last - first for _, first, last in cuts)
+            leaves = division.leaves(len(cuts), place.size)
             micro_batches = []
-            for leaf in range(*part(0, len(leaves), place.size, place.rank)):
-                group, first, last = leaves[leaf]
+            for leaf in division.passes(leaves, place.rank):
+                group, first, last = cuts[leaf]
                 positions = permute(np.arange(first, last), cut.size(group), key(epoch_key, 1, group))
                 indices = cut.samples(group, positions)
                 sample_keys = keys(self.seed, epoch, indices)
                 micro_batches.append(self._micro_batch(number, epoch, leaf, indices, sample_keys, num_samples))
-            yield Step(number, epoch, num_samples, len(leaves), place.size, tuple(micro_batches))
+            yield Step(number, epoch, num_samples, len(cuts), leaves, tuple(micro_batches), division)
 
     def _micro_batch(
         self, number: int, epoch: int, leaf: int, indices: IntArray, sample_keys: KeyArray, num_samples: int
@@ -278,8 +293,7 @@ class Order:
             index=leaf,
             indices=indices,
             keys=sample_keys,
-            # The share of the step's samples: the sum over micro-batches
-            # is then the gradient of the mean over the step.
+            # Of the step's samples: the sum over micro-batches is then the gradient of the mean over the step.
             weight=len(indices) / num_samples,
             # By step and micro-batch, never by rank: dropout draws the same numbers in every world.
             forward_key=key(self.seed, FORWARD, number, leaf),

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from samebits.config.interval import parse_fraction
 from samebits.config.schema import RunConfig
+from samebits.data.division import EVEN, IN_TURN, PADDED
 from samebits.data.keyed import DATA, key, keys
 from samebits.data.loader import read
 from samebits.data.order import Order
-from samebits.data.padded_order import DealtOrder, PaddedOrder
-from samebits.data.rechecked_order import RecheckedOrder
 from samebits.data.samples import Samples, as_samples, groups_of
 from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
@@ -186,9 +185,8 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
         world_size: Number of ranks: one alone cannot recheck.
         is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
     """
-    settings = (len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data))
-    if is_sharded:
-        return (DealtOrder if config.mode == "exact" else PaddedOrder)(*settings)
-    if config.watch.recheck is not None and world_size > 1:
-        return RecheckedOrder(*settings, recheck=parse_fraction(config.watch.recheck))
-    return Order(*settings)
+    return Order(
+        len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data),
+        division=EVEN if not is_sharded else IN_TURN if config.mode == "exact" else PADDED,
+        recheck=parse_fraction(config.watch.recheck) if config.watch.recheck is not None and world_size > 1 else 0.0,
+    )  # fmt: skip

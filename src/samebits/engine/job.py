@@ -15,7 +15,6 @@ from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader, requests_of
 from samebits.data.order import Order, Step
-from samebits.data.resumed_step import ResumedStep
 from samebits.data.samples import Samples
 from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress, StepResult
@@ -62,7 +61,7 @@ class Job:
     stop_after: int | None = None  #: Number of steps after which training stops and is saved; None: at its end.
     #: Number and result of the last step that this process has applied.
     last_result: tuple[int, StepResult] | None = None
-    resumed: ResumedStep | None = None  #: The next step, if another world has begun it (`cluster.recovery=in_step`).
+    resumed: Step | None = None  #: The next step, if another world has begun it (`cluster.recovery=in_step`).
     _before_evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,12 +97,11 @@ class Job:
 
         Args:
             stop: The step after the last one; None: the end of the run.
-            steps: The plans; None: those of an even division.
+            steps: The plans; None: those of the order.
         """
         if steps is None:
-            start = self.progress.step
+            start, stop = self.progress.step, self.planned_stop if stop is None else stop
             first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []
-            stop = self.planned_stop if stop is None else stop
             steps = chain(first, self.order.steps(self.world, start=start + len(first), stop=stop))
         # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `planned`.
         planned, ahead = tee(steps)

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 
 from samebits.cluster import collectives
+from samebits.data.division import Division, Times, divide, duration
 from samebits.data.loader import Loader
 from samebits.data.micro_batches import num_micro_batches
 from samebits.data.order import Step
 from samebits.engine.job import Job
-from samebits.parallel.uneven import Times, divide, duration, uneven_steps
 
 INTERVAL_S = 2.0
 MIN_STEPS = 4
@@ -78,9 +78,8 @@ class LoadBalance:
         # Workers have read ahead by amounts that differ between
         # ranks, so no common step could start the change (ADR 49).
         before.close()
-        start, stop = job.progress.step, job.planned_stop
-        steps = uneven_steps(job.order, job.world, self._times, start=start, stop=stop)
-        loader, planned = job.open_loader(steps=steps)
+        start, stop, division = job.progress.step, job.planned_stop, Division(times=self._times)
+        loader, planned = job.open_loader(steps=job.order.steps(job.world, start=start, stop=stop, division=division))
         # These belong to the run: reports subtract an earlier
         # `waited_s`, and would get a negative time from a new loader.
         loader.waited_s, loader.num_to_keep, loader.kept = before.waited_s, before.num_to_keep, before.kept

@@ -13,9 +13,10 @@ from samebits.cluster.world import World
 from samebits.data.groups import Batches
 from samebits.data.keyed import keys
 from samebits.data.loader import Request
+from samebits.data.order import Order
 from samebits.errors import ConfigError
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.samples import LoaderSource
 
 
 class _PreparedLoader:
@@ -48,7 +49,7 @@ class TrainingLoader(_PreparedLoader):
     """
 
     def __init__(
-        self, source: LoaderSource, order: LoopOrder, make: Callable[[], ExactLoader], device: torch.device | None
+        self, source: LoaderSource, order: Order, make: Callable[[], ExactLoader], device: torch.device | None
     ) -> None:
         super().__init__(source)
         self._order, self._make, self._device = order, make, device

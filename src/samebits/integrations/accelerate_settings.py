@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from samebits.cluster.world import World
+from samebits.data.order import Order
 from samebits.errors import CheckpointError, ConfigError
 from samebits.integrations.accelerate_loaders import TrainingLoader
 from samebits.own_loop.exact import order_of
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.run_folder import atomic_file
 
@@ -34,7 +35,7 @@ class ExactSettings:
     num_threads: int = 1  #: CPU threads of each process.
     hang_timeout_s: float | None = 300.0  #: How long no rank may make progress in training, seconds; None: forever.
 
-    def order_of(self, source: LoaderSource) -> LoopOrder:
+    def order_of(self, source: LoaderSource) -> Order:
         """Return the order of the samples of a training DataLoader.
 
         Raises:

@@ -14,10 +14,10 @@ import torch
 
 from samebits.cluster.world import World
 from samebits.data.loader import requests_of
-from samebits.data.order import MicroBatch, Step
+from samebits.data.order import MicroBatch, Order, Step
 from samebits.errors import CheckpointError
 from samebits.own_loop.agreement import check_equal_state
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class StepLoader:
     """
 
     def __init__(
-        self, source: LoaderSource, order: LoopOrder, world: World, loop: Callable[[], ExactLoop], fit_loop: Any
+        self, source: LoaderSource, order: Order, world: World, loop: Callable[[], ExactLoop], fit_loop: Any
     ) -> None:
         self._source, self._order, self._world, self._loop = source, order, world, loop
         self._fit_loop = fit_loop

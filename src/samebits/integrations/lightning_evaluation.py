@@ -17,10 +17,10 @@ from samebits.cluster.world import World
 from samebits.data.keyed import key
 from samebits.data.loader import requests_of
 from samebits.data.micro_batches import part
-from samebits.data.order import MicroBatch
+from samebits.data.order import MicroBatch, Order
 from samebits.data.seeding import seed_forward
 from samebits.errors import ConfigError
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.samples import LoaderSource
 
 EVALUATION = 5  # the part of the key of all random numbers in validation and test
 ELSEWHERE = object()  # the item of a batch that another rank evaluates
@@ -50,7 +50,7 @@ class EvaluationBatches:
             raise ConfigError("the DataLoader has no batch_size", fix="Set batch_size.")
         self._source, self._world, self._steps = source, world, steps
         size = source.batch_size
-        self._order = LoopOrder(
+        self._order = Order(
             len(source.samples), size, size, key(seed, EVALUATION), is_shuffled=False, drop_last=source.drop_last
         )
         self.dataset, self.batch_size = source.samples.dataset, size

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.loader import read
-from samebits.data.order import MicroBatch, Place, Step
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.data.order import MicroBatch, Order, Place, Step
+from samebits.own_loop.samples import LoaderSource
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MicroBatchSampler(Sampler[list[_Request]]):
         num_rounds: Micro-batches that each rank runs in a step, except for a smaller last one of an epoch.
     """
 
-    def __init__(self, order: LoopOrder, place: Place) -> None:
+    def __init__(self, order: Order, place: Place) -> None:
         self.order, self._place = order, place
         self._epoch = 0
         self._steps: dict[int, Step] = {}

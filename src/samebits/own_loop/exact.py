@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from samebits.data.division import PADDED
+from samebits.data.order import Order
 from samebits.errors import ConfigError
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
@@ -16,7 +18,7 @@ from samebits.own_loop.ending import report_errors, watch_end
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.optimizer import attach, attach_module, follow, plain_step
 from samebits.own_loop.refusals import check_modules, check_schedule, check_split
-from samebits.own_loop.samples import LoopOrder, source_of
+from samebits.own_loop.samples import source_of
 from samebits.own_loop.session import ExactLoop
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
@@ -102,7 +104,7 @@ def _attach(
 
 def order_of(
     num_samples: int, global_batch: int, micro_batch: int | None, seed: int, is_shuffled: bool, drop_last: bool
-) -> LoopOrder:
+) -> Order:
     """Return the order of the samples of an exact loop.
 
     Args:
@@ -132,4 +134,6 @@ def order_of(
             given=f"global_batch={global_batch}",
             fix="Set a smaller global_batch, or drop_last=False.",
         )
-    return LoopOrder(num_samples, global_batch, micro_batch, seed, is_shuffled=is_shuffled, drop_last=drop_last)
+    return Order(
+        num_samples, global_batch, micro_batch, seed, is_shuffled=is_shuffled, drop_last=drop_last, division=PADDED
+    )

@@ -40,11 +40,7 @@ class StepNodes:
     @classmethod
     def of(cls, step: Step, world: World) -> StepNodes:
         """Return the tree of a step in a world."""
-        return cls(step, rank_nodes(step.shares_of_ranks(), step.num_micro_batches))
-
-    def share(self, rank: int) -> tuple[int, int]:
-        """Return the micro-batches [first, last) of a rank."""
-        return self.step.share(rank)
+        return cls(step, rank_nodes(step.leaves, step.num_micro_batches))
 
 
 class JoinedAllReduce:
@@ -67,7 +63,7 @@ class JoinedAllReduce:
     ) -> None:
         self._parts, self._memory = parts, memory
         self._length = sum(part.length for part in parts)
-        memory.start_step(0)
+        memory.start_step(())
         memory.nodes = [(node, memory.flat()) for node, _ in parts[0].nodes]
         self._all_reduce = make_all_reduce(memory, world, nodes, tag)
 
@@ -143,7 +139,7 @@ class GradientSum:
         """Start a step, and free the gradients of the step before."""
         self._nodes, self._leaves, self._exchanges = nodes, [], []
         for bucket in self._buckets:
-            bucket.start_step(nodes.share(self._world.rank)[0])
+            bucket.start_step(nodes.step.leaves[self._world.rank])
 
     def begin_leaf(self, micro_batch: MicroBatch) -> None:
         """Start taking the gradients of a micro-batch."""
@@ -230,10 +226,9 @@ class GradientSum:
         bucket.end_leaf(leaf, self._nodes.step.num_micro_batches)
         if not is_last:
             return
-        last = self._nodes.share(self._world.rank)[1]
         while len(self._exchanges) + 1 < len(self._buckets):
             # In the order of the buckets on all ranks, whatever the order of their gradients: NCCL matches by order.
-            if self._buckets[len(self._exchanges)].next_leaf < last:
+            if not self._buckets[len(self._exchanges)].is_complete:
                 return
             self._start_next()
 

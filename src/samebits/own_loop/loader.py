@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from samebits.cluster.world import World
 from samebits.data.loader import requests_of
+from samebits.data.order import Order
 from samebits.data.seeding import preserved
 from samebits.errors import CheckpointError, TrainError
 from samebits.own_loop.agreement import check_equal_state
 from samebits.own_loop.ending import Iteration, check_start
 from samebits.own_loop.optimizer import follow
-from samebits.own_loop.samples import LoaderSource, LoopOrder
+from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
 POSITION = "step"
@@ -38,7 +39,7 @@ class ExactLoader:
         is_padding: Whether the current micro-batch is a repeated one, whose results do not count.
     """
 
-    def __init__(self, source: LoaderSource, order: LoopOrder, loop: ExactLoop, world: World, num_workers: int) -> None:
+    def __init__(self, source: LoaderSource, order: Order, loop: ExactLoop, world: World, num_workers: int) -> None:
         self._source, self._order, self.loop, self._world = source, order, loop, world
         self._num_workers = num_workers
         self.is_padding = False

@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from samebits.cluster.world import World
+from samebits.data.order import Order
 from samebits.errors import ConfigError
-from samebits.own_loop.samples import LoopOrder
 
 
 def check_modules(modules: Sequence[nn.Module]) -> None:
@@ -58,7 +58,7 @@ def check_modules(modules: Sequence[nn.Module]) -> None:
         raise ConfigError("no parameter of the model requires a gradient", fix="Unfreeze some: requires_grad_(True).")
 
 
-def check_split(order: LoopOrder, world: World) -> None:
+def check_split(order: Order, world: World) -> None:
     """Check that a step has work for more than one rank.
 
     Raises:

@@ -19,37 +19,9 @@ from torch.utils.data import (
 
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.loader import Loader, Request
-from samebits.data.order import Order, Place, Step
-from samebits.data.padded_order import PaddedOrder
 from samebits.data.samples import Batch, Samples
 from samebits.data.sources.map_style import check_map_style, files_of
 from samebits.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class LoopOrder(PaddedOrder):
-    """An order with the choices of a DataLoader."""
-
-    is_shuffled: bool = True  #: Permute the samples of each epoch; otherwise their order is that of the dataset.
-    drop_last: bool = False  #: Leave out a last step with fewer samples.
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of one epoch."""
-        if self.drop_last:
-            return self.num_samples // self.global_batch
-        return -(-self.num_samples // self.global_batch)
-
-    def indices(self, epoch: int, positions: IntArray) -> IntArray:
-        """Return the samples, (N,), at some positions, (N,), of an epoch's order."""
-        return super().indices(epoch, positions) if self.is_shuffled else positions
-
-    def steps(self, place: Place, *, start: int = 0, stop: int) -> Iterator[Step]:
-        """Iterate over steps; see `Order.steps`. All ranks have equally many micro-batches."""
-        if place.size == 1:  # nothing to pad
-            yield from Order.steps(self, place, start=start, stop=stop)
-        else:
-            yield from super().steps(place, start=start, stop=stop)
 
 
 class CollatedSamples(Samples):

@@ -141,7 +141,7 @@ class BufferSum:
             self._buckets.append(Bucket([], self._length, self._world.size, True, self._world.device))
         bucket = self._buckets[self._num_used]
         self._num_used += 1
-        bucket.start_step(self._nodes.share(self._world.rank)[0])
+        bucket.start_step(self._nodes.step.leaves[self._world.rank])
         for micro_batch in self._done:
             self._enter(bucket, micro_batch, None)
 

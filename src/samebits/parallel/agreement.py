@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samebits.data.micro_batches import part
-from samebits.parallel.tree import Node, push
+from samebits.parallel.tree import Node
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,3 @@ def agree(reports: Sequence[RankReport]) -> Agreement:
         receivers=receivers,
         held=held,
     )
-
-
-def nodes_after(held: Sequence[Node], leaves: Sequence[int], num_leaves: int) -> list[Node]:
-    """Return the nodes that a rank has once it has computed its micro-batches.
-
-    Args:
-        held: The nodes that it starts with.
-        leaves: Its micro-batches, in the order in which it computes them.
-        num_leaves: Micro-batches of the step.
-    """
-    stack: list[tuple[Node, None]] = [(node, None) for node in held]
-    for leaf in leaves:
-        push(stack, (leaf, leaf + 1), None, num_leaves, lambda left, right: None)
-    return [node for node, _ in stack]

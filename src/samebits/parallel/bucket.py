@@ -7,7 +7,7 @@ A bucket's memory, with offsets aligned to 64 bytes, and equal chunks for the al
 
 The life of a bucket in one step of a process with micro-batches 4, 5 and 6 of 8:
 
-    start_step(4)          nodes: []
+    start_step([4, 5, 6])  nodes: []
     start_leaf(4)          a new copy: leaf 4 has no sibling on its left in this process
       take x parameters    backward's hooks copy each gradient into the leaf
     end_leaf(4)            nodes: [(4,5)]
@@ -23,7 +23,7 @@ the first: a + b has the bits of b + a.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from samebits.parallel.tree import Node, are_siblings, push
 # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
 ALIGNMENT = 16
 TAIL = -1  # in `Flat.written`
+NO_LEAF = 1 << 62  # after the last one
 _LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
 
 
@@ -150,7 +151,7 @@ class Bucket:
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
         self._open: list[Leaf] = []
-        self.later_leaves: list[int] = []  #: Those after it, where they do not follow in order.
+        self._later: Iterator[int] = iter(())  # those after it
         self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:
@@ -183,14 +184,30 @@ class Bucket:
             result = self._float32
         self.nodes, self.result, self._num_lent = [], result, 0
 
-    def start_step(self, first_leaf: int) -> None:
-        """Drop the last step's sums. `first_leaf` is the first micro-batch of this process."""
-        self._free.extend(flat for _, flat in self.nodes)
+    @property
+    def is_complete(self) -> bool:
+        """Whether all micro-batches of this process have entered the tree."""
+        return self.next_leaf == NO_LEAF
+
+    def start_step(self, leaves: Sequence[int], kept: Sequence[Node] = ()) -> None:
+        """Drop the last step's sums.
+
+        Args:
+            leaves: The micro-batches of this process, in the order in which they enter the tree.
+            kept: Nodes that this process has summed for the step already.
+        """
+        nodes, self.nodes = self.nodes, []
+        for node, flat in nodes:
+            if node in kept:
+                self.nodes.append((node, flat))
+            else:
+                self._free.append(flat)
         # Not earlier: until here the parameters' `grad` are views of the result.
         if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
-        self.nodes, self.result, self._num_lent = [], None, 0
-        self.next_leaf, self._waiting, self.later_leaves, self._open = first_leaf, {}, [], []
+        self.result, self._num_lent = None, 0
+        self._later, self._waiting, self._open = iter(leaves), {}, []
+        self.next_leaf = next(self._later, NO_LEAF)
 
     def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
         """Return a leaf for a micro-batch's gradients.
@@ -329,7 +346,7 @@ class Bucket:
                 return  # half of its sibling's gradients are added: no node is ever half a sum
             ready = self._waiting.pop(self.next_leaf)
             first = self.next_leaf
-            self.next_leaf = self.later_leaves.pop(0) if self.later_leaves else first + 1
+            self.next_leaf = next(self._later, NO_LEAF)
             if ready.is_joining:
                 # The sibling's node leaves the list, since its copy is now the sum of both.
                 (first, _), _ = self.nodes.pop()
@@ -339,7 +356,7 @@ class Bucket:
             ((first, _), flat), *others = self.nodes
             for _, other in others:
                 flat = self._merge(flat, other)
-            self.nodes = [((first, self.next_leaf), flat)]
+            self.nodes = [((first, others[-1][0][1]), flat)]
 
     def _merge(self, left: Flat, right: Flat) -> Flat:
         left.values.add_(right.values)

@@ -1,7 +1,7 @@
 """Detection of ranks that compute wrong values: some micro-batches are computed on a second rank too (`watch.recheck`).
 
 A rank with a faulty processor or memory spoils the gradient of all ranks alike, so their weights stay equal and no
-later check can see it. A step with rechecks (`RecheckedOrder`) in which the results for micro-batch 3 differ:
+later check can see it. A step with rechecks (`data/rechecks.py`) in which the results for micro-batch 3 differ:
 
     own micro-batches | repeats | reduce                                    | update
                                   compare checksums of the leaves: 3 differs
@@ -30,8 +30,8 @@ from samebits.cluster import collectives
 from samebits.cluster.activity import REDUCING
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.world import World
-from samebits.data.order import MicroBatch, Recheck, Step
-from samebits.data.rechecked_order import RecheckedOrder
+from samebits.data.order import MicroBatch, Order, Step
+from samebits.data.rechecks import Recheck
 from samebits.errors import TrainError
 from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.checksum import checksum
@@ -70,9 +70,7 @@ class RecheckedReducer(Reducer):
         compress: See `Reducer`.
     """
 
-    def __init__(
-        self, model: nn.Module, world: World, order: RecheckedOrder, *, num_extras: int, compress: str
-    ) -> None:
+    def __init__(self, model: nn.Module, world: World, order: Order, *, num_extras: int, compress: str) -> None:
         super().__init__(model, world, num_extras=num_extras, compress=compress)
         self._order = order
         self._watched: set[int] = set()
@@ -169,7 +167,7 @@ class RecheckedReducer(Reducer):
         self, step: Step, recheck: Recheck, first: int, second: int, body: Callable[[MicroBatch], Any]
     ) -> _Dispute:
         """Compute a micro-batch once more, on all ranks: the others would only wait."""
-        body(replace(self._order.repeat(step, recheck.index), is_reread=True))
+        body(replace(self._order.repeat(step.number, recheck.index), is_reread=True))
         third = int(self._sums[recheck.index, True])
         thirds = collectives.all_gather_object(self._world, third)
         return _Dispute(recheck, [(recheck.owner, first), (recheck.rank, second), *enumerate(thirds)])

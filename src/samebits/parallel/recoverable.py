@@ -10,13 +10,9 @@ buckets. `reduce` raises the error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.world import World
 from samebits.data.order import Step
-from samebits.data.resumed_step import ResumedStep
-from samebits.parallel.agreement import nodes_after
 from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.reduce import Reducer
@@ -40,23 +36,8 @@ class RecoverableReducer(Reducer):
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start or continue a step; see `Reducer.begin`."""
         self._lost = None
-        if isinstance(step, ResumedStep):
-            self._resume(step, loss_scale)
-        else:
-            super().begin(step, loss_scale)
+        super().begin(step, loss_scale)
         self._is_open = True
-
-    def _resume(self, step: ResumedStep, loss_scale: float) -> None:
-        rank, shares = self._world.rank, zip(step.held, step.leaves, strict=True)
-        self._nodes = [nodes_after(held, leaves, step.num_micro_batches) for held, leaves in shares]
-        self._loss_scale, self._step, self._exchanges, self._open = loss_scale, step, [], None
-        self._buffers.start_step()
-        for bucket in self._buckets:
-            _resume_bucket(bucket, step.held[rank], step.leaves[rank])
-        for _, flat in self._buckets[-1].nodes:
-            flat.tail[0] = 0.0  # the flag of the attempt before
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def reduce(self, flag: float = 0.0) -> None:
         """Finish the sums over all ranks; see `Reducer.reduce`.
@@ -95,7 +76,7 @@ class RecoverableReducer(Reducer):
 
     def _end(self, bucket: Bucket, leaf: Leaf) -> None:
         assert self._step is not None
-        if self._lost is not None or isinstance(self._step, ResumedStep):
+        if self._lost is not None or self._step.division.held:
             # Micro-batches of a resumed step are in any order: its buckets are sent in `reduce`.
             bucket.end_leaf(leaf, self._step.num_micro_batches)
             return
@@ -105,11 +86,3 @@ class RecoverableReducer(Reducer):
             if not is_lost_peer(error):
                 raise
             self._lost = error
-
-
-def _resume_bucket(bucket: Bucket, nodes: Sequence[Node], leaves: Sequence[int]) -> None:
-    """Drop all sums of a bucket but some nodes, and expect the leaves that are missing in this process."""
-    kept = [entry for entry in bucket.nodes if entry[0] in nodes]
-    bucket.nodes = [entry for entry in bucket.nodes if entry[0] not in nodes]
-    bucket.start_step(leaves[0] if leaves else -1)
-    bucket.nodes, bucket.later_leaves = kept, [*leaves[1:]]

@@ -136,15 +136,17 @@ class Reducer:
                 before they are summed. A power of two rounds nothing.
         """
         self._step, self._loss_scale, self._exchanges = step, loss_scale, []
-        shares = step.shares_of_ranks()
+        leaves, held = step.leaves[self._world.rank], step.division.held
         if self._exact:
-            self._nodes = rank_nodes(shares, step.num_micro_batches)
+            self._nodes = rank_nodes(step.leaves, step.num_micro_batches, held)
         else:
-            self._nodes = [[share] if share[0] < share[1] else [] for share in shares]
+            self._nodes = [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
         self._open = None
         self._buffers.start_step()
         for bucket in self._buckets:
-            bucket.start_step(shares[self._world.rank][0])
+            bucket.start_step(leaves, held[self._world.rank] if held else ())
+        for _, flat in self._buckets[-1].nodes:
+            flat.tail[0] = 0.0  # the flag of the attempt before, in sums that are held
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -267,10 +269,9 @@ class Reducer:
         bucket.end_leaf(leaf, self._step.num_micro_batches)
         if self._layer_sums is not None:
             return  # the small messages of batch norm would queue behind these
-        last = self._step.share(self._world.rank)[1]
         while len(self._exchanges) + 1 < len(self._buckets):
             # In the order of the buckets on all ranks, whatever the order of their gradients: NCCL matches by order.
-            if self._buckets[len(self._exchanges)].next_leaf < last:
+            if not self._buckets[len(self._exchanges)].is_complete:
                 return
             self._start_next()
 

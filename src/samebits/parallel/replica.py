@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order
-from samebits.data.rechecked_order import RecheckedOrder
 from samebits.malloc import keep_freed_memory
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
@@ -104,7 +103,7 @@ class WholeReplica:
 
     def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> Reducer:
         """See `Replica.make_reducer`."""
-        if isinstance(order, RecheckedOrder):
+        if order.recheck:
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
         kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(

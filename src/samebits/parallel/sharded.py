@@ -2,7 +2,7 @@
 
 Uses torch's `fully_shard`: each rank keeps 1/W of each parameter, along its first dimension. The parameters of a block
 are gathered for its forward and backward pass and freed afterwards. Its gradients are reduce-scattered after each
-micro-batch, so all ranks must run the same number of passes (`data.padded_order.PaddedOrder`). Sums are taken over the
+micro-batch, so all ranks must run the same number of passes (`division.PADDED`). Sums are taken over the
 ranks first and then over a rank's micro-batches: equal to `Reducer`'s up to rounding, and bit-identical at one world
 size.
 """
@@ -115,7 +115,7 @@ class Shards(ShardedReplica):
 
 
 class ShardedReducer:
-    """The counterpart of `Reducer` for a sharded model, with the same methods. Takes the steps of a `PaddedOrder`.
+    """The counterpart of `Reducer` for a sharded model, with the same methods. Takes steps with padding.
 
     Args:
         model: Sharded.

@@ -13,7 +13,7 @@ With two ranks, rank 0 has g0 g1 g2 and sends (0,2) and (2,3); rank 1 has g3 g4 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -67,15 +67,35 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
     return list(_partials(first, last, num_leaves))
 
 
-@lru_cache(64)
-def rank_nodes(shares: tuple[Node, ...], num_leaves: int) -> list[list[Node]]:
-    """Return the `partials` of each rank. The list is kept for the next step, so it must not be changed.
+def merged(nodes: Iterable[Node], num_leaves: int) -> list[Node]:
+    """Return what is left of adjacent nodes, or of nodes in the order in which a rank sums them, without siblings.
 
     Args:
-        shares: Leaves [first, last) of each rank.
+        nodes: Mostly from left to right.
         num_leaves: Leaves of the whole tree.
     """
-    return [partials(*share, num_leaves) for share in shares]
+    stack: list[tuple[Node, None]] = []
+    for node in nodes:
+        push(stack, node, None, num_leaves, lambda left, right: None)
+    return [node for node, _ in stack]
+
+
+@lru_cache(64)
+def rank_nodes(
+    leaves: tuple[Sequence[int], ...], num_leaves: int, held: tuple[tuple[Node, ...], ...] = ()
+) -> list[list[Node]]:
+    """Return each rank's nodes after its last micro-batch. The list is kept for the next step: it must not be changed.
+
+    Args:
+        leaves: For each rank, the indices of its micro-batches, in the order in which it computes them.
+        num_leaves: Leaves of the whole tree.
+        held: For each rank, the nodes that it starts with; empty: none.
+    """
+    before = held or ((),) * len(leaves)
+    return [
+        merged([*own, *((leaf, leaf + 1) for leaf in mine)], num_leaves)
+        for own, mine in zip(before, leaves, strict=True)
+    ]
 
 
 @lru_cache(1 << 14)  # each rank computes those of its partners in each step

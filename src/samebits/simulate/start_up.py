@@ -106,7 +106,7 @@ def plan_seconds(job: Job, size: int, num_steps: int) -> float:
     def plan() -> float:
         began = time.perf_counter()
         for step in job.order.steps(world, start=0, stop=num_steps):
-            make_all_reduce(bucket, world, rank_nodes(step.shares_of_ranks(), step.num_micro_batches), 0)
+            make_all_reduce(bucket, world, rank_nodes(step.leaves, step.num_micro_batches), 0)
         return (time.perf_counter() - began) / num_steps
 
     return min(plan() for _ in range(_TRIALS))

@@ -2,7 +2,7 @@
 
 A simulated rank computes leaves, sends its sums, adds all of them (its own are then overwritten), and applies the step
 once it has every rank's part of the result. Values are symbols, so each sum shows which leaves it has, in which
-brackets, and with which weights they were computed. `agree`, `deal` and `nodes_after` are those that training uses.
+brackets, and with which weights they were computed. `agree`, `deal` and `rank_nodes` are those that training uses.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from samebits.data.micro_batches import part
-from samebits.parallel.agreement import Agreement, RankReport, agree, nodes_after
-from samebits.parallel.tree import push
+from samebits.parallel.agreement import Agreement, RankReport, agree
+from samebits.parallel.tree import push, rank_nodes
 
 NUM_STEPS = 2
 COMPUTES, HAS_SENT, HAS_ADDED = 0, 1, 2
@@ -132,7 +132,7 @@ def moved(world: World, number: int, num_leaves: int) -> World | None:
         history = source.history[: agreement.num_steps]
     held = tuple(entry for entry in rank.nodes if entry[0] in agreement.held[place])
     todo = agreement.deal(num_leaves)[place] if agreement.num_steps < NUM_STEPS else ()
-    planned = nodes_after(agreement.held[place], todo, num_leaves)
+    (planned,) = rank_nodes((todo,), num_leaves, (agreement.held[place],))
     assert {leaf for first, last in planned for leaf in range(first, last)} >= set(todo)
     return world.with_rank(number, Rank(history, held, todo))
 
@@ -229,7 +229,7 @@ def test_a_rank_that_has_applied_the_step_sends_its_weights_to_the_others() -> N
 def test_only_the_micro_batches_that_nobody_has_summed_are_dealt() -> None:
     agreement = agree([RankReport(6, 6, ((0, 2), (2, 3))), RankReport(6, 0, ((5, 6),))])
     assert agreement.deal(8) == ((3, 4), (6, 7))
-    assert nodes_after(agreement.held[0], (3, 4), 8) == [(0, 4), (4, 5)]
+    assert rank_nodes(agreement.deal(8), 8, agreement.held)[0] == [(0, 4), (4, 5)]
     assert agreement.evaluated_step == 0
 
 

@@ -18,10 +18,10 @@ from samebits.data.micro_batches import part
 from samebits.data.order import MicroBatch
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
-from samebits.parallel.exchange.doubling import merged, plan_rounds
+from samebits.parallel.exchange.doubling import plan_rounds
 from samebits.parallel.exchange.halving import DIRECT_SIZE
 from samebits.parallel.layer_sums import LayerSums
-from samebits.parallel.tree import partials, push
+from samebits.parallel.tree import merged, partials, push
 from samebits.simulate.network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")

@@ -55,7 +55,7 @@ def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list
 
     def run(rank: int) -> Tensor:
         bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
-        bucket.start_step(shares[rank][0])
+        bucket.start_step(range(*shares[rank]))
         for leaf in range(*shares[rank]):
             one = bucket.start_leaf(leaf, len(values))
             view = one.flat.views[0]
@@ -126,7 +126,7 @@ def test_a_rank_borrows_memory_only_for_what_it_receives(
 def test_a_bucket_lends_the_same_memory_again_where_it_is_long_enough() -> None:
     bucket = Bucket([nn.Parameter(torch.empty(64))], 0, 1, True, CPU)
     first, second = bucket.borrow(8), bucket.borrow(16)
-    bucket.start_step(0)
+    bucket.start_step(())
     assert bucket.borrow(4).data_ptr() == first.data_ptr()
     assert bucket.borrow(32).data_ptr() != second.data_ptr()
     assert [len(bucket.borrow(0)), len(bucket.borrow(64))] == [0, 64]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.data.division import IN_TURN
 from samebits.data.order import Order
-from samebits.data.padded_order import DealtOrder
 from samebits.parallel.exact_fsdp.owners import assign_owners
 from samebits.parallel.exact_fsdp.unit import Layout
 
@@ -47,7 +47,8 @@ def test_dealt_micro_batches_are_those_of_one_process(
     alone = SimpleNamespace(rank=0, size=1)
     places = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
     every = [
-        DealtOrder(num_samples, global_batch, micro_batch).steps(place, start=1, stop=4) for place in places
+        Order(num_samples, global_batch, micro_batch, division=IN_TURN).steps(place, start=1, stop=4)
+        for place in places
     ]  # fmt: skip
     expected = Order(num_samples, global_batch, micro_batch).steps(alone, start=1, stop=4)
     for step, *mine in zip(expected, *every, strict=True):

@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from samebits.cluster import collectives
 from samebits.cluster.views.membership import Membership, RunEnded
 from samebits.cluster.views.regroup import is_loss, regroup
 from samebits.cluster.world import World
-from samebits.data.resumed_step import resume_step
+from samebits.data.division import Division
 from samebits.engine.in_step.peer_state import Received, load, send_or_receive
 from samebits.engine.opening import OpenRun
 from samebits.errors import LaunchError
@@ -155,8 +155,9 @@ class InStepRun:
         reducer.move_to(world)
         number = agreement.num_steps
         if any(agreement.held) and number < job.num_steps:
-            num_leaves = next(job.order.steps(world, start=number, stop=number + 1)).num_micro_batches
-            job.resumed = resume_step(job.order, number, world, agreement.held, agreement.deal(num_leaves))
+            (step,) = job.order.steps(world, start=number, stop=number + 1)
+            division = Division(dealt=agreement.deal(step.num_micro_batches), held=agreement.held)
+            (job.resumed,) = job.order.steps(world, start=number, stop=number + 1, division=division)
         job.note_world()
         if world.is_main and not was_main:
             self.run.take_over()
@@ -180,8 +181,7 @@ class InStepRun:
             raise LaunchError(
                 "a process was lost while a step without finite values was examined", fix="Resume the run."
             )
-        step = next(job.order.steps(job.world, start=number, stop=number + 1))
-        step = replace(step, world_size=2)
+        (step,) = job.order.steps(job.world, start=number, stop=number + 1)
         job.count_step(step, result)
         self.run.reports.step(job, step, result)
 

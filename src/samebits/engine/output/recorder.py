@@ -122,6 +122,7 @@ class StepRecorder:
         self._path, self._is_on = folder / FILE_NAME, job.config.record.steps
         self._writer: StepWriter | None = None
         self._ids: Iterator[bytes] = iter(())
+        self._next_id = -1  # the step whose digest `_ids` yields next
 
     def start(self, job: Job) -> str:
         """Start or resume at the job's step. Records of later steps, which will be repeated, are removed.
@@ -143,7 +144,6 @@ class StepRecorder:
         if not job.world.is_main:
             return ""
         step, link = job.progress.step, job.progress.chain
-        self._ids = sample_ids(job.order, step, job.num_steps)
         self._writer = StepWriter(self._path, step, bytes.fromhex(link) if link else FIRST_LINK)
         job.progress.chain = self._writer.link.hex()
         if self._writer.is_continued:
@@ -152,11 +152,6 @@ class StepRecorder:
             f"the record of steps before step {step:,} is missing or belongs to another run: {self._path}\n"
             "  samebits verify can check this run from its first step only, with --from-scratch"
         )
-
-    def resume(self, job: Job) -> None:
-        """Continue at the job's step, whose records before it are those that this object has written."""
-        if self._writer is not None:
-            self._ids = sample_ids(job.order, job.progress.step, job.num_steps)
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
         """Record a completed step. Called on all ranks.
@@ -173,11 +168,16 @@ class StepRecorder:
             return
         content = digest_content(job) if job.config.record.content else NO_DIGEST
         if self._writer is not None:
-            # Only a plain step has its micro-batches in the order of `sample_ids`.
-            has_all = step.world_size == 1 and type(step) is Step
-            samples = digest_of_step(step) if has_all else next(self._ids)
+            samples = digest_of_step(step) if step.has_all else self._digest_of_ids(job, step.number)
             self._writer.append(record_of(step, result, samples, content))
             job.progress.chain = self._writer.link.hex()
+
+    def _digest_of_ids(self, job: Job, number: int) -> bytes:
+        """Return the digest (16 bytes) of the sample ids of a step that other ranks have a part of."""
+        if number != self._next_id:  # after a resume, or steps of which this rank had all
+            self._ids = sample_ids(job.order, number, job.num_steps)
+        self._next_id = number + 1
+        return next(self._ids)
 
     def close(self) -> None:
         """Close the file."""

@@ -95,9 +95,7 @@ class Reports:
         # For the events in `samebits report`.
         world, done, last = job.world, job.progress.step, job.last_result
         LOGGER.info("training from step %d of %d, rank %d of %d", done, job.num_steps, world.rank, world.size)
-        if is_same_run:
-            self._recorder.resume(job)
-        else:
+        if not is_same_run:
             self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
             altered = "" if self._records is None else altered_evaluations(self._folder, job.progress)
             for text in filter(None, (self._recorder.start(job), altered)):

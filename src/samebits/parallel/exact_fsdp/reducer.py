@@ -1,7 +1,7 @@
 """The reduction of a sharded model's gradients in exact mode: each micro-batch's to the owners, in tree order.
 
-Micro-batches are dealt out in turn (`DealtOrder`), so the ranks run neighboring leaves of the tree at the same time,
-and an owner adds them as they come. It keeps about log2(micro-batches) sums of its own tensors, and no others.
+Micro-batches are dealt out in turn (`division.IN_TURN`), so the ranks run neighboring leaves of the tree at the same
+time, and an owner adds them as they come. It keeps about log2(micro-batches) sums of its own tensors, and no others.
 """
 
 from __future__ import annotations
@@ -194,10 +194,8 @@ class ExactShardedReducer:
     def _leaves(self) -> list[int | None]:
         """Return the micro-batch of each rank in the current pass; None for a pass with weight 0."""
         assert self._step is not None
-        first = len(self._tails) * self._world.size
-        return [
-            leaf if leaf < self._step.num_micro_batches else None for leaf in range(first, first + self._world.size)
-        ]
+        number = len(self._tails)
+        return [mine[number] if number < len(mine) else None for mine in self._step.leaves]
 
     def _add_tails(self, tails: Tensor) -> Tensor:
         """Add the values behind the gradients in tree order.
@@ -210,7 +208,7 @@ class ExactShardedReducer:
         """
         assert self._step is not None
         num_leaves, stack = self._step.num_micro_batches, list[tuple[Node, Tensor]]()
-        # By micro-batch: in each pass, the ranks have neighboring ones (`DealtOrder`).
+        # By micro-batch: in each pass, the ranks have neighboring ones (`division.IN_TURN`).
         in_order = tails.reshape(self._world.size, len(self._tails), -1).transpose(0, 1).reshape(-1, sum(self._sizes))
         for leaf in range(num_leaves):
             push(stack, (leaf, leaf + 1), in_order[leaf], num_leaves, Tensor.add)

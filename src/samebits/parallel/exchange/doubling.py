@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from samebits.parallel.exchange.halving import follow_each_other, is_in_rounds
-from samebits.parallel.tree import Node, push
+from samebits.parallel.tree import Node, merged
 
 
 class Round(NamedTuple):
@@ -67,16 +67,3 @@ def plan_rounds(rank: int, nodes: Sequence[list[Node]], num_leaves: int, num_byt
         guest = members[mine + 1]
         rounds = [Round((), {guest: nodes[guest]}), *rounds, Round((guest,), {})]
     return rounds
-
-
-def merged(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
-    """Return what is left of adjacent nodes once all siblings are merged.
-
-    Args:
-        nodes: From left to right.
-        num_leaves: Leaves of the whole tree.
-    """
-    stack: list[tuple[Node, None]] = []
-    for node in nodes:
-        push(stack, node, None, num_leaves, lambda left, right: None)
-    return [node for node, _ in stack]

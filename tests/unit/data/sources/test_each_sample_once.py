@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.data.division import PADDED
 from samebits.data.loader import Loader, requests_of
 from samebits.data.order import Order
-from samebits.data.padded_order import PaddedOrder
 from samebits.data.samples import DatasetSamples, Samples
-from samebits.own_loop.samples import CollatedSamples, LoopOrder
+from samebits.own_loop.samples import CollatedSamples
 from tests.unit.data.sources.source_files import SOURCES, collate
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def read(samples: Samples, order: Order, world: int, start: int, stop: int, num_
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
                     inputs, targets = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
                     assert targets.tolist() == micro_batch.indices.tolist()
-                    if micro_batch.weight > 0:  # not a repetition of `PaddedOrder`
+                    if micro_batch.weight > 0:  # not a repetition of `PADDED`
                         place = (step.number, micro_batch.index)
                         assert place not in seen
                         seen[place] = (targets.tolist(), inputs.tolist())
@@ -69,9 +69,9 @@ def opened(
 # How recipes read, whole models and sharded ones, and how `samebits.exact` reads a DataLoader that shuffles or not.
 FORMS: dict[str, tuple[Callable[..., Order], Callable[..., Samples]]] = {
     "recipe": (Order, DatasetSamples),
-    "sharded": (PaddedOrder, DatasetSamples),
-    "exact": (LoopOrder, CollatedSamples),
-    "exact, not shuffled": (partial(LoopOrder, is_shuffled=False), CollatedSamples),
+    "sharded": (partial(Order, division=PADDED), DatasetSamples),
+    "exact": (partial(Order, division=PADDED), CollatedSamples),
+    "exact, not shuffled": (partial(Order, division=PADDED, is_shuffled=False), CollatedSamples),
 }
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.data.division import Division, divide, duration
 from samebits.data.micro_batches import part
 from samebits.data.order import Order
-from samebits.parallel.uneven import divide, duration, uneven_steps
 
 TIMES = st.lists(st.floats(1e-4, 10), min_size=1, max_size=6).map(tuple)
 
@@ -52,7 +52,8 @@ def test_uneven_steps_have_each_sample_once_with_its_own_key(
 ) -> None:
     order, stop = Order(num_samples, global_batch, micro_batch), start + 5
     plans = [
-        list(uneven_steps(order, _Place(rank, len(times)), times, start=start, stop=stop)) for rank in range(len(times))
+        list(order.steps(_Place(rank, len(times)), start=start, stop=stop, division=Division(times)))
+        for rank in range(len(times))
     ]
     for whole, *mine in zip(order.steps(_Place(0, 1), start=start, stop=stop), *plans, strict=True):
         found = [each for step in mine for each in step.micro_batches]
@@ -62,7 +63,5 @@ def test_uneven_steps_have_each_sample_once_with_its_own_key(
             assert np.array_equal(each.keys, expected.keys)
         assert {step.num_samples for step in mine} == {whole.num_samples}
         assert all(
-            step.share(rank) == (step.micro_batches[0].index, step.micro_batches[-1].index + 1)
-            for rank, step in enumerate(mine)
-            if step.micro_batches
+            [*step.leaves[rank]] == [each.index for each in step.micro_batches] for rank, step in enumerate(mine)
         )
