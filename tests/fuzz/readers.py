@@ -82,7 +82,7 @@ def packed(path: Path) -> None:
     import lmdb
 
     from samebits.recipes.text import packed_lmdb
-    from samebits.recipes.text.images import packed_size, read_packed
+    from samebits.recipes.text.images import gray, open_packed
 
     folder = path.parent / "set"
     shutil.rmtree(folder, ignore_errors=True)
@@ -91,8 +91,7 @@ def packed(path: Path) -> None:
             transaction.put(name.encode(), (path.parent / name).read_bytes())
     try:
         for number, _ in enumerate(packed_lmdb.read_texts(folder), start=1):
-            packed_size(folder, number)
-            read_packed(folder, number)
+            gray(open_packed(folder, number))
     finally:
         packed_lmdb._close_all()
 

@@ -12,7 +12,7 @@ from samebits.data.samples import Batch, DatasetSamples
 from samebits.metrics import confusion
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.drawing import _write_counts, draw_evaluation
-from samebits.recipes.classify.recipe import to_prediction
+from samebits.recipes.results import most_confused, top_classes
 
 
 def test_the_label_among_the_likeliest_is_counted_exactly_however_samples_are_shared() -> None:
@@ -55,11 +55,9 @@ def test_many_classes_and_few_have_the_figures_that_say_something() -> None:
 
 
 def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
-    from samebits.recipes.classify.drawing import _most_confused
-
     counts = np.diag(np.full(100, 9))
     counts[7, 70], counts[70, 7] = 5, 4
-    small, names = _most_confused(counts, [f"class {place}" for place in range(100)])
+    small, names = most_confused(counts, [f"class {place}" for place in range(100)])
     assert len(small) == len(names) == 40
     assert names[-1] == "61 others"
     assert {"class 7", "class 70"} <= set(names)
@@ -94,5 +92,5 @@ def test_a_class_name_is_no_formula_and_no_escape_sequence_in_the_table(tmp_path
 
 
 def test_an_answer_names_the_five_likeliest() -> None:
-    said = to_prediction(torch.arange(9.0), classes=[f"class {place}" for place in range(9)])
+    said = top_classes(torch.arange(9.0), num_top=5, classes=[f"class {place}" for place in range(9)])
     assert [entry["class"] for entry in said["top"]] == [f"class {place}" for place in (8, 7, 6, 5, 4)]

@@ -100,9 +100,8 @@ def test_an_evaluation_is_drawn_as_found_there_and_heat(tmp_path: Path) -> None:
     draw_evaluation(metric, Dark(), tmp_path)
     sheet = _pixels(Image.open(tmp_path / "people.png"))
     assert [path.name for path in tmp_path.iterdir()] == ["people.png"]
-    # Panels are 240 px wide, 8 apart, from 20 on: what was found is right in the first, what is there left in the next.
-    top, bottom = 45, 203
-    found_panel, there_panel, heat_panel = (sheet[top:bottom, 20 + 248 * n : 260 + 248 * n] for n in range(3))
+    # Panels of 240x160 px from (24, 94) on: what was found is right in the first, what is there left in the next.
+    found_panel, there_panel, heat_panel = (sheet[95:253, 24 + 240 * n : 264 + 240 * n] for n in range(3))
 
     def is_colored(part: Any) -> bool:
         return bool((part.max(axis=2) - part.min(axis=2) > 100).any())

@@ -107,14 +107,10 @@ def test_an_alphabet_of_all_of_unicode_is_refused() -> None:
         Alphabet("".join(map(chr, range(0x10000, 0x10000 + MAX_CHARACTERS + 1))))
 
 
-def test_the_name_in_a_gzip_files_head_may_be_long_and_members_may_follow(tmp_path: Path) -> None:
+def test_a_gzip_file_may_have_several_members(tmp_path: Path) -> None:
     labels = struct.pack(">4BI", 0, 0, 8, 1, 3) + b"abc"
-    packed = gzip.compress(labels[:5]) + gzip.compress(labels[5:])
-    (tmp_path / "two.gz").write_bytes(packed)
+    (tmp_path / "two.gz").write_bytes(gzip.compress(labels[:5]) + gzip.compress(labels[5:]))
     assert bytes(read_idx(tmp_path / "two.gz", 1)) == b"abc"
-    (tmp_path / "long.gz").write_bytes(b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 60_000_000)
-    with pytest.raises(DataError, match="can't be unpacked"):
-        read_idx(tmp_path / "long.gz", 1)
 
 
 def _set(folder: Path, num: int) -> Path:

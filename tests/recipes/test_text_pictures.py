@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from samebits.data.images import EncodedImage
 from samebits.errors import DataError
-from samebits.recipes.text.images import packed_size, read_gray, read_packed, size_of
+from samebits.recipes.text.images import gray, open_packed
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (20, 50), dtype=np.uint8)
 LINE = Image.fromarray(PIXELS)
@@ -54,14 +55,15 @@ FILES = {
 def test_a_packed_picture_is_seen_as_the_same_file_is(tmp_path: Path, kind: str) -> None:
     (tmp_path / "line").write_bytes(FILES[kind])
     folder = packed(tmp_path / "set", FILES[kind])
-    picture = read_packed(folder, 1)
+    here, there = EncodedImage(tmp_path / "line"), open_packed(folder, 1)
+    picture = gray(there)
     assert picture.std() > 10
-    assert np.array_equal(picture, read_gray(tmp_path / "line"))
-    assert packed_size(folder, 1) == size_of(tmp_path / "line") == picture.shape[::-1]
+    assert np.array_equal(picture, gray(here))
+    assert here.size == there.size == picture.shape[::-1]
 
 
 @pytest.mark.parametrize("kind", ["gray", "colors"])
 def test_a_damaged_packed_picture_is_named(tmp_path: Path, kind: str) -> None:
     folder = packed(tmp_path / "set", FILES[kind][:-300])
     with pytest.raises(DataError, match=r"image-000000001 of .*set is damaged"):
-        read_packed(folder, 1)
+        gray(open_packed(folder, 1))

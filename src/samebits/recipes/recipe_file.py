@@ -117,23 +117,15 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         # A later import would otherwise take the unfinished module.
         sys.modules.pop(name, None)
+        extra = extra_with((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(path, frame.lineno) for frame in frames if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename:
+            places = [(Path(error.filename), error.lineno)]
         raise ConfigError(
             f"{short_path(path)} can't be imported: {type(error).__name__}",
-            where=_line_of(error, path),
+            where=f"{short_path(places[-1][0])}:{places[-1][1]}" if places else None,
             cause=error.msg if isinstance(error, SyntaxError) else error,
-            fix=_fix_of(error),
+            fix=f"Run {pip_line(extra)}." if extra else "Correct the file. Set SAMEBITS_DEBUG=1 to see the traceback.",
         ) from error
     return module
-
-
-def _fix_of(error: BaseException) -> str:
-    extra = extra_with((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
-    return f"Run {pip_line(extra)}." if extra else "Correct the file. Set SAMEBITS_DEBUG=1 to see the traceback."
-
-
-def _line_of(error: BaseException, path: Path) -> str | None:
-    """Return FILE:LINE of the recipe file where the error was raised."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{short_path(Path(error.filename))}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{short_path(path)}:{lines[-1]}" if lines else None

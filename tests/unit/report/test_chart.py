@@ -89,7 +89,7 @@ def test_names_in_chinese_are_drawn_and_not_as_boxes(tmp_path: Path) -> None:
 def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("figure.facecolor: black\ntext.usetex: True\n")
     code = (
-        "import sys; from pathlib import Path; import samebits.cli.main, samebits.recipes.mnist.drawing;"
+        "import sys; from pathlib import Path; import samebits.cli.main, samebits.recipes.results;"
         "from samebits.report.chart import draw_lines;"
         "assert 'matplotlib' not in sys.modules, 'charts are imported with light commands';"
         "draw_lines({'a': [(1, 1)]}, Path('c.png'), title='t', x_name='x', y_name='y')"

@@ -35,9 +35,27 @@ class Augmentation:
     """
 
     def __init__(self, config: AugmentConfig, num_classes: int) -> None:
-        self._image = _image_operations(config)
-        self._erase = _erasing(config)
-        self._mix = _mixing(config, num_classes)
+        #: Operations on the bytes of a sample.
+        self._image: list[Any] = []
+        if config.policy == "randaugment":
+            self._image.append(
+                v2.RandAugment(config.num_ops, config.magnitude, interpolation=InterpolationMode.BILINEAR)
+            )
+        elif config.policy == "trivialaugment_wide":
+            self._image.append(v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR))
+        jitter = (config.brightness, config.contrast, config.saturation, config.hue)
+        if any(jitter):
+            self._image.append(v2.ColorJitter(*jitter))
+        self._erase: Any = None
+        if config.erasing:
+            value: Any = 0 if config.erasing_fill == "mean" else "random"  # the mean is 0 after normalization
+            self._erase = v2.RandomErasing(config.erasing, value=value, inplace=True)
+        mixing: list[Any] = []
+        if config.mixup and config.mix_probability:
+            mixing.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
+        if config.cutmix and config.mix_probability:
+            mixing.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
+        self._mix: Any = v2.RandomChoice(mixing) if mixing else None
         self._mix_probability, self._num_classes = config.mix_probability, num_classes
 
     def augment(self, images: Tensor, keys: list[int]) -> None:
@@ -79,33 +97,3 @@ class Augmentation:
             return mixed
         # As probabilities, the form that a mixed micro-batch has.
         return inputs, torch.nn.functional.one_hot(targets, self._num_classes).float()
-
-
-def _image_operations(config: AugmentConfig) -> list[Any]:
-    operations: list[Any] = []
-    if config.policy == "randaugment":
-        operations.append(v2.RandAugment(config.num_ops, config.magnitude, interpolation=InterpolationMode.BILINEAR))
-    elif config.policy == "trivialaugment_wide":
-        operations.append(v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR))
-    jitter = (config.brightness, config.contrast, config.saturation, config.hue)
-    if any(jitter):
-        operations.append(v2.ColorJitter(*jitter))
-    return operations
-
-
-def _erasing(config: AugmentConfig) -> Any:
-    if not config.erasing:
-        return None
-    value: Any = 0 if config.erasing_fill == "mean" else "random"  # the mean is 0 after normalization
-    return v2.RandomErasing(config.erasing, value=value, inplace=True)
-
-
-def _mixing(config: AugmentConfig, num_classes: int) -> Any:
-    if not config.mix_probability:
-        return None
-    mixing: list[Any] = []
-    if config.mixup:
-        mixing.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix:
-        mixing.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
-    return v2.RandomChoice(mixing) if mixing else None

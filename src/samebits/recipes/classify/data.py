@@ -102,12 +102,19 @@ class ImageFiles(Samples):
         images = torch.empty(len(indices), self._size_px, self._size_px, 3, dtype=torch.uint8)
         try:
             if self._train:
-                self._read_random_crops(images, indices, keys)
+                config = self._config
+                boxes = RandomBoxes(keys, area=config.crop_area, ratio=config.crop_ratio, first_column=_CROP)
+                flips = (uniform(keys, _FLIP) < config.flip).tolist()
+                for row, index in enumerate(indices.tolist()):
+                    pixels, box = self._random_crop(index, boxes, row)
+                    resize_into(images[row], pixels, box, mirrored=flips[row])
                 if self._augmentation is not None:
                     self._augmentation.augment(images, keys.tolist())
             else:
                 for row, index in enumerate(indices.tolist()):
-                    images[row] = self._center_crop(index)
+                    head, encoded = self._open(index)
+                    scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
+                    images[row] = crop_center(self._pixels(index, encoded, scale), self._config)
         except DataError as error:
             if self._config.on_error == "stop":
                 raise error.with_slots(fix=_FIX) from error
@@ -122,13 +129,6 @@ class ImageFiles(Samples):
             inputs, targets = self._augmentation.augment_batch(inputs, targets)
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
-    def _read_random_crops(self, images: Tensor, indices: IntArray, keys: KeyArray) -> None:
-        boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
-        flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
-        for row, index in enumerate(indices.tolist()):
-            pixels, box = self._random_crop(index, boxes, row)
-            resize_into(images[row], pixels, box, mirrored=flips[row])
-
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
         head, encoded = self._open(index)
         box = boxes.box(row, head.size)
@@ -139,11 +139,6 @@ class ImageFiles(Samples):
         pixels = self._pixels(index, encoded, scale, bottom_px=bottom_px)
         self._intact.add(index)
         return pixels, box
-
-    def _center_crop(self, index: int) -> Tensor:
-        head, encoded = self._open(index)
-        scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-        return crop_center(self._pixels(index, encoded, scale), self._config)
 
     def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
         """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""

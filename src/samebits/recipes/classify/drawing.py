@@ -1,10 +1,10 @@
-"""Draw training samples, an evaluation and a prediction."""
+"""Draw an evaluation and a prediction."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.errors import printable
 from samebits.metrics.classification import Accuracy
+from samebits.recipes.results import ByteArray, draw_classes
 from samebits.report.fonts import font_for
-from samebits.report.pictures import draw_confusion, draw_sheet
 from samebits.storage.run_folder import write_atomically
 
-# A larger confusion matrix is not readable as an image.
-_MAX_CLASSES = 40
+
+def tiles(batch: Batch, classes: Sequence[str]) -> Iterable[tuple[ByteArray, str]]:
+    """Return the images of a batch, (S, S, 3) bytes, each with its class."""
+    return zip(batch.inputs.numpy(), (classes[label] for label in batch.targets.tolist()), strict=True)
 
 
 def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]) -> None:
@@ -36,39 +38,15 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
         classes: Names of the classes.
     """
     state = metric.state()
-    rows = state["worst"]
     folder.mkdir(parents=True, exist_ok=True)
     if "confusion" in state:
         matrix = np.array(state["confusion"], np.int64)
         table = np.column_stack([matrix.sum(1), matrix.diagonal(), matrix])
         _write_counts(table, [f"predicted {name}" for name in classes], classes, folder / "confusion.csv")
-        draw_confusion(*_most_confused(matrix, classes), folder / "confusion.png")
     else:
         table = np.column_stack([state["samples"], state["correct"]])
         _write_counts(table, [], classes, folder / "confusion.csv")
-    indices = np.array([index for _, index, _, _ in rows], dtype=np.int64)
-    # Keys of zero: validation images draw no random numbers.
-    tiles = samples.batch(indices, np.zeros(len(indices), dtype=np.uint64)).inputs.numpy()
-    captions = [
-        f"prediction {classes[choice]},\nground truth {classes[label]}"
-        if label != choice
-        else f"{classes[label]}, loss {loss:.2f}"
-        for loss, _, label, choice in rows
-    ]
-    draw_sheet("Validation images with the largest loss", list(tiles), captions, folder / "worst.png")
-
-
-def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]) -> None:
-    """Draw training samples after cropping and flipping, each with its class.
-
-    Args:
-        batches: Batches as the dataset returned them: inputs (N, S, S, 3) bytes.
-        path: The PNG file to write.
-        classes: Names of the classes.
-    """
-    tiles = [tile for batch in batches for tile in batch.inputs.numpy()]
-    captions = [classes[label] for batch in batches for label in batch.targets.tolist()]
-    draw_sheet("Training samples after augmentation, with their labels", tiles, captions, path)
+    draw_classes(metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes))
 
 
 def _write_counts(table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path) -> None:
@@ -85,27 +63,12 @@ def _cell(name: str) -> str:
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t")) else name
 
 
-def _most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[Sequence[Sequence[int]], Sequence[str]]:
-    """Return the matrix; of many classes those with the most mistakes, and all others as one class."""
-    num_classes = len(classes)
-    if num_classes <= _MAX_CLASSES:
-        return matrix.tolist(), list(classes)
-    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
-    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MAX_CLASSES - 1])
-    places = np.full(num_classes, len(shown))
-    places[shown] = np.arange(len(shown))
-    small = np.zeros((_MAX_CLASSES, _MAX_CLASSES), np.int64)
-    # `small[...] += matrix` would add only one of several values at a place.
-    np.add.at(small, (places[:, None], places[None]), matrix)
-    return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
-
-
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """Draw an image with the most likely classes below it, each with a bar for its probability.
 
     Args:
         path: The image file.
-        prediction: The result of `to_prediction` for it.
+        prediction: The result of `top_classes` for it.
     """
     image = Image.fromarray(read_rgb(path))
     image.thumbnail((720, 720))

@@ -7,19 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess, resize_px
-from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, draw_samples
+from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, tiles
 from samebits.recipes.classify.folders import Files, order_row
 from samebits.recipes.classify.listing import list_images, list_validation
 from samebits.recipes.classify.loss import cross_entropy
 from samebits.recipes.classify.model import build_model, frozen_row
 from samebits.recipes.classify.published import find_published, load_published
 from samebits.recipes.listing import header_rows, whole_path
+from samebits.recipes.results import draw_samples, top_classes
 from samebits.storage.pretrained import load_pretrained
 
 NUM_TOP = 5
@@ -55,6 +56,13 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
     }
+    weights = config.model.weights
+    init_weights: Callable[[nn.Module], Mapping[str, str]] | None = None
+    if weights == "pretrained":
+        info = dataset_info["weights"]
+        init_weights = partial(load_published, name=config.model.name, info=info, data=config.data)
+    elif weights is not None:
+        init_weights = partial(load_pretrained, path=Path(weights))
     return Parts(
         model=model,
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
@@ -63,11 +71,11 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         eval_sets={name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets},
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
-        init_weights=_initializer(config, dataset_info),
+        init_weights=init_weights,
         preprocess=partial(preprocess, config=config.data),
-        postprocess=partial(to_prediction, classes=classes),
+        postprocess=partial(top_classes, classes=classes, num_top=NUM_TOP),
         draw=partial(draw_evaluation, classes=classes),
-        draw_samples=partial(draw_samples, classes=classes),
+        draw_samples=partial(draw_samples, tiles=partial(tiles, classes=classes)),
         draw_prediction=draw_prediction,
         input_shape=(3, config.data.size_px, config.data.size_px),
         metadata={
@@ -82,27 +90,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         },
         describe=header_rows(rows, dataset_info),
     )
-
-
-def _initializer(config: Config, dataset_info: Mapping[str, Any]) -> Callable[[nn.Module], Mapping[str, str]] | None:
-    weights = config.model.weights
-    if weights is None:
-        return None
-    if weights == "pretrained":
-        info = dataset_info["weights"]
-        return partial(load_published, name=config.model.name, info=info, data=config.data)
-    return partial(load_pretrained, path=Path(weights))
-
-
-def to_prediction(logits: Tensor, *, classes: list[str]) -> Mapping[str, Any]:
-    """Convert (C,) logits to a prediction: the class, its probability, and the five most likely classes."""
-    probabilities = logits.detach().flatten().double().softmax(dim=0)
-    values, labels = probabilities.topk(min(NUM_TOP, len(classes)))
-    top = [
-        {"class": classes[label], "probability": round(value, 6)}
-        for label, value in zip(labels.tolist(), values.tolist(), strict=True)
-    ]
-    return {**top[0], "top": top}
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:

@@ -94,12 +94,13 @@ class ImageRows:
                 value = value.decode("utf-8-sig")
         if isinstance(value, str) and value.strip():
             return value.strip()
+        text = repr(value)[:60] if isinstance(value, str | bytes | int | float | None) else ""
         least, most = (-1, 1 << 31) if self._names is None else (0, len(self._names))
         if isinstance(value, int) and not isinstance(value, bool) and least <= value < most:
             return str(value) if self._names is None else self._names[value]
         raise DataError(
             f"row {index:,} of {self._path} has a class that is not understood",
-            given=_shown(value),
+            given=f"a {type(value).__name__}" + (f": {text}" if text else ""),
             allowed="the name of a class in UTF-8, or a number from 0"
             + ("" if self._names is None else f" to {most - 1}"),
             fix="Correct the row, or set data.columns to the columns of image and class.",
@@ -211,9 +212,3 @@ def _names_in(metadata: Mapping[bytes, bytes], label: str) -> list[str] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
-
-
-def _shown(value: object) -> str:
-    """Describe a value for an error: its type, and its text if it is short."""
-    text = repr(value) if isinstance(value, str | bytes | int | float | bool | None) else ""
-    return f"a {type(value).__name__}" + (f": {text[:60]}" if text else "")

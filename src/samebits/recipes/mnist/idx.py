@@ -7,6 +7,8 @@ description on MNIST's own page (LeCun, Cortes and Burges).
 
 from __future__ import annotations
 
+import gzip
+import io
 import lzma
 import math
 import struct
@@ -16,16 +18,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from samebits.config.plain_file import read_plain
 from samebits.errors import DataError
+from samebits.recipes.listing import read_list
 
 ByteArray = npt.NDArray[np.uint8]
-_GZIP_BITS = 31  # zlib's wbits for a gzip header
-_MAX_MEMBERS = 100  # a gzip file may consist of several members
 ENDINGS = ("", ".gz", ".xz")
 # More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
 MAX_BYTES = 1 << 28
 _XZ_MEMORY_BYTES = 1 << 28  # for the dictionary, whose size the file itself defines
+_AGAIN = "Delete the file and download it again."
 
 
 def read_idx(path: Path, num_dims: int) -> ByteArray:
@@ -42,13 +43,12 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
         DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
     """
     head_bytes = 4 + 4 * num_dims
-    packed = _packed(path)
+    packed = read_list(path, MAX_BYTES, "Check the path and its permissions.")
     # The header first: it states how much may be unpacked.
     content = _unpacked(path, packed, head_bytes)
     expected = f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
-    again = "Delete the file and download it again."
     if not content:
-        raise DataError(f"{path} is empty", allowed=expected, fix=again)
+        raise DataError(f"{path} is empty", allowed=expected, fix=_AGAIN)
     magic = bytes((0, 0, 8, num_dims))
     if content[:4] != magic[: len(content)]:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
@@ -58,13 +58,13 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             given=f"first bytes {given}",
             allowed=magic.hex(" "),
             cause="images and labels are swapped" if is_swapped else None,
-            fix="Rename the files." if is_swapped else again,
+            fix="Rename the files." if is_swapped else _AGAIN,
         )
     if len(content) < head_bytes:
         raise DataError(
             f"{path} is truncated: {len(content)} bytes, but the header alone has {head_bytes}",
             allowed=expected,
-            fix=again,
+            fix=_AGAIN,
         )
     shape = struct.unpack_from(f">{num_dims}I", content, 4)
     size = head_bytes + math.prod(shape)
@@ -74,7 +74,7 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             f"{path} declares {size:,} bytes",
             given=f"shape in its header: {wanted}",
             allowed=f"at most {MAX_BYTES:,} bytes",
-            fix=again,
+            fix=_AGAIN,
         )
     # One byte more than the header declares is enough to detect a file that is too long.
     content = _unpacked(path, packed, size + 1)
@@ -84,28 +84,17 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
         raise DataError(
             f"{path} {fault}",
             allowed=f"{size:,} bytes, from the shape {wanted} in its header",
-            fix=again,
+            fix=_AGAIN,
         )
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
-def _packed(path: Path) -> bytes:
-    try:
-        return read_plain(path, MAX_BYTES)
-    except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}", fix="Check the path and its permissions."
-        ) from error
-
-
 def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
     """Decompress the first bytes of a file."""
-    if not packed:
-        return b""
     try:
-        if path.suffix == ".gz":
-            return _gunzipped(packed, num_bytes)
-        if path.suffix == ".xz":
+        if path.suffix == ".gz" and packed:
+            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(num_bytes)
+        if path.suffix == ".xz" and packed:
             unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
             content = unpacker.decompress(packed, num_bytes)
             if len(content) < num_bytes and not unpacker.eof:
@@ -116,23 +105,6 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
             f"{path} can't be unpacked: {error}",
             given=f"{len(packed):,} bytes",
             cause="the file is truncated or damaged",
-            fix="Delete the file and download it again.",
+            fix=_AGAIN,
         ) from error
     return packed[:num_bytes]
-
-
-def _gunzipped(packed: bytes, num_bytes: int) -> bytes:
-    """Decompress like gzip.GzipFile, which would read a file name of any length in the header byte by byte."""
-    content = b""
-    for _ in range(_MAX_MEMBERS):
-        unpacker = zlib.decompressobj(_GZIP_BITS)
-        content += unpacker.decompress(packed, num_bytes - len(content))
-        if len(content) >= num_bytes:
-            break
-        if not unpacker.eof:
-            raise EOFError("its end is missing")
-        # Zeros after a member are padding, as gzip.GzipFile takes them.
-        packed = unpacker.unused_data.lstrip(b"\0")
-        if not packed:
-            break
-    return content

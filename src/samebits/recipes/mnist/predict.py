@@ -1,10 +1,8 @@
-"""Read an image file of a digit in the format of the training images, and make a prediction from the logits."""
+"""Read an image file of a digit in the format of the training images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,17 +38,6 @@ def read_image(path: Path, scale: Scale) -> Tensor:
     if ink.shape != (scale.size_px, scale.size_px):
         ink = _fit(ink, scale)
     return scale.normalize(torch.from_numpy(ink * scale.white)).unsqueeze(0)
-
-
-def to_prediction(logits: Tensor, num_top: int = 3) -> Mapping[str, Any]:
-    """Make a prediction from (10,) logits: the class, its probability, and the `num_top` most likely classes."""
-    probabilities = logits.detach().flatten().to(torch.float64).softmax(dim=0)
-    values, classes = probabilities.topk(num_top)
-    top = [
-        {"class": label, "probability": round(value, 6)}
-        for label, value in zip(classes.tolist(), values.tolist(), strict=True)
-    ]
-    return {**top[0], "top": top}
 
 
 def _ink(path: Path) -> GrayArray:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
+from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.mnist.config import Config
-from samebits.recipes.mnist.data import SCALES, TITLES, open_images
-from samebits.recipes.mnist.drawing import draw_evaluation, draw_samples
+from samebits.recipes.mnist.data import SCALES, TITLES, Scale, open_images
 from samebits.recipes.mnist.loss import cross_entropy
 from samebits.recipes.mnist.model import NUM_CLASSES, build_model
-from samebits.recipes.mnist.predict import read_image, to_prediction
+from samebits.recipes.mnist.predict import read_image
+from samebits.recipes.results import ByteArray, draw_classes, draw_samples, gray_tiles, top_classes
+
+CLASSES = [str(digit) for digit in range(NUM_CLASSES)]
 
 
 def build(config: Config) -> Parts:
@@ -29,15 +33,19 @@ def build(config: Config) -> Parts:
         metric=partial(Accuracy, NUM_CLASSES),
         monitor=("top1", "max"),
         preprocess=partial(read_image, scale=scale),
-        postprocess=to_prediction,
-        draw=partial(draw_evaluation, scale=scale),
-        draw_samples=partial(draw_samples, scale=scale),
+        postprocess=partial(top_classes, classes=range(NUM_CLASSES), num_top=3),
+        draw=partial(draw_classes, classes=CLASSES, tiles=partial(_tiles, scale=scale)),
+        draw_samples=partial(draw_samples, tiles=partial(_tiles, scale=scale)),
         input_shape=(1, scale.size_px, scale.size_px),
         metadata={
-            "classes": [str(digit) for digit in range(NUM_CLASSES)],
+            "classes": CLASSES,
             "mean": scale.mean,
             "std": scale.std,
             "preprocess": {"colors": "gray, light on dark", "resize_px": [scale.size_px, scale.size_px]},
         },
         describe={"data": TITLES[config.data.name], "model": config.model.name},
     )
+
+
+def _tiles(batch: Batch, scale: Scale) -> Iterable[tuple[ByteArray, str]]:
+    return zip(gray_tiles(batch, scale.mean, scale.std), map(str, batch.targets.tolist()), strict=True)

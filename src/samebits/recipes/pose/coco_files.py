@@ -11,7 +11,6 @@ from faster_coco_eval import COCO
 from samebits.data.coco.regions import draw_regions
 from samebits.data.coco.store import Folder, open_store
 from samebits.errors import DataError
-from samebits.recipes.pose.affine import Pixels
 from samebits.recipes.pose.annotations import is_hidden, read_annotations
 from samebits.recipes.pose.config import SPLITS, DataConfig
 from samebits.recipes.pose.data import Example
@@ -62,6 +61,7 @@ class AnnotatedImages:
         """Read an image."""
         coco, store, image = self._images[index]
         people = coco.imgToAnns.get(image["id"], [])
+        hidden = [person for person in people if is_hidden(person)] if self._with_masks else []
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         boxes = np.array([person["bbox"] for person in shown], np.float64).reshape(-1, 4)
@@ -69,7 +69,8 @@ class AnnotatedImages:
             rgb=store.pixels(image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             sizes=boxes[:, 2:].max(axis=1, initial=0),
-            mask=_mask(coco, image["id"]) if self._with_masks else None,
+            # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
+            mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
         )
 
     def ground_truth(self, index: int) -> dict[str, Any]:
@@ -89,13 +90,6 @@ class AnnotatedImages:
             "crowd_index": image["crowdIndex"],
             "annotations": people,
         }
-
-
-def _mask(coco: COCO, image_id: int) -> Pixels | None:
-    """Draw (H, W), 255 where a pixel counts, 0 in crowds and on people without keypoints; None if all count."""
-    hidden = [person for person in coco.imgToAnns.get(image_id, []) if is_hidden(person)]
-    # 0 becomes 255, and 1 becomes 0.
-    return draw_regions(coco, hidden, image_id) - np.uint8(1) if hidden else None
 
 
 def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:

@@ -58,7 +58,20 @@ class Sample:
     index: IntArray  #: (max_people, K, 2); `index_joints` describes it.
 
 
-class TrainImages:
+class _Images:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def files(self) -> Sequence[str] | None:
+        """Paths of the files that are read, where the source has any."""
+        return getattr(self.source, "files", None)
+
+
+class TrainImages(_Images):
     """Training images with random rotation, scale, shift and flip, and their targets.
 
     Args:
@@ -71,16 +84,9 @@ class TrainImages:
     def __init__(
         self, source: Source, config: DataConfig, *, tag_per_joint: bool = True, channels_last: bool = True
     ) -> None:
-        self.source, self._config = source, config
+        super().__init__(source)
+        self._config = config
         self._tag_per_joint, self._channels_last = tag_per_joint, channels_last
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def files(self) -> Sequence[str] | None:
-        """Paths of the files that are read, where the source has any."""
-        return getattr(self.source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load, transform and draw a batch.
@@ -148,23 +154,12 @@ def place_sample(
             out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
 
 
-class EvalImages:
+class EvalImages(_Images):
     """Validation images at their own sizes, with their annotations.
 
     Args:
         source: The images.
     """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def files(self) -> Sequence[str] | None:
-        """Paths of the files that are read, where the source has any."""
-        return getattr(self.source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load a batch.

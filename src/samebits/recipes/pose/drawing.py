@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +25,8 @@ Points = npt.NDArray[np.float64]
 MIN_JOINT_SCORE = 0.1
 MIN_JOINTS = 3
 
-_DARK, _PAPER, _INK, _FAINT = (20, 20, 20), (255, 255, 255), (34, 34, 34), (120, 120, 120)
-_PANEL_PX, _GAP_PX, _MARGIN_PX, _TEXT_PX = 240, 8, 20, 18
+_DARK, _PAPER, _INK = (20, 20, 20), (255, 255, 255), (34, 34, 34)
+PANEL_PX = 240
 
 
 class ImageSamples(Protocol):
@@ -94,16 +94,28 @@ def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> 
         folder: Folder for `people.png`.
     """
     shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))
-    rows = []
+    panels, captions = [], []
     for each in shown:
         image = Image.fromarray(samples.rgb(each["index"]))
-        found = [np.array(result["keypoints"]).reshape(-1, 3) for result in each["results"]]
+        factor = PANEL_PX / max(image.size)
+        size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+        small = image.resize(size, Image.Resampling.LANCZOS)
+        found = _sure([np.array(result["keypoints"]).reshape(-1, 3) for result in each["results"]])
         there = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in each["target"]["annotations"]]
-        rows.append(_row(image, _sure(found), there, np.array(each["sketch"], np.uint8), metric.skeleton))
-    if not rows:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    _sheet(rows).save(folder / "people.png", optimize=True)
+        drawn = [
+            np.asarray(draw_people(small, [_scaled(person, factor) for person in people], metric.skeleton))
+            for people in (found, there)
+        ]
+        panels.append(np.concatenate([*drawn, _warm(small, np.array(each["sketch"], np.uint8))], axis=1))
+        captions.append(f"{len(found)} predicted, {sum((each[:, 2] > 0).any() for each in there)} ground truth")
+    if panels:
+        title, columns = "First images: prediction, ground truth, heatmaps", min(2, len(panels))
+        tile_px = (3 * PANEL_PX, PANEL_PX)
+        draw_sheet(title, panels, captions, folder / "people.png", num_columns=columns, tile_px=tile_px)
+
+
+def _scaled(person: Points, factor: float) -> Points:
+    return np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]])
 
 
 def _with_caption(image: Image.Image, caption: str) -> Image.Image:
@@ -116,24 +128,18 @@ def _with_caption(image: Image.Image, caption: str) -> Image.Image:
     return canvas
 
 
-def draw_samples(batches: Sequence[Batch], path: Path, *, skeleton: Skeleton) -> None:
-    """Draw training images after augmentation, with the joints that the loss uses; masked areas are dark.
+def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
+    """Yield the images of a batch, with the joints that the loss uses; masked areas are dark.
 
     Args:
-        batches: Batches as the dataset returned them.
-        path: The PNG file to write.
+        batch: A batch as the dataset returned it: inputs (N, 3, S, S).
         skeleton: Which joints are connected.
     """
-    tiles, captions = [], []
-    for batch in batches:
-        images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
-        maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
-        for row, image in enumerate(images):
-            people = [_joints(person, maps[row]) for person in index[row] if person[:, 1].any()]
-            tiles.append(_tile(image, masks[row], people, skeleton))
-            captions.append(f"{len(people)} {'person' if len(people) == 1 else 'people'}")
-    title = "Training samples after augmentation, with their labels"
-    draw_sheet(title, tiles, captions, path, tile_px=(_PANEL_PX, _PANEL_PX))
+    images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
+    maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
+    for row, image in enumerate(images):
+        people = [_joints(person, maps[row]) for person in index[row] if person[:, 1].any()]
+        yield _tile(image, masks[row], people, skeleton), f"{len(people)} {'person' if len(people) == 1 else 'people'}"
 
 
 def _joints(person: npt.NDArray[np.int64], maps: npt.NDArray[np.float32]) -> Points:
@@ -151,9 +157,8 @@ def _tile(
     """Draw people, in pixels of the map at 1/4, on a normalized image (S, S, 3); bytes of the tile size."""
     light = (0.35 + 0.65 * mask.repeat(STRIDES[0], axis=0).repeat(STRIDES[0], axis=1))[..., None]
     rgb = (image * np.array(STD, np.float32) + np.array(MEAN, np.float32)) * 255 * light
-    small = Image.fromarray(rgb.clip(0, 255).round().astype(np.uint8)).resize((_PANEL_PX, _PANEL_PX))
-    factor = _PANEL_PX / len(mask)
-    placed = [np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]]) for person in people]
+    small = Image.fromarray(rgb.clip(0, 255).round().astype(np.uint8)).resize((PANEL_PX, PANEL_PX))
+    placed = [_scaled(person, PANEL_PX / len(mask)) for person in people]
     return np.asarray(draw_people(small, placed, skeleton))
 
 
@@ -163,49 +168,10 @@ def _sure(people: Sequence[Points]) -> list[Points]:
     return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
 
 
-def _row(
-    image: Image.Image, predicted: list[Points], truth: list[Points], heat: npt.NDArray[np.uint8], skeleton: Skeleton
-) -> tuple[Image.Image, Image.Image, Image.Image, str]:
-    """Draw the three panels of an image, and its caption."""
-    factor = _PANEL_PX / max(image.size)
-    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    small = image.resize(size, Image.Resampling.LANCZOS)
-    shrunk = [
-        [np.column_stack([(p[:, :2] + 0.5) * factor - 0.5, p[:, 2]]) for p in people] for people in (predicted, truth)
-    ]
-    drawn = [draw_people(small, people, skeleton) for people in shrunk]
-    truth_shown = [person for person in truth if (person[:, 2] > 0).any()]
-    caption = f"{len(predicted)} predicted, {len(truth_shown)} ground truth"
-    return drawn[0], drawn[1], _warm(small, heat), caption
-
-
-def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> Image.Image:
+def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Draw the heatmap in warm colors over the image in dark gray."""
     glow = np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[..., None] / 255
     dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
     hot = np.concatenate([np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2)
-    return Image.fromarray((dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8))
-
-
-def _sheet(rows: Sequence[tuple[Image.Image, Image.Image, Image.Image, str]]) -> Image.Image:
-    """Arrange the rows in one or two columns."""
-    font, small = ImageFont.load_default(_TEXT_PX), ImageFont.load_default(_TEXT_PX - 2)
-    num_columns = min(2, len(rows))
-    row_px = max(panel.height for row in rows for panel in row[:3]) + _TEXT_PX + 14
-    column_px = 3 * _PANEL_PX + 2 * _GAP_PX
-    top = _MARGIN_PX + 24
-    num_rows = -(-len(rows) // num_columns)
-    width = 2 * _MARGIN_PX + num_columns * column_px + (num_columns - 1) * _MARGIN_PX
-    sheet = Image.new("RGB", (width, top + num_rows * row_px + _MARGIN_PX - 14), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for column in range(num_columns):
-        for number, title in enumerate(("prediction", "ground truth", "heatmaps")):
-            x = _MARGIN_PX + column * (column_px + _MARGIN_PX) + number * (_PANEL_PX + _GAP_PX)
-            draw.text((x, _MARGIN_PX - 4), title, _INK, font)
-    for number, (*panels, caption) in enumerate(rows):
-        row, column = divmod(number, num_columns)
-        left, y = _MARGIN_PX + column * (column_px + _MARGIN_PX), top + row * row_px
-        for panel_number, panel in enumerate(panels):
-            sheet.paste(panel, (left + panel_number * (_PANEL_PX + _GAP_PX), y))
-        draw.text((left, y + max(panel.height for panel in panels) + 3), caption, _FAINT, small)
-    return sheet
+    warm: npt.NDArray[np.uint8] = (dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8)
+    return warm

@@ -57,13 +57,9 @@ def read_image(path: Path) -> dict[str, Any]:
     """
     rgb = read_rgb(path)
     check_shape(path, rgb.shape[1], rgb.shape[0])
-    return {"rgb": prepare(rgb), "image_id": _number_of(path.stem)}
-
-
-def _number_of(stem: str) -> int | str:
     # A name can have more digits than Python converts to an int.
-    digits = re.search(r"[0-9]{1,18}$", stem)
-    return int(digits.group()) if digits else stem
+    digits = re.search(r"[0-9]{1,18}$", path.stem)
+    return {"rgb": prepare(rgb), "image_id": int(digits.group()) if digits else path.stem}
 
 
 def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:

@@ -122,7 +122,11 @@ def keypoint_scores(
     if any(target.get("crowd_index") is not None for target in targets):
         for name, (low, high) in CROWDPOSE_GROUPS.items():
             group = [target for target in targets if low <= (target.get("crowd_index") or 0.0) < high]
-            metrics[name] = _crowd_score(run_evaluation(group, results, skeleton, whole.ious)) if group else -1.0
+            metrics[name] = -1.0
+            if group:
+                precision = run_evaluation(group, results, skeleton, whole.ious).eval["precision"]
+                # CrowdPose's score is the mean of all precisions, with -1 for undefined ones, to 4 digits.
+                metrics[name] = round(float(np.mean(precision[:, :, :, 0, :])), 4)
     return metrics
 
 
@@ -172,8 +176,3 @@ class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no 
     def computeOks(self, imgId: int, catId: int) -> Any:
         """Compute the (detections, people) similarities of an image."""
         return super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
-
-
-def _crowd_score(evaluation: COCOeval_faster) -> float:
-    """Compute CrowdPose's score of a group: the mean of all precisions, with -1 for undefined ones, to 4 digits."""
-    return round(float(np.mean(evaluation.eval["precision"][:, :, :, 0, :])), 4)

@@ -1,11 +1,11 @@
-"""Draw training samples, an evaluation and a prediction: images with their classes in color.
+"""Draw samples, an evaluation and a prediction: images with their classes in color.
 
 Legend: H and W height and width of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from samebits.report.fonts import font_for
 from samebits.report.pictures import colors, draw_confusion, draw_sheet
 
 _MAX_CLASSES = 40  # of a confusion matrix
-_TILE_PX = 150
+TILE_PX = 150
 _INK, _DARK = (34, 34, 34), (20, 20, 20)
 _LINE_PX, _MARGIN_PX = 24, 12
 
@@ -49,22 +49,11 @@ def paint(pixels: ByteArray, labels: ByteArray) -> ByteArray:
     return (below * (1 - share) + table[labels] * share).round().astype(np.uint8)
 
 
-def draw_samples(batches: Sequence[Batch], path: Path, *, classes: Sequence[str]) -> None:
-    """Draw training samples after cropping and flipping, with their labels.
-
-    Args:
-        batches: Batches as the dataset returned them.
-        path: The PNG file to write.
-        classes: Names of the classes.
-    """
-    tiles, captions = [], []
-    for batch in batches:
-        for image, labels in zip(batch.inputs.numpy(), batch.targets["labels"].numpy(), strict=True):
-            tiles.append(paint(image, labels))
-            occurring = [label for label in np.unique(labels).tolist() if 0 < label < IGNORED]
-            captions.append(", ".join(classes[label] for label in occurring) or classes[0])
-    title = "Training samples after augmentation, with their labels"
-    draw_sheet(title, tiles, captions, path, tile_px=(_TILE_PX, _TILE_PX))
+def tiles(batch: Batch, classes: Sequence[str]) -> Iterator[tuple[ByteArray, str]]:
+    """Yield the images of a batch, (h, w, 3) bytes with their labels in color, each with its classes."""
+    for image, labels in zip(batch.inputs.numpy(), batch.targets["labels"].numpy(), strict=True):
+        occurring = [classes[label] for label in np.unique(labels).tolist() if 0 < label < IGNORED]
+        yield paint(image, labels), ", ".join(occurring) or classes[0]
 
 
 def draw_evaluation(
@@ -82,7 +71,7 @@ def draw_evaluation(
     folder.mkdir(parents=True, exist_ok=True)
     if len(classes) <= _MAX_CLASSES:
         draw_confusion(state["confusion"], classes, folder / "confusion.png")
-    tiles, captions = [], []
+    images, captions = [], []
     for score, index, sketch in state["worst"]:
         predicted = np.array(sketch, np.uint8)
         size = (predicted.shape[1], predicted.shape[0])
@@ -90,10 +79,10 @@ def draw_evaluation(
         small = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX))
         # The nearest pixel: a mean of two classes would be another class.
         truth = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
-        tiles.append(np.concatenate([small, paint(small, predicted), paint(small, truth)], axis=1))
+        images.append(np.concatenate([small, paint(small, predicted), paint(small, truth)], axis=1))
         captions.append(f"{samples.source.name(index)}, IoU {score:.3f}")
     title = "Lowest IoU: image, prediction, ground truth"
-    draw_sheet(title, tiles, captions, folder / "worst.png", num_columns=2, tile_px=(3 * _TILE_PX, _TILE_PX))
+    draw_sheet(title, images, captions, folder / "worst.png", num_columns=2, tile_px=(3 * TILE_PX, TILE_PX))
 
 
 def to_prediction(logits: Tensor, *, classes: Sequence[str]) -> Mapping[str, Any]:

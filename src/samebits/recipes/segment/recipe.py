@@ -13,9 +13,10 @@ from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import SegmentationMetric
 from samebits.recipes.listing import header_rows, some
 from samebits.recipes.normalize import MEAN, STD
+from samebits.recipes.results import draw_samples
 from samebits.recipes.segment.config import Config
 from samebits.recipes.segment.data import LabeledImages, read_image
-from samebits.recipes.segment.drawing import draw_evaluation, draw_prediction, draw_samples, to_prediction
+from samebits.recipes.segment.drawing import TILE_PX, draw_evaluation, draw_prediction, tiles, to_prediction
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.loss import segment_loss
 from samebits.recipes.segment.model import OnlyLogits, build_model
@@ -52,7 +53,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         preprocess=partial(read_image, config=data),
         postprocess=partial(to_prediction, classes=classes),
         draw=partial(draw_evaluation, classes=classes),
-        draw_samples=partial(draw_samples, classes=classes),
+        draw_samples=partial(draw_samples, tiles=partial(tiles, classes=classes), tile_px=(TILE_PX, TILE_PX)),
         draw_prediction=partial(draw_prediction, classes=classes),
         input_shape=(3, *data.size_px),
         metadata={

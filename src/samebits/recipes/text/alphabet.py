@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from samebits.config.plain_file import read_plain
 from samebits.data.keyed import IntArray
 from samebits.data.sources.plain_text import escape_invisible, to_utf8
 from samebits.errors import DataError
+from samebits.recipes.listing import read_list
 
 CHARS_NAME = "char_std_5990.txt"  # the table of the published index labels
 BLANK = 0
@@ -115,13 +115,10 @@ def read_alphabet(path: Path) -> Alphabet:
     Raises:
         DataError: The file can't be read, or has another form.
     """
+    content = read_list(path, MAX_ALPHABET_BYTES, "Set data.alphabet to a readable file.")
     try:
         # utf-8-sig: some editors begin a file with a byte order mark.
-        text = read_plain(path, MAX_ALPHABET_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}", fix="Set data.alphabet to a readable file."
-        ) from error
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8.") from error
     lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
@@ -152,12 +149,7 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
     Raises:
         DataError: The file can't be read or decoded, or a line has several characters other than "blank" on line 0.
     """
-    try:
-        content = read_plain(path, MAX_ALPHABET_BYTES)
-    except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}", fix="Set data.chars to a readable file."
-        ) from error
+    content = read_list(path, MAX_ALPHABET_BYTES, "Set data.chars to a readable file.")
     try:
         table = to_utf8(path, content, encoding, "data.encoding").decode().removesuffix("\n").split("\n")
     except DataError:

@@ -57,7 +57,8 @@ class LineImages(Samples):
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load a batch: inputs (N, 1, 32, W) float32, targets as `targets` returns them."""
-        width_px = self._width(indices)
+        # A sheet of training samples may mix groups: all lines then have the largest width.
+        width_px = self._config.widths[0 if self.groups is None else int(self.groups[indices].max())]
         images = []
         for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
             image = self._chosen.image(index)
@@ -69,9 +70,3 @@ class LineImages(Samples):
         labels = [self._chosen.label(index) for index in indices.tolist()]
         inputs = normalize(images, self._config.mean, self._config.std)
         return Batch(inputs, targets(labels), torch.from_numpy(indices))
-
-    def _width(self, indices: IntArray) -> int:
-        if self.groups is None:
-            return self._config.widths[0]
-        # A sheet of training samples may mix groups: all lines then have the largest width.
-        return self._config.widths[int(self.groups[indices].max())]

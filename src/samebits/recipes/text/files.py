@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samebits.config.load import short_path
+from samebits.data.images import EncodedImage
 from samebits.data.keyed import IntArray
 from samebits.data.names import first_outside, outside
 from samebits.data.sources.plain_text import escape_invisible, is_invisible
@@ -25,7 +26,7 @@ from samebits.recipes.text.alphabet import (
     text_of,
 )
 from samebits.recipes.text.config import Config, DataConfig
-from samebits.recipes.text.images import GrayArray, nearest_width, packed_size, read_gray, read_packed, size_of
+from samebits.recipes.text.images import GrayArray, gray, nearest_width, open_packed
 from samebits.recipes.text.labels import Labels, read_labels
 from samebits.recipes.text.packed_lmdb import missing_images
 
@@ -63,9 +64,7 @@ class SelectedLines:
         """
         row = int(self.rows[index])
         try:
-            if self.folder is None:
-                return read_packed(self.labels.path, int(self.labels.lines[row]))
-            return read_gray(self.folder / self.labels.name(row))
+            return gray(_opened(self.labels, row, self.folder))
         except DataError as error:
             raise error.with_slots(where=error.slots.get("where", self.labels.where(row))) from None
 
@@ -112,7 +111,10 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
     folder = None if path.is_dir() else _image_folder(labels, data, rows)
     if folder is not None:
         _check_names(labels, data, rows, folder)
-    groups = _groups(labels, data.widths, rows, folder) if len(data.widths) > 1 else None
+    groups = None
+    if len(data.widths) > 1:
+        sizes = [_opened(labels, row, folder).size for row in rows.tolist()]
+        groups = nearest_width(data.widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
     num_steps = np.array([config.model.num_steps(width) for width in data.widths], dtype=np.int64)
     allowed = num_steps[groups] if groups is not None else np.full(len(rows), num_steps[0])
     needed = steps_needed(labels, classes)[rows]
@@ -232,13 +234,11 @@ def _check_names(labels: Labels, config: DataConfig, rows: IntArray, folder: Pat
             raise outside(name, root, where=labels.where(row), fix=fix)
 
 
-def _groups(labels: Labels, widths: tuple[int, ...], rows: IntArray, folder: Path | None) -> IntArray:
-    """Compute the width group of each line from the header of its image file."""
+def _opened(labels: Labels, row: int, folder: Path | None) -> EncodedImage:
+    """Open the image of a line: a file, or without a folder an entry of LMDB."""
     if folder is None:
-        sizes = [packed_size(labels.path, int(labels.lines[row])) for row in rows.tolist()]
-    else:
-        sizes = [size_of(folder / labels.name(row)) for row in rows.tolist()]
-    return nearest_width(widths, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+        return open_packed(labels.path, int(labels.lines[row]))
+    return EncodedImage(folder / labels.name(row))
 
 
 def _rows_with(labels: Labels, chosen: BoolArray) -> IntArray:

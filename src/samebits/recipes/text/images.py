@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from samebits.data.images import EncodedImage, read_rgb
+from samebits.data.images import EncodedImage
 from samebits.data.keyed import IntArray
 from samebits.data.opencv import cv2
 from samebits.recipes.text import packed_lmdb
@@ -25,40 +25,23 @@ GrayArray = npt.NDArray[np.uint8]
 _MAX_PACKED_PIXELS = 50_000_000
 
 
-def read_gray(path: Path) -> GrayArray:
-    """Read an image file as (H, W) bytes.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return _gray(read_rgb(path))
-
-
-def size_of(path: Path) -> tuple[int, int]:
-    """Read (width, height) of an image file, after its EXIF rotation.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return EncodedImage(path).size
-
-
-def read_packed(folder: Path, number: int) -> GrayArray:
-    """Read an image of an LMDB dataset as (H, W) bytes.
-
-    Raises:
-        DataError: The dataset has no such image, or it is damaged.
-    """
-    return _gray(_packed(folder, number).pixels())
-
-
-def packed_size(folder: Path, number: int) -> tuple[int, int]:
-    """Read (width, height) of an image of an LMDB dataset, after its EXIF rotation.
+def open_packed(folder: Path, number: int) -> EncodedImage:
+    """Open an image of an LMDB dataset.
 
     Raises:
         DataError: The dataset has no such entry, or it is not an image.
     """
-    return _packed(folder, number).size
+    content = packed_lmdb.read_image(folder, number)
+    return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
+
+
+def gray(image: EncodedImage) -> GrayArray:
+    """Decode an image to (H, W) bytes, after its EXIF rotation.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    return np.asarray(cv2.cvtColor(image.pixels(), cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 
 def stretch(image: GrayArray, width_px: int) -> GrayArray:
@@ -96,12 +79,3 @@ def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntA
     # The border between two widths is where both change the image by the same factor.
     borders = np.sqrt(np.asarray(widths[:-1], dtype=np.float64) * np.asarray(widths[1:]))
     return np.searchsorted(borders, natural, side="right").astype(np.int64)
-
-
-def _gray(rgb: npt.NDArray[np.uint8]) -> GrayArray:
-    return np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
-
-
-def _packed(folder: Path, number: int) -> EncodedImage:
-    content = packed_lmdb.read_image(folder, number)
-    return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)

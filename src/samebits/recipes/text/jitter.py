@@ -47,13 +47,8 @@ def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random
     light, contrast = rng.uniform(-1, 1, 2) * strength
     gray = (gray - 0.5) * np.float32(1 + 0.5 * contrast) + np.float32(0.5 + 0.25 * light)
     if rng.random() < 0.5:
-        gray = _blur(gray, 1.2 * strength * float(rng.random()))
+        sigma_px = 1.2 * strength * float(rng.random())
+        if sigma_px >= 0.2:
+            gray = cv2.GaussianBlur(gray, (5, 5), sigma_px)  # type: ignore[assignment]  # OpenCV's stubs lose the dtype
     gray += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(gray.shape, np.float32)
     return np.asarray(np.clip(gray * 255, 0, 255).round(), dtype=np.uint8)
-
-
-def _blur(image: _FloatArray, sigma_px: float) -> _FloatArray:
-    """Blur (H, W) by a Gaussian with this standard deviation in pixels."""
-    if sigma_px < 0.2:
-        return image
-    return cv2.GaussianBlur(image, (5, 5), sigma_px)  # type: ignore[return-value]  # OpenCV's stubs do not keep the dtype

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from samebits.config.load import short_path
-from samebits.config.plain_file import read_plain
 from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
+from samebits.recipes.listing import read_list
 
 _CHUNK_LINES, _CHUNK_BYTES = 100_000, 1 << 24
 _MAX_LINE_BYTES = 1 << 20  # the numbers of a line take thirty times its size as Python objects
@@ -30,7 +30,8 @@ def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
     Raises:
         DataError: The file cannot be read or decoded, or has too many lines or a too long line.
     """
-    content = to_utf8(path, _content(path), encoding, "data.encoding")
+    fix = "Set data.train and data.eval to readable files."
+    content = to_utf8(path, read_list(path, MAX_LABEL_BYTES, fix, "a file with labels"), encoding, "data.encoding")
     if content.count(b"\n") > MAX_LINES:
         raise DataError(
             f"{path} has {content.count(10):,} lines", allowed=f"at most {MAX_LINES:,}", fix="Split the file."
@@ -59,14 +60,3 @@ def _next_lines(path: Path, lines: io.BytesIO, number: int) -> list[bytes]:
         chunk.append(line)
         num_bytes += len(line)
     return chunk
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return read_plain(path, MAX_LABEL_BYTES)
-    except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}",
-            allowed="a file with labels",
-            fix="Set data.train and data.eval to readable files.",
-        ) from error

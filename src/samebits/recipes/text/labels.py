@@ -97,53 +97,80 @@ def padded_row(labels: Labels) -> str:
 # The files of training and validation.
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str) -> Labels:
+    found = _Columns()
     if path.is_dir():
         texts = packed_lmdb.read_texts(path, encoding)
-        return _joined(path, [_pack([], texts, range(1, len(texts) + 1), normalize)])
+        found.add_texts([], texts, range(1, len(texts) + 1), normalize)
+        return found.labels(path)
     table: list[str] = []
-    pieces: list[_Piece] = []
+    is_first = True
     for rows in read_chunks(path, encoding):
-        if not pieces:
-            form = _form_of(path, form, rows, chars)
+        if is_first:
+            form, is_first = _form_of(path, form, rows, chars), False
             table = read_chars(chars, encoding) if form == "index" and chars is not None else []
         if form == "index":
-            pieces.append(_pack_index(path, rows, table))
+            found.add_numbers(path, rows, table)
         else:
-            names, texts = _split(path, rows, "\t" if form == "tsv" else None)
-            pieces.append(_pack(names, texts, [number for number, _ in rows], normalize))
-    if not pieces:
+            found.add_texts(
+                *_split(path, rows, "\t" if form == "tsv" else None), [number for number, _ in rows], normalize
+            )
+    if is_first:
         raise DataError(
             f"{path} has no labels",
             allowed=f"lines of {' or '.join(FORMS.values())}",
             fix="Add a line for each image.",
         )
-    return _joined(path, pieces)
+    return found.labels(path, is_index=form == "index")
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """A chunk of a label file."""
+class _Columns:
+    """The chunks of a label file: names, their lengths, code points, lengths of texts and line numbers of each."""
 
-    names: bytes
-    name_lengths: IntArray
-    codes: CodeArray
-    text_lengths: IntArray
-    lines: IntArray
-    is_index: bool = False
-    num_gaps: int = 0
+    def __init__(self) -> None:
+        self._chunks: list[tuple[bytes, IntArray, CodeArray, IntArray, IntArray]] = []
+        self._num_gaps = 0
 
+    def add_texts(self, names: Sequence[str], texts: list[str], lines: Iterable[int], normalize: str) -> None:
+        if normalize != "none":
+            # One by one: normalizing the joined texts could combine the end of one with the start of the next.
+            texts = [normalize_text(text, normalize) for text in texts]
+        self._add(names, codes_of("".join(texts)), _lengths(texts), lines)
 
-def _joined(path: Path, pieces: list[_Piece]) -> Labels:
-    return Labels(
-        path=path,
-        names=b"\n".join(piece.names for piece in pieces),
-        name_ends=np.cumsum(np.concatenate([piece.name_lengths for piece in pieces]) + 1) - 1,
-        codes=np.concatenate([piece.codes for piece in pieces]),
-        text_ends=np.cumsum(np.concatenate([piece.text_lengths for piece in pieces])),
-        lines=np.concatenate([piece.lines for piece in pieces]),
-        is_index=pieces[0].is_index,
-        num_gaps=sum(piece.num_gaps for piece in pieces),
-    )
+    def add_numbers(self, path: Path, rows: Rows, table: list[str]) -> None:
+        halves = [line.split(None, 1) for _, line in rows]
+        labels = [half[1] if len(half) > 1 else "" for half in halves]
+        counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
+        try:
+            numbers = np.array(" ".join(labels).split(), dtype=np.int64)
+        except (ValueError, OverflowError):
+            raise _bad_number(path, rows, len(table)) from None
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
+            raise _bad_number(path, rows, len(table))
+        codes = np.array([ord(character) if character else 0 for character in table], dtype=np.uint32)[numbers]
+        is_character = codes != 0
+        # Number of characters before the end of each label.
+        ends = np.concatenate([[0], np.cumsum(is_character)])[np.cumsum(counts)]
+        lengths = np.diff(ends, prepend=0).astype(np.int64)
+        self._add([half[0] for half in halves], codes[is_character], lengths, [number for number, _ in rows])
+        self._num_gaps += int((~is_character).sum())
+
+    def _add(self, names: Sequence[str], codes: CodeArray, text_lengths: IntArray, lines: Iterable[int]) -> None:
+        packed = [name.encode() for name in names]
+        numbers = np.fromiter(lines, dtype=np.int64)
+        self._chunks.append((b"\n".join(packed), _lengths(packed), codes, text_lengths, numbers))
+
+    def labels(self, path: Path, *, is_index: bool = False) -> Labels:
+        names, name_lengths, codes, text_lengths, lines = zip(*self._chunks, strict=True)
+        return Labels(
+            path=path,
+            names=b"\n".join(names),
+            name_ends=np.cumsum(np.concatenate(name_lengths) + 1) - 1,
+            codes=np.concatenate(codes),
+            text_ends=np.cumsum(np.concatenate(text_lengths)),
+            lines=np.concatenate(lines),
+            is_index=is_index,
+            num_gaps=self._num_gaps,
+        )
 
 
 def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
@@ -180,47 +207,6 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
         )
     texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
     return [pair[0] for pair in pairs], texts
-
-
-def _pack(names: list[str], texts: list[str], lines: Iterable[int], normalize: str) -> _Piece:
-    if normalize != "none":
-        # One by one: normalizing the joined texts could combine the end of one with the start of the next.
-        texts = [normalize_text(text, normalize) for text in texts]
-    return _Piece(
-        *_pack_names(names),
-        codes=codes_of("".join(texts)),
-        text_lengths=_lengths(texts),
-        lines=np.fromiter(lines, dtype=np.int64),
-    )
-
-
-def _pack_index(path: Path, rows: Rows, table: list[str]) -> _Piece:
-    halves = [line.split(None, 1) for _, line in rows]
-    names, labels = [half[0] for half in halves], [half[1] if len(half) > 1 else "" for half in halves]
-    counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
-    try:
-        numbers = np.array(" ".join(labels).split(), dtype=np.int64)
-    except (ValueError, OverflowError):
-        raise _bad_number(path, rows, len(table)) from None
-    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
-        raise _bad_number(path, rows, len(table))
-    codes = np.array([ord(character) if character else 0 for character in table], dtype=np.uint32)[numbers]
-    is_character = codes != 0
-    # Number of characters before the end of each label.
-    ends = np.concatenate([[0], np.cumsum(is_character)])[np.cumsum(counts)]
-    return _Piece(
-        *_pack_names(names),
-        codes=codes[is_character],
-        text_lengths=np.diff(ends, prepend=0).astype(np.int64),
-        lines=np.array([number for number, _ in rows], dtype=np.int64),
-        is_index=True,
-        num_gaps=int((~is_character).sum()),
-    )
-
-
-def _pack_names(names: Sequence[str]) -> tuple[bytes, IntArray]:
-    packed = [name.encode() for name in names]
-    return b"\n".join(packed), _lengths(packed)
 
 
 def _lengths(values: Sequence[str] | Sequence[bytes]) -> IntArray:

@@ -68,7 +68,9 @@ def num_steps_needed(classes: Tensor) -> int:
 class _Ctc(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor) -> Tensor:
-        states = _states(targets)
+        # (N, S) blank, first character, blank, second, ..., blank.
+        states = targets.new_zeros(targets.shape[0], 2 * targets.shape[1] + 1)
+        states[:, 1::2] = targets
         shares = logits.softmax(dim=2)
         # logsumexp of a row, from the fused softmax and its largest value, which is at least 1 / C.
         log_sums = logits.amax(dim=2).double() - shares.amax(dim=2).double().log()
@@ -96,13 +98,6 @@ class _Ctc(torch.autograd.Function):
         at_states = gradient.gather(2, places) - (posts * (factors[:, None] * counts)[:, :, None]).to(gradient.dtype)
         gradient.scatter_(2, places, at_states)
         return gradient, None, None, None
-
-
-def _states(targets: Tensor) -> Tensor:
-    """Interleave (N, L) classes with blanks: (N, S) blank, first character, blank, second, ..., blank."""
-    states = targets.new_zeros(targets.shape[0], 2 * targets.shape[1] + 1)
-    states[:, 1::2] = targets
-    return states
 
 
 def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:

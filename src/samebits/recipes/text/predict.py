@@ -12,12 +12,12 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from samebits.data.images import read_rgb
+from samebits.data.images import EncodedImage, read_rgb
 from samebits.errors import DataError
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import Config, DecodeConfig
 from samebits.recipes.text.decode import read
-from samebits.recipes.text.images import GrayArray, nearest_width, normalize, read_gray, stretch
+from samebits.recipes.text.images import GrayArray, gray, nearest_width, normalize, stretch
 from samebits.recipes.text.loss import ctc_loss
 from samebits.report.fonts import font_for
 
@@ -40,16 +40,17 @@ def read_line(path: Path, config: Config) -> Tensor:
     Raises:
         DataError: The file can't be read, or has no contrast.
     """
-    gray = read_gray(path)
-    if int(gray.max()) - int(gray.min()) < _SHADES:
+    line = gray(EncodedImage(path))
+    if int(line.max()) - int(line.min()) < _SHADES:
         raise DataError(
             f"{path} shows nothing: all pixels have the same shade",
             allowed="an image of one line of text",
             fix="Use an image with contrast between text and background.",
         )
-    turns = _turns(gray, config.decode)
+    # In quarter turns to the left.
+    turns = (0,) if not config.decode.turns else (1, 3) if line.shape[0] > _TALL * line.shape[1] else (0, 2)
     # A rotated array is a view with negative strides, which OpenCV refuses.
-    views: list[GrayArray] = [np.ascontiguousarray(np.rot90(gray, turn)) for turn in turns]
+    views: list[GrayArray] = [np.ascontiguousarray(np.rot90(line, turn)) for turn in turns]
     height, width = views[0].shape
     width_px = config.data.widths[
         int(nearest_width(config.data.widths, np.array([[width, height]], dtype=np.float64))[0])
@@ -92,14 +93,6 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     corner = (_MARGIN_PX - left, image.height + 2 * _MARGIN_PX - top)
     ImageDraw.Draw(sheet).text(corner, caption, (34, 34, 34), font)
     return sheet
-
-
-def _turns(gray: GrayArray, config: DecodeConfig) -> tuple[int, ...]:
-    """Return the rotation of each view, in quarter turns to the left."""
-    is_tall = gray.shape[0] > _TALL * gray.shape[1]
-    if not config.turns:
-        return (0,)
-    return (1, 3) if is_tall else (0, 2)
 
 
 def _confidence(logits: Tensor, classes: np.ndarray[Any, np.dtype[np.int64]]) -> float:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from samebits.data.names import overlap_rows
+from samebits.data.samples import Batch, Samples
 from samebits.data.sources.plain_text import escape_invisible
 from samebits.engine.parts import Parts
 from samebits.metrics.text import TextMetric
 from samebits.module.freeze import freeze
+from samebits.recipes.results import ByteArray, Tiles, draw_samples, draw_worst, gray_tiles
 from samebits.recipes.text.alphabet import BLANK, Alphabet
-from samebits.recipes.text.config import HEIGHT_PX, Config
+from samebits.recipes.text.config import HEIGHT_PX, Config, DataConfig
 from samebits.recipes.text.data import LineImages, ground_truths
 from samebits.recipes.text.decode import read
-from samebits.recipes.text.drawing import draw_samples, draw_worst
 from samebits.recipes.text.files import SelectedLines, check_images, choose, find_alphabet
 from samebits.recipes.text.labels import padded_row
 from samebits.recipes.text.loss import ctc
 from samebits.recipes.text.model import build_model
 from samebits.recipes.text.predict import draw_prediction, read_line, to_prediction
 from samebits.storage.pretrained import load_pretrained
+
+_SHEET: dict[str, Any] = {"num_columns": 3, "tile_px": (320, 2 * HEIGHT_PX)}
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
@@ -56,27 +60,39 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
     widths = config.data.widths
     shown = str(widths[0]) if len(widths) == 1 else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
+    seen = "".join(sign for sign in alphabet.characters[:20] if escape_invisible(sign) == sign)
+    unseen = [text for sign in alphabet.characters if (text := escape_invisible(sign)) != sign]
+    named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
     weights = config.model.weights
+    tiles = partial(_tiles, data=config.data, alphabet=alphabet)
     return Parts(
         model=model,
         loss=ctc,
         train_data=partial(_open_lines, config, alphabet, train=True),
         eval_data=partial(_open_lines, config, alphabet, train=False),
-        eval_sets={name: partial(_open_set, config, alphabet, name) for name in config.data.eval_sets},
+        eval_sets={
+            name: partial(_open_lines, _with_set(config, name), alphabet, train=False) for name in config.data.eval_sets
+        },
         metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet)),
         monitor=("line_accuracy", "max"),
         init_weights=None if weights is None else partial(load_pretrained, path=weights),
         preprocess=partial(read_line, config=config),
         postprocess=partial(to_prediction, alphabet=alphabet, config=config.decode),
-        draw=partial(draw_worst, data=config.data),
-        draw_samples=partial(draw_samples, data=config.data, read_truths=partial(ground_truths, alphabet=alphabet)),
+        draw=partial(_draw_worst, tiles=tiles),
+        draw_samples=partial(draw_samples, tiles=tiles, **_SHEET),
         draw_prediction=draw_prediction,
-        input_shape=(1, HEIGHT_PX, config.data.widths[-1]),
-        metadata=_metadata(config, alphabet),
+        input_shape=(1, HEIGHT_PX, widths[-1]),
+        metadata={
+            "alphabet": alphabet.characters,
+            "blank": BLANK,
+            "mean": config.data.mean,
+            "std": config.data.std,
+            "preprocess": {"colors": "gray", "resize_px": [HEIGHT_PX, widths[-1]]},
+        },
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
-            "alphabet": f"{len(alphabet):,} characters: {_shortened(alphabet.characters)}",
+            "alphabet": f"{len(alphabet):,} characters: {seen}{' ...' * (len(alphabet) > 20)}{named}",
             **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
             **dataset_info.get("warnings", {}),
             **({"labels": dataset_info["padded"]} if dataset_info.get("padded") else {}),
@@ -84,29 +100,25 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     )
 
 
-def _metadata(config: Config, alphabet: Alphabet) -> Mapping[str, Any]:
-    data = config.data
-    steps = {"colors": "gray", "resize_px": [HEIGHT_PX, data.widths[-1]]}
-    return {
-        "alphabet": alphabet.characters,
-        "blank": BLANK,
-        "mean": data.mean,
-        "std": data.std,
-        "preprocess": steps,
-    }
+def _tiles(batch: Batch, data: DataConfig, alphabet: Alphabet) -> Iterable[tuple[ByteArray, str]]:
+    return zip(gray_tiles(batch, data.mean, data.std), ground_truths(batch, alphabet), strict=True)
+
+
+def _draw_worst(metric: TextMetric, samples: Samples, folder: Path, *, tiles: Tiles) -> None:
+    """Draw the lines with the most errors as `worst.png`, each with ground truth and prediction."""
+    rows = metric.state()["worst"]
+    worst = [(index, f"ground truth {truth}\nprediction {text or '(empty)'}") for _, index, truth, text in rows]
+    if worst:
+        title = "Validation lines with the most errors"
+        draw_worst(title, worst, samples, folder / "worst.png", tiles=tiles, **_SHEET)
 
 
 def _open_lines(config: Config, alphabet: Alphabet, *, train: bool) -> LineImages:
     return LineImages(choose(config, alphabet, train=train), config.data, train=train)
 
 
-def _open_set(config: Config, alphabet: Alphabet, name: str) -> LineImages:
-    """Open a set of data.eval_sets: all lines of its file, like a data.eval of that name."""
-    config = _with_set(config, name)
-    return LineImages(choose(config, alphabet, train=False), config.data, train=False)
-
-
 def _with_set(config: Config, name: str) -> Config:
+    """Return settings in which a set of data.eval_sets is data.eval: all lines of its file."""
     data = config.data.model_copy(update={"eval": config.data.eval_sets[name], "val_fraction": None})
     return config.model_copy(update={"data": data})
 
@@ -124,10 +136,3 @@ def _left_out(parts: Mapping[str, SelectedLines]) -> str:
         if parts_of_row:
             lines.append(f"{name}: {', '.join(parts_of_row)}")
     return "\n".join(lines)
-
-
-def _shortened(characters: Sequence[str]) -> str:
-    unseen = [shown for sign in characters if (shown := escape_invisible(sign)) != sign]
-    first = "".join(sign for sign in characters[:20] if escape_invisible(sign) == sign)
-    named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
-    return first + (" ..." if len(characters) > 20 else "") + named

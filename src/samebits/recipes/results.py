@@ -1,0 +1,134 @@
+"""What recipes share to show results: sheets of samples, and the likeliest classes.
+
+Legend: N samples, C classes, H and W height and width of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from samebits.data.samples import Batch, Samples
+from samebits.metrics.classification import Accuracy
+from samebits.report.pictures import draw_confusion, draw_sheet
+
+ByteArray = npt.NDArray[np.uint8]
+
+#: Makes the tiles of a batch, (H, W) or (H, W, 3) bytes, each with its label.
+Tiles = Callable[[Batch], Iterable[tuple[ByteArray, str]]]
+
+
+def draw_samples(batches: Sequence[Batch], path: Path, *, tiles: Tiles, **sheet: Any) -> None:
+    """Draw training samples as the model sees them, each with its label.
+
+    Args:
+        batches: Batches as the dataset returned them.
+        path: The PNG file to write.
+        tiles: Makes the tiles of a batch.
+        sheet: Options of `draw_sheet`.
+    """
+    pairs = [pair for batch in batches for pair in tiles(batch)]
+    images, captions = [tile for tile, _ in pairs], [caption for _, caption in pairs]
+    draw_sheet("Training samples after augmentation, with their labels", images, captions, path, **sheet)
+
+
+def draw_worst(
+    title: str, worst: Sequence[tuple[int, str]], samples: Samples, path: Path, *, tiles: Tiles, **sheet: Any
+) -> None:
+    """Draw validation samples, each with a caption.
+
+    Args:
+        title: Line above the samples.
+        worst: Index and caption of each sample.
+        samples: The validation samples.
+        path: The PNG file to write.
+        tiles: Makes the tiles of a batch; their labels are not used.
+        sheet: Options of `draw_sheet`.
+    """
+    images = []
+    for index, _ in worst:
+        # One by one, since samples may have several widths. Keys of zero: they draw no random numbers.
+        batch = samples.batch(np.array([index], np.int64), np.zeros(1, np.uint64))
+        images += [tile for tile, _ in tiles(batch)]
+    draw_sheet(title, images, [caption for _, caption in worst], path, **sheet)
+
+
+def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str], tiles: Tiles) -> None:
+    """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes.
+
+    Args:
+        metric: The merged metric of the evaluation.
+        samples: The validation images.
+        folder: Folder for the PNG files.
+        classes: Names of the classes.
+        tiles: Makes the tiles of a batch.
+    """
+    state = metric.state()
+    if "confusion" in state:
+        draw_confusion(*most_confused(np.array(state["confusion"], np.int64), classes), folder / "confusion.png")
+    worst = [
+        (
+            index,
+            f"prediction {classes[choice]},\nground truth {classes[label]}"
+            if label != choice
+            else f"{classes[label]}, loss {loss:.2f}",
+        )
+        for loss, index, label, choice in state["worst"]
+    ]
+    draw_worst("Validation images with the largest loss", worst, samples, folder / "worst.png", tiles=tiles)
+
+
+def most_confused(
+    matrix: npt.NDArray[np.int64], classes: Sequence[str], most: int = 40
+) -> tuple[list[list[int]], list[str]]:
+    """Return a confusion matrix that is readable as an image, and the names of its classes.
+
+    Args:
+        matrix: (C, C) counts.
+        classes: Names of the classes.
+        most: Of more classes, those with the most mistakes are returned, and all others as one class.
+    """
+    num_classes = len(classes)
+    if num_classes <= most:
+        return matrix.tolist(), list(classes)
+    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[: most - 1])
+    places = np.full(num_classes, len(shown))
+    places[shown] = np.arange(len(shown))
+    small = np.zeros((most, most), np.int64)
+    # `small[...] += matrix` would add only one of several values at a place.
+    np.add.at(small, (places[:, None], places[None]), matrix)
+    return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
+
+
+def gray_tiles(batch: Batch, mean: float, std: float) -> list[ByteArray]:
+    """Undo the normalization of gray images: inputs (N, 1, H, W) float32 -> N arrays (H, W) of bytes.
+
+    Args:
+        batch: The batch.
+        mean: Mean that was subtracted.
+        std: Standard deviation that was divided by.
+    """
+    return list(np.clip((batch.inputs[:, 0].numpy() * std + mean) * 255, 0, 255).round().astype(np.uint8))
+
+
+def top_classes(logits: Tensor, classes: Sequence[Any], num_top: int) -> dict[str, Any]:
+    """Make a prediction from (C,) logits: the class, its probability, and the most likely classes.
+
+    Args:
+        logits: (C,) scores.
+        classes: Names or numbers of the classes.
+        num_top: How many classes to return, at most.
+    """
+    probabilities = logits.detach().flatten().double().softmax(dim=0)
+    values, labels = probabilities.topk(min(num_top, len(classes)))
+    top = [
+        {"class": classes[label], "probability": round(value, 6)}
+        for label, value in zip(labels.tolist(), values.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
