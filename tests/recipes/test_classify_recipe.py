@@ -1,6 +1,5 @@
 """The classify recipe: networks equal to the reference's numbers, learning, predictions, pictures."""
 
-import importlib.util
 import json
 import shlex
 import sys
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from samebits.data.keyed import keys
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
@@ -24,6 +22,8 @@ from samebits.recipes.classify.config import Config, MakeConfig, ModelConfig
 from samebits.recipes.classify.make import make
 from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.recipe import build, dataset_info
+from tests.recipes.evaluated import evaluated, trained
+from tests.recipes.parity import filled, noise, recorded
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
 
@@ -64,21 +64,6 @@ def test_further_validation_sets_are_listed_once_and_a_later_one_is_listed_then(
         config_of(shapes, data={"eval_sets": {"a.b": night}}).check_inputs()
 
 
-def filling(folder: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("fill", folder / "fill.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def filled(folder: Path, name: str) -> nn.Module:
-    model = build_model(ModelConfig(name=name), 5)
-    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    values = filling(folder).fill(shapes)
-    model.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in values.items()})
-    return model
-
-
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [("resnet34", 21_287_237), pytest.param("resnet101", 42_510_405, marks=pytest.mark.full)],
@@ -86,14 +71,13 @@ def filled(folder: Path, name: str) -> nn.Module:
 def test_a_network_answers_as_the_reference(parity_folder: Path, name: str, num_parameters: int) -> None:
     known = json.loads((parity_folder / "resnet_models.json").read_text())[f"{name}_5"]
     expected = np.load(parity_folder / "resnet_outputs.npz", allow_pickle=False)
-    model = filled(parity_folder, name).eval()
+    model = filled(build_model(ModelConfig(name=name), 5)).eval()
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters == known["params"]
     assert [(key, list(tensor.shape)) for key, tensor in model.state_dict().items()] == list(known["state"].items())
     for case in ("sq224", "wide"):
         field = f"{name}_5/{case}"
-        inputs = filling(parity_folder).noise(expected[f"{field}/x_shape"], int(expected[f"{field}/x_seed"]))
         with torch.no_grad():
-            logits = model(torch.from_numpy(inputs)).numpy()
+            logits = model(noise(expected[f"{field}/x_shape"], expected[f"{field}/x_seed"])).numpy()
         assert np.abs(logits - expected[f"{field}/logits"]).max() < 1e-4 * expected[f"{field}/logits"].std()
 
 
@@ -102,12 +86,12 @@ def test_three_steps_of_training_are_the_references(parity_folder: Path) -> None
     known = {name.removeprefix("resnet34_5/train/"): data[name] for name in data.files if "34_5/train" in name}
     # Batch norm over few samples: in float32 rounding decides single ReLUs, on each kind of processor others. The
     # recording's later steps have such flips too.
-    model = filled(parity_folder, "resnet34").double().train()
+    model = filled(build_model(ModelConfig(name="resnet34"), 5)).double().train()
     settings = {"name": "sgd"} | {name: float(known[name]) for name in ("lr", "momentum", "weight_decay")}
     config = Config.model_validate({"recipe": "classify", "optim": settings})
     parts = build(config.model_copy(update={"model": ModelConfig(name="resnet18")}), _facts(CLASSES))
     update = optimizer(model, config.optim)
-    inputs = torch.from_numpy(filling(parity_folder).noise(known["x_shape"], int(known["x_seed"]))).double()
+    inputs = noise(known["x_shape"], known["x_seed"]).double()
     targets = torch.from_numpy(known["targets"])
     batch = Batch(inputs, targets, torch.arange(len(targets)))
     losses = []
@@ -118,22 +102,18 @@ def test_three_steps_of_training_are_the_references(parity_folder: Path) -> None
         losses.append(loss.item())
         if step == 0:
             gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-            compare(gradients, known, "grad", parity_folder, 1e-4)
+            compare(gradients, known, "grad", 1e-4)
         update.step()
         if step in (0, 2):
-            compare(model.state_dict(), known, f"after{step + 1}", parity_folder, 1e-4 if step == 0 else 5e-4)
+            compare(model.state_dict(), known, f"after{step + 1}", 1e-4 if step == 0 else 5e-4)
     assert losses[:2] == pytest.approx(known["losses"][:2].tolist(), rel=1e-5)
     assert losses[2] == pytest.approx(float(known["losses"][2]), rel=3e-4)
 
 
 def compare(
-    tensors: Mapping[str, Tensor | None], known: Mapping[str, np.ndarray], group: str, folder: Path, tolerance: float
+    tensors: Mapping[str, Tensor | None], known: Mapping[str, np.ndarray[Any, Any]], group: str, tolerance: float
 ) -> None:
-    sample, offsets = filling(folder).sample, known[f"{group}/offsets"]
-    for place, name in enumerate(known[f"{group}/names"].tolist()):
-        tensor = tensors[name]
-        ours = sample(tensor.detach().numpy(), 64)
-        theirs = known[f"{group}/samples"][offsets[place] : offsets[place + 1]]
+    for name, ours, theirs in recorded(tensors, known, group, 64):
         assert len(ours) == len(theirs), name
         assert np.abs(ours - theirs).max() <= tolerance * max(np.abs(theirs).max(), 1e-3), name
 
@@ -174,28 +154,11 @@ def test_the_recipe_learns_answers_and_draws(shapes: Path, tmp_path: Path) -> No
         nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(64, 5),
     )  # fmt: skip
-    data: Any = parts.train_data()
-    update = torch.optim.Adam(model.parameters(), 5e-3)
-    first = last = 0.0
-    for epoch in range(12):
-        total = 0.0
-        for indices in np.array_split(np.random.default_rng(epoch).permutation(len(data)), 10):
-            batch = data.finish(data.batch(indices, keys(0, epoch, indices)))
-            update.zero_grad()
-            (loss,) = parts.loss(model(batch.inputs), batch).values()
-            loss.backward()
-            update.step()
-            total += loss.item() / 10
-        first, last = (total, total) if epoch == 0 else (first, total)
-    assert last < first - 0.3
+    losses = trained(parts, torch.optim.Adam(model.parameters(), 5e-3), 12, 10, model)
+    assert losses[-1] < losses[0] - 0.3
 
     held_out: Any = parts.eval_data()
-    metric: Any = parts.metric()
-    model.eval()
-    with torch.no_grad():
-        for indices in np.array_split(np.arange(len(held_out)), 3):
-            batch = held_out.finish(held_out.batch(indices, keys(0, 0, indices)))
-            metric.add(model(batch.inputs), batch)
+    metric: Any = evaluated(parts, model)
     assert metric.num_samples == 200
     assert metric.result()["top1"] > 0.4
     assert set(metric.result()) == {"top1", *(f"top1/{name}" for name in dataset_info(config_of(shapes))["classes"])}

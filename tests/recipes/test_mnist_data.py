@@ -3,6 +3,7 @@ import json
 import lzma
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,18 @@ from samebits.data.keyed import keys
 from samebits.errors import DataError
 from samebits.recipes.mnist.config import DataConfig
 from samebits.recipes.mnist.data import SCALES, DigitImages, open_images, read_digits, read_mnist
-from samebits.recipes.mnist.idx import read_idx
 
 
 def _idx(content: np.ndarray) -> bytes:
     return bytes((0, 0, 8, content.ndim)) + struct.pack(f">{content.ndim}I", *content.shape) + content.tobytes()
 
 
-def _write_mnist(folder: Path, num_images: int = 5, num_labels: int = 5) -> DataConfig:
+def _write_mnist(folder: Path) -> DataConfig:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "t10k"):
-        images = np.arange(num_images * 784, dtype=np.uint8).reshape(num_images, 28, 28)
+        images = np.arange(5 * 784, dtype=np.uint8).reshape(5, 28, 28)
         (folder / f"{part}-images-idx3-ubyte").write_bytes(_idx(images))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(_idx(np.arange(num_labels, dtype=np.uint8) % 10))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(_idx(np.arange(5, dtype=np.uint8)))
     return DataConfig(root=folder, download=False)
 
 
@@ -66,81 +66,50 @@ def test_mnist_is_found_plain_or_packed_and_where_torchvision_puts_it(tmp_path: 
     assert labels.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_missing_file_is_named_with_what_was_expected(tmp_path: Path) -> None:
-    text = _fault(DataConfig(root=tmp_path, download=False))
-    assert f"{tmp_path} contains no train-images-idx3-ubyte" in text
-    assert "data.root" in text
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+CUT = {
+    f"cut off at {size}": (IMAGES, lambda content, size=size: content[:size], "{path} is truncated")
+    for size in (2, 4, 10, 16, 500)
+}
+FAULTS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    **CUT,
+    "empty": (IMAGES, lambda content: b"", "{path} is empty"),
+    "too long": (IMAGES, lambda content: content + b"x", "is too long"),
+    "wrong magic": (IMAGES, lambda content: b"\x89PNG and so on, for a while", "first bytes 89 50 4e 47"),
+    "labels in place of images": (IMAGES, lambda content: _idx(np.zeros(5, np.uint8)), "images and labels are swapped"),
+    "more images than labels": (
+        IMAGES,
+        lambda content: _idx(np.zeros((6, 28, 28), np.uint8)),
+        "6 images, but 5 labels",
+    ),
+    "another size": (IMAGES, lambda content: _idx(np.zeros((5, 32, 30), np.uint8)), "images of 30x32"),
+    "no digit": (LABELS, lambda content: _idx(np.array([1, 2, 11, 3, 4], np.uint8)), "label 11 at index 2"),
+}
 
 
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
-    config = _write_mnist(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
-    assert f"{tmp_path}/train-images-idx3-ubyte is empty" in _fault(config)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_that_is_not_what_it_claims_is_named(tmp_path: Path, fault: str) -> None:
+    name, change, said = FAULTS[fault]
+    config, path = _write_mnist(tmp_path), tmp_path / name
+    path.write_bytes(change(path.read_bytes()))
+    assert said.format(path=path) in _fault(config)
 
 
-@pytest.mark.parametrize("num_bytes", [2, 4, 10, 16, 500])
-def test_a_cut_off_file_is_named(tmp_path: Path, num_bytes: int) -> None:
-    config = _write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    assert f"{path} is truncated" in _fault(config)
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_a_cut_off_packed_file_is_named(tmp_path: Path, pack) -> None:
-    config = _write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    packed = path.with_name(path.name + (".gz" if pack is gzip.compress else ".xz"))
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_cut_off_packed_file_is_named(tmp_path: Path, ending: str, pack: Callable[[bytes], bytes]) -> None:
+    config, path = _write_mnist(tmp_path), tmp_path / IMAGES
+    packed = path.with_name(IMAGES + ending)
     packed.write_bytes(pack(path.read_bytes())[:-20])
     path.unlink()
     assert f"{packed} can't be unpacked" in _fault(config)
 
 
-def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
-    config = _write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes() + b"x")
-    assert "is too long" in _fault(config)
-
-
-def test_a_wrong_magic_is_shown(tmp_path: Path) -> None:
-    config = _write_mnist(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\x89PNG and so on, for a while")
-    text = _fault(config)
-    assert "first bytes 89 50 4e 47" in text
-    assert "00 00 08 03" in text
-
-
-def test_labels_in_place_of_pictures_are_recognized(tmp_path: Path) -> None:
-    _write_mnist(tmp_path)
-    with pytest.raises(DataError, match="swapped"):
-        read_idx(tmp_path / "train-labels-idx1-ubyte", num_dims=3)
-
-
-def test_unequal_numbers_of_images_and_labels_are_reported(tmp_path: Path) -> None:
-    text = _fault(_write_mnist(tmp_path, num_images=6, num_labels=5))
-    assert "6 images, but 5 labels" in text
-    assert "train-labels-idx1-ubyte" in text
-
-
-def test_images_of_another_size_are_reported(tmp_path: Path) -> None:
-    config = _write_mnist(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(_idx(np.zeros((5, 32, 30), np.uint8)))
-    assert "images of 30x32" in _fault(config)
-
-
-def test_a_label_that_is_not_a_digit_is_reported(tmp_path: Path) -> None:
-    config = _write_mnist(tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(_idx(np.array([1, 2, 11, 3, 4], np.uint8)))
-    assert "label 11 at index 2" in _fault(config)
-
-
-def test_a_file_in_place_of_a_folder_is_reported(tmp_path: Path) -> None:
+def test_a_folder_without_the_files_is_reported(tmp_path: Path) -> None:
+    text = _fault(DataConfig(root=tmp_path, download=False))
+    assert f"{tmp_path} contains no {IMAGES}" in text
+    assert "data.root" in text
     (tmp_path / "file").write_text("")
     assert "is a file" in _fault(DataConfig(root=tmp_path / "file", download=False))
-
-
-def test_a_folder_that_leads_nowhere_is_reported(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert f"the data folder {tmp_path}/loop can't be read" in _fault(DataConfig(root=tmp_path / "loop"))
 

@@ -1,10 +1,6 @@
-import importlib.util
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ from torch import Tensor
 from samebits.recipes.pose.config import ModelConfig
 from samebits.recipes.pose.model import HigherHRNet
 from samebits.storage.pretrained import load_pretrained
+from tests.recipes.parity import filled, noise, recorded
 
 CONFIGS = ("crowdpose_w32_512", "crowdpose_w48_640", "coco_w32_512", "coco_w48_640")
 TINY = ModelConfig(width=8, num_modules=(1, 2, 2), num_blocks=1, deconv_blocks=2)
@@ -28,71 +25,34 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def fill(parity_folder: Path) -> ModuleType:
-    """The fixtures' own maker of weights and inputs from names and seeds."""
-    spec = importlib.util.spec_from_file_location("pose_parity_fill", parity_folder / "fill.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _filled(fill: ModuleType, model: HigherHRNet) -> HigherHRNet:
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in fill.fill(shapes).items()})
-    return model
-
-
-def _sampled(tensors: dict[str, Tensor], group: dict[str, np.ndarray], sample: Any) -> Iterator[tuple[Any, ...]]:
-    """For each recorded tensor: its name, our sample of it, and the recorded one."""
-    for place, name in enumerate(group["names"].tolist()):
-        first, last = group["offsets"][place : place + 2]
-        yield name, sample(tensors[name].detach().numpy()), group["samples"][first:last]
-
-
-def _group(arrays: Any, prefix: str) -> dict[str, np.ndarray]:
-    return {field: arrays[f"{prefix}/{field}"] for field in ("names", "samples", "offsets")}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_names_shapes_and_parameters_are_the_official_ones(parity_folder: Path, name: str) -> None:
-    official = json.loads((parity_folder / "pose_models.json").read_text())[name]
-    width, num_joints = int(name.split("_w")[1][:2]), official["config"]["MODEL"]["NUM_JOINTS"]
-    with torch.device("meta"):
-        model = HigherHRNet(ModelConfig(width=width), num_joints)
-    ours = {key: list(value.shape) for key, value in model.state_dict().items()}
-    assert list(ours.items()) == list(official["state"].items())
-    assert sum(parameter.numel() for parameter in model.parameters()) == official["params"]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("view", [pytest.param("full", marks=pytest.mark.full), "wide"])
 @pytest.mark.parametrize("name", [CONFIGS[0], *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS[1:])])
-def test_the_full_network_equals_the_official_one(parity_folder: Path, fill: ModuleType, name: str, view: str) -> None:
-    recorded = np.load(parity_folder / "pose_outputs.npz")
+def test_the_full_network_equals_the_official_one(parity_folder: Path, name: str, view: str) -> None:
+    arrays = np.load(parity_folder / "pose_outputs.npz")
     case, width = f"{name}/{view}", int(name.split("_w")[1][:2])
     num_joints = 14 if name.startswith("crowdpose") else 17
-    model = _filled(fill, HigherHRNet(ModelConfig(width=width), num_joints)).eval()
-    images = torch.from_numpy(fill.noise(recorded[f"{case}/x_shape"], int(recorded[f"{case}/x_seed"])))
+    model = filled(HigherHRNet(ModelConfig(width=width), num_joints)).eval()
+    images = noise(arrays[f"{case}/x_shape"], arrays[f"{case}/x_seed"])
     with torch.inference_mode():
         outputs = model(images)
     for stage, output in enumerate(outputs):
-        expected = recorded[f"{case}/y{stage}/sample"]
-        assert tuple(output.shape) == tuple(recorded[f"{case}/y{stage}/shape"])
-        ours = output.reshape(-1)[:: int(recorded[f"{case}/y{stage}/step"])].numpy()
+        expected = arrays[f"{case}/y{stage}/sample"]
+        assert tuple(output.shape) == tuple(arrays[f"{case}/y{stage}/shape"])
+        ours = output.reshape(-1)[:: int(arrays[f"{case}/y{stage}/step"])].numpy()
         assert np.abs(ours - expected).max() < 1e-4 * expected.std()
 
 
 @pytest.mark.parametrize("tag", ["crowdpose", pytest.param("coco", marks=pytest.mark.full)])
-def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Path, fill: ModuleType, tag: str) -> None:
-    recorded = np.load(parity_folder / "pose_tiny.npz")
-    model = _filled(fill, HigherHRNet(TINY, 14 if tag == "crowdpose" else 17))
-    images = torch.from_numpy(fill.noise(recorded[f"{tag}/x_shape"], int(recorded[f"{tag}/x_seed"])))
+def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Path, tag: str) -> None:
+    arrays = np.load(parity_folder / "pose_tiny.npz")
+    model = filled(HigherHRNet(TINY, 14 if tag == "crowdpose" else 17))
+    images = noise(arrays[f"{tag}/x_shape"], arrays[f"{tag}/x_seed"])
 
     def check(outputs: list[Tensor], mode: str, tolerance: float) -> None:
         for stage, output in enumerate(outputs):
-            ours = output.detach().reshape(-1)[:: int(recorded[f"{tag}/{mode}/y{stage}/step"])].numpy()
-            expected = recorded[f"{tag}/{mode}/y{stage}/sample"]
+            ours = output.detach().reshape(-1)[:: int(arrays[f"{tag}/{mode}/y{stage}/step"])].numpy()
+            expected = arrays[f"{tag}/{mode}/y{stage}/sample"]
             assert np.abs(ours - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
     model.eval()
@@ -102,7 +62,6 @@ def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Pat
     # recording has such flips too: they change outputs by 1e-5 and the gradient of a tensor by up to 1%.
     model, images = model.double().train(), images.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    sample = partial(fill.sample, about=64)
     losses = []
     for step in range(3):
         outputs = model(images)
@@ -116,17 +75,17 @@ def test_a_small_net_evaluates_and_trains_as_the_official_one(parity_folder: Pat
             continue
         check(outputs, "train", 2e-5)
         large, apart = {}, []
-        for name, ours, expected in _sampled(gradients, _group(recorded, f"{tag}/train/grad"), sample):
+        for name, ours, expected in recorded(gradients, arrays, f"{tag}/train/grad", 64):
             largest = np.abs(expected).max()
             apart.append(np.abs(ours - expected).max() / (largest + 1e-12))
             assert apart[-1] < 2e-2, name
             # Adam's first step is lr * sign(gradient).
             large[name] = np.abs(expected) > 2e-2 * largest
         assert np.median(apart) < 1e-4
-        for name, ours, expected in _sampled(model.state_dict(), _group(recorded, f"{tag}/train/after"), sample):
+        for name, ours, expected in recorded(model.state_dict(), arrays, f"{tag}/train/after", 64):
             where = large.get(name, np.ones(np.shape(ours), bool))
             assert np.allclose(ours[where], expected[where], rtol=1e-5, atol=1e-6), name
-    for ours, expected, tolerance in zip(losses, recorded[f"{tag}/train/losses"], (1e-5, 2e-3, 1e-2), strict=True):
+    for ours, expected, tolerance in zip(losses, arrays[f"{tag}/train/losses"], (1e-5, 2e-3, 1e-2), strict=True):
         assert ours == pytest.approx(float(expected), rel=tolerance)
 
 

@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_images_without_ignored_pixels() -> None:
 def test_an_evaluation_and_a_prediction_are_drawn(tmp_path: Path) -> None:
     config = config_of()
     parts = build(config, json.loads(json.dumps(dataset_info(config))))
-    metric = evaluated(_finished(parts))
+    metric = evaluated(parts)
     assert 0 <= metric.result()["mIoU"] <= 1
     parts.draw(metric, parts.eval_data(), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"worst.png", "confusion.png"}
@@ -82,20 +82,3 @@ def test_an_evaluation_and_a_prediction_are_drawn(tmp_path: Path) -> None:
     if labels[int(y * 64 / 120), int(x * 64 / 90)]:
         assert drawn.getpixel((x, y)) != Image.open(path).getpixel((x, y))
     assert drawn.getpixel(background) == Image.open(path).getpixel(background)
-
-
-def _finished(parts: Any) -> Any:
-    """The parts with batches that are already normalized, as the engine gives them to the model."""
-    from dataclasses import replace
-
-    class Finished:
-        def __init__(self) -> None:
-            self.samples = parts.eval_data()
-
-        def __len__(self) -> int:
-            return len(self.samples)
-
-        def batch(self, *request: Any) -> Batch:
-            return self.samples.finish(self.samples.batch(*request))
-
-    return replace(parts, eval_data=Finished)

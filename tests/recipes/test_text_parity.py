@@ -2,7 +2,6 @@
 
 import json
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from samebits.recipes.text.data import ground_truths
 from samebits.recipes.text.loss import ctc_loss
 from samebits.recipes.text.model import Reader, crnn
 from samebits.recipes.text.recipe import build, dataset_info
+from tests.recipes.parity import filled, noise, recorded
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 PARITY, TEXTS = SHARED / "parity", SHARED / "data" / "text"
@@ -34,36 +34,9 @@ def load(name: str) -> Any:
     return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
 
 
-def fill(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Weights made from their names, by the fixtures' rule."""
-    values = {}
-    for name, shape in shapes.items():
-        z = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(tuple(shape))
-        if name.endswith("num_batches_tracked"):
-            z = np.zeros(tuple(shape), np.int64)
-        elif name.endswith("running_var"):
-            z = 1 + 0.2 * np.abs(z)
-        elif len(shape) == 1:
-            z = 1 + 0.1 * z if name.endswith("weight") else 0.1 * z
-        else:
-            z = z * math.sqrt(1 / math.prod(shape[1:]))
-        values[name] = torch.from_numpy(z if z.dtype == np.int64 else z.astype(np.float32))
-    return values
-
-
-def noise(shape: Any, seed: Any) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(int(seed)).standard_normal(tuple(shape)).astype(np.float32))
-
-
-def sample(values: np.ndarray[Any, Any], about: int) -> np.ndarray[Any, Any]:
-    return values.reshape(-1)[:: max(1, values.size // about) | 1]
-
-
 def network(name: str) -> Reader:
     facts = load("crnn_models.json")[name]
-    model = crnn(facts["num_classes"], 64, facts["num_hidden"])
-    model.load_state_dict(fill(facts["state"]), strict=True)
-    return model
+    return filled(crnn(facts["num_classes"], 64, facts["num_hidden"]))
 
 
 def log_probs(model: Reader, x: torch.Tensor) -> torch.Tensor:
@@ -76,20 +49,6 @@ def padded(targets: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> torc
     for row, part in zip(classes, np.split(targets, np.cumsum(lengths)[:-1]), strict=True):
         row[: len(part)] = torch.from_numpy(part.astype(np.int64))
     return classes
-
-
-@pytest.mark.parametrize("name", ["alphabet6736", "char_std5991", "small40"])
-def test_a_network_has_the_reference_s_names_shapes_and_size(name: str) -> None:
-    facts = load("crnn_models.json")[name]
-    model = crnn(facts["num_classes"], 64, facts["num_hidden"])
-    assert {key: list(value.shape) for key, value in model.state_dict().items()} == facts["state"]
-    assert list(model.state_dict()) == list(facts["state"])
-    assert sum(parameter.numel() for parameter in model.parameters()) == facts["params"]
-    filled = [tensor.double() for key, tensor in fill(facts["state"]).items() if "num_batches" not in key]
-    assert sum(float(tensor.sum()) for tensor in filled) == pytest.approx(facts["fill_check"]["sum"], rel=1e-9)
-    assert sum(float(tensor.abs().sum()) for tensor in filled) == pytest.approx(
-        facts["fill_check"]["abs_sum"], rel=1e-9
-    )
 
 
 def test_a_fresh_network_is_drawn_as_the_reference_s() -> None:
@@ -135,15 +94,11 @@ _TAKEN_OFF = ("cnn.conv2.bias", "cnn.conv4.bias", "cnn.conv6.bias")
 
 
 def check_group(
-    outputs: Any, group: str, tensors: dict[str, torch.Tensor], ignored: Mapping[str, np.ndarray[Any, Any]]
+    outputs: Any, group: str, tensors: Mapping[str, torch.Tensor | None], ignored: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
     """Each tensor's sample within a ten-thousandth of its largest value, but for the values that are ignored."""
-    offsets, samples = outputs[f"{group}/offsets"], outputs[f"{group}/samples"]
-    names = outputs[f"{group}/names"].tolist()
-    assert names == list(tensors)
-    for place, name in enumerate(names):
-        expected = samples[offsets[place] : offsets[place + 1]]
-        ours = sample(tensors[name].detach().contiguous().numpy(), 256)
+    assert outputs[f"{group}/names"].tolist() == list(tensors)
+    for name, ours, expected in recorded(tensors, outputs, group, 256):
         counts = ~ignored.get(name, np.zeros(len(ours), bool))
         # A bias before a batch norm has no gradient but rounding.
         largest = 1e-2 if name in _TAKEN_OFF else float(np.abs(expected).max())
@@ -175,9 +130,7 @@ def test_three_training_steps_are_the_reference_s() -> None:
         if step == 0:
             # Adam's first step is lr * sign(gradient): where that is rounding, so is the step.
             tiny = {
-                name: np.abs(sample(gradient.numpy(), 256)) <= 1e-6
-                for name, gradient in gradients.items()
-                if gradient is not None
+                name: np.abs(ours) <= 1e-6 for name, ours, _ in recorded(gradients, outputs, "small40/train/grad", 256)
             }
             check_group(outputs, "small40/train/after", model.state_dict(), tiny)
     np.testing.assert_allclose(losses, outputs["small40/train/losses"], rtol=1e-4)
@@ -228,21 +181,6 @@ def test_texts_are_encoded_as_the_reference_does() -> None:
         np.concatenate([toy.encode(text) for text in known["toy"]["list"]]).tolist() == known["toy"]["list_encoded"][0]
     )
     assert toy.encode(known["toy"]["word"]).tolist() == known["toy"]["word_encoded_crnn_pytorch"][0]
-
-
-@needs_texts
-def test_paths_are_decoded_as_the_reference_does() -> None:
-    known = load("crnn_labels.json")
-    alphabet = read_alphabet(TEXTS / "cc360" / "alphabet_6735.txt")
-    assert len(known["decode"]) == 24
-    for case in known["decode"]:
-        lengths, texts = np.array(case["lengths"]), case["text"] if isinstance(case["text"], list) else [case["text"]]
-        paths = padded(np.array(case["indices"]), lengths).numpy()
-        if case["raw"]:
-            shown = alphabet.show_paths(paths)
-            assert [text[:length] for text, length in zip(shown, lengths, strict=True)] == texts
-        else:
-            assert alphabet.decode_paths(paths, lengths) == texts
 
 
 @needs_texts

@@ -10,12 +10,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from samebits.data.keyed import keys
-from samebits.engine.parts import Parts
 from samebits.errors import ConfigError, DataError
 from samebits.recipes.text.config import Config, ModelConfig
 from samebits.recipes.text.model import build_model, crnn
 from samebits.recipes.text.recipe import build, dataset_info
-from tests.recipes.evaluated import evaluated
+from tests.recipes.evaluated import evaluated, trained
 
 
 def config_of(**given: Any) -> Config:
@@ -34,19 +33,6 @@ def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32))
     (folder / "l.tsv").write_text("".join(f"{number}.png\t{text}\n" for number, text in enumerate(texts)))
 
 
-def train(parts: Parts, num_epochs: int, lr: float) -> None:
-    """A loop without an engine: what the recipe hands over is enough to learn."""
-    data = parts.train_data()
-    optimizer = torch.optim.AdamW(parts.model.parameters(), lr=lr)
-    for epoch in range(num_epochs):
-        order = np.random.default_rng(epoch).permutation(len(data))
-        for indices in np.array_split(order, max(1, len(order) // 8)):
-            batch = data.batch(indices, keys(0, epoch, indices))
-            optimizer.zero_grad()
-            sum(parts.loss(parts.model(batch.inputs), batch).values()).backward()
-            optimizer.step()
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     texts = [f"{7 * number % 100:02d}" for number in range(1, 11)]
@@ -58,7 +44,7 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     found = dataset_info(config)
     torch.manual_seed(0)
     parts = build(config, found)
-    train(parts, 150, lr=1e-2)
+    trained(parts, torch.optim.AdamW(parts.model.parameters(), lr=1e-2), 150, 1)
     metric, data = evaluated(parts), parts.eval_data()
     assert metric.num_samples == 10
     assert metric.result()["line_accuracy"] > 0.9

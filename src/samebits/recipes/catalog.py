@@ -214,12 +214,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
 
 
 def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
-    """Load a recipe file.
-
-    Args:
-        path: The file.
-        named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
-    """
+    """Load a recipe file. If only FILE:LINE `named_in` names it, not the command line, it has to be trusted."""
     path, module = import_recipe(path, named_in)
     shown = short_path(path)
     config_class = getattr(module, "Config", RunConfig)

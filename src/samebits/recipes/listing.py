@@ -80,12 +80,7 @@ def whole_path(path: Path) -> str:
 
 
 def header_rows(rows: Mapping[str, str], dataset_info: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows for the header of a run, and those of a listing: samples left out, or in several places.
-
-    Args:
-        rows: The rows of the recipe; empty ones are left out.
-        dataset_info: The listing. Those of old run folders lack some parts.
-    """
+    """Return rows for the header of a run, and those of a listing: samples left out, or in several places."""
     found = {
         "skipped": skipped_row(list(dataset_info.get("skipped", ()))),
         "left out": left_out_row(dataset_info.get("left_out", {})),

@@ -63,11 +63,7 @@ def expand_user(text: str) -> Path:
 
 
 def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
-    """Check a recipe file, and import the bytes that were checked.
-
-    Args:
-        path: The file.
-        named_in: FILE:LINE that names it, if the command line does not. The file then has to be trusted.
+    """Check a recipe file, and import the bytes that were checked. One that FILE:LINE `named_in` names must be trusted.
 
     Returns:
         The resolved path, and the module.

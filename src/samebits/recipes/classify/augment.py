@@ -27,12 +27,7 @@ _AUGMENT = 1  # distinguishes this use of a sample's key from its crop and flip
 
 
 class Augmentation:
-    """The random operations of the settings.
-
-    Args:
-        config: The settings.
-        num_classes: C, for mixed targets.
-    """
+    """The random operations of the settings; `num_classes` is C, for mixed targets."""
 
     def __init__(self, config: AugmentConfig, num_classes: int) -> None:
         #: Operations on the bytes of a sample.
@@ -59,12 +54,7 @@ class Augmentation:
         self._mix_probability, self._num_classes = config.mix_probability, num_classes
 
     def augment(self, images: Tensor, keys: list[int]) -> None:
-        """Apply the operations on bytes to each image, in place.
-
-        Args:
-            images: (N, S, S, 3) bytes.
-            keys: The N keys of the samples.
-        """
+        """Apply the operations on bytes to each of (N, S, S, 3) images, in place, by the N keys of the samples."""
         if not self._image:
             return
         for image, sample_key in zip(images.permute(0, 3, 1, 2), keys, strict=True):

@@ -64,12 +64,7 @@ def _cell(name: str) -> str:
 
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
-    """Draw an image with the most likely classes below it, each with a bar for its probability.
-
-    Args:
-        path: The image file.
-        prediction: The result of `top_classes` for it.
-    """
+    """Draw an image with the most likely classes of `top_classes` below it, each with a bar for its probability."""
     image = Image.fromarray(read_rgb(path))
     image.thumbnail((720, 720))
     width, line_px, margin_px = max(image.width, 360), 26, 12

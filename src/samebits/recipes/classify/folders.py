@@ -123,11 +123,7 @@ def in_order(names: Collection[str]) -> list[str]:
 
 
 def order_row(classes: Sequence[str]) -> str:
-    """Describe the order of numbered classes, for the head of a run; empty if there is only one order.
-
-    Args:
-        classes: Names of the classes, in the order of the model's outputs.
-    """
+    """Describe the order of numbered classes of a model, for the head of a run; empty if there is only one order."""
     numbers = [name for name in classes if is_number(name)]
     if numbers and len(numbers) < len(classes):
         other = next(name for name in classes if not is_number(name))

@@ -106,10 +106,6 @@ class FileSet:
 def open_set(path: Path, config: DataConfig) -> ImageSet:
     """Open a path of the settings, whichever form it has.
 
-    Args:
-        path: The path.
-        config: Folder of images in CSV files, and columns of rows.
-
     Raises:
         ConfigError: A package is not installed, or there are no such columns.
         DataError: Files of rows are missing or damaged.

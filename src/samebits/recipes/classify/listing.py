@@ -20,11 +20,7 @@ from samebits.recipes.listing import find_faults, nearest_fix, some, whole_path
 
 
 def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
-    """List the images of the settings and split them.
-
-    Args:
-        config: The settings.
-        seed: Selects the validation images, if the settings do not name them.
+    """List the images of the settings and split them by the seed, if the settings do not name validation images.
 
     Raises:
         DataError: There are no images, or the splits do not match. The error names the path and the line of a CSV file.

@@ -14,10 +14,6 @@ from samebits.recipes.synthetic_shapes import SHAPES, draw_shape
 def make(config: MakeConfig, out: Path) -> str:
     """Write the dataset into an empty folder.
 
-    Args:
-        config: Number and size of the images.
-        out: An empty folder.
-
     Returns:
         A summary for the user, with the command that trains on it.
     """

@@ -21,11 +21,7 @@ from samebits.recipes.classify.stochastic_depth import drop_residual_blocks
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
-    """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C) logits.
-
-    Args:
-        config: The network, and which parameters are frozen.
-        num_classes: C.
+    """Build and initialize a network on the CPU, with frozen parts: (N, 3, H, W) -> (N, C) logits.
 
     Raises:
         ConfigError: There is no network of that name, it has no stochastic depth, or a pattern of model.freeze matches
@@ -136,12 +132,7 @@ def _from_timm(name: str, num_classes: int, drop_path: float) -> nn.Module:
 
 
 def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
-    """Describe the frozen parameters, for the header of a run; empty if there are none.
-
-    Args:
-        model: The network.
-        weights: The setting model.weights.
-    """
+    """Describe the frozen parameters, for the header of a run; empty if there are none. `weights` is the setting."""
     total = sum(parameter.numel() for parameter in model.parameters())
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
     if not frozen:

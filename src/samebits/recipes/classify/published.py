@@ -33,10 +33,7 @@ class _Published(NamedTuple):
 
 
 def find_published(name: str) -> dict[str, Any]:
-    """Find the weights of a network in the cache, or download them into it.
-
-    Args:
-        name: The setting `model.name`.
+    """Find the weights of a network, as in `model.name`, in the cache, or download them into it.
 
     Returns:
         What `dataset_info.json` stores: source, SHA-256, mean and standard deviation.

@@ -155,11 +155,7 @@ def place_sample(
 
 
 class EvalImages(_Images):
-    """Validation images at their own sizes, with their annotations.
-
-    Args:
-        source: The images.
-    """
+    """Validation images at their own sizes, with their annotations."""
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load a batch.

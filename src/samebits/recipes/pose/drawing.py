@@ -129,12 +129,7 @@ def _with_caption(image: Image.Image, caption: str) -> Image.Image:
 
 
 def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
-    """Yield the images of a batch, with the joints that the loss uses; masked areas are dark.
-
-    Args:
-        batch: A batch as the dataset returned it: inputs (N, 3, S, S).
-        skeleton: Which joints are connected.
-    """
+    """Yield the images (N, 3, S, S) of a batch, with the joints that the loss uses; masked areas are dark."""
     images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
     maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
     for row, image in enumerate(images):

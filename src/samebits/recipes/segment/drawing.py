@@ -29,11 +29,7 @@ _LINE_PX, _MARGIN_PX = 24, 12
 
 
 def paint(pixels: ByteArray, labels: ByteArray) -> ByteArray:
-    """Color the classes of an image; the first class keeps the image's colors, and ignored pixels are dark.
-
-    Args:
-        pixels: (H, W, 3).
-        labels: (H, W) classes.
+    """Color the (H, W) classes of an (H, W, 3) image; the first keeps its colors, and ignored pixels are dark.
 
     Returns:
         (H, W, 3) bytes.

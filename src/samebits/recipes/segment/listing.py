@@ -25,11 +25,7 @@ Dataset = CocoFile | MaskFolder
 
 
 def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
-    """List the images of the settings, and split them.
-
-    Args:
-        config: The settings.
-        seed: Selects the validation images, if the settings do not name them.
+    """List the images of the settings and split them by the seed, if the settings do not name validation images.
 
     Raises:
         DataError: There are no images, their masks or annotations are invalid, or the splits do not match.

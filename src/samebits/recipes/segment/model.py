@@ -59,11 +59,7 @@ def _double(channels_in: int, channels_out: int) -> nn.Sequential:
 
 
 class OnlyLogits(nn.Module):
-    """A segmentation network of torchvision, which returns a dict, with its logits as the only output.
-
-    Args:
-        net: The network.
-    """
+    """A segmentation network of torchvision, which returns a dict, with its logits as the only output."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

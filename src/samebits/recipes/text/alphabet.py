@@ -103,11 +103,6 @@ class Alphabet:
         ends = np.cumsum(counts.sum(axis=1)).tolist()
         return [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
-    def show_paths(self, paths: IntArray) -> list[str]:
-        """Format (N, T) classes as one character per time step, with "-" for blanks."""
-        table = np.concatenate([codes_of("-"), self._codes])
-        return [text_of(table[path]) for path in paths]
-
 
 def read_alphabet(path: Path) -> Alphabet:
     """Read an alphabet from a UTF-8 file: all characters on one line, or one per line.

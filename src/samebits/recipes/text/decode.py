@@ -51,14 +51,7 @@ def read(logits: Tensor, alphabet: Alphabet, beam_width: int = 1) -> list[str]:
 
 
 def _search(blanks: list[float], best: list[list[float]], classes: list[list[int]], width: int) -> tuple[int, ...]:
-    """Search for the most likely text of one line.
-
-    Args:
-        blanks: (T,) log-probabilities of the blank.
-        best: (T, K) log-probabilities of the K most likely classes.
-        classes: (T, K) these classes.
-        width: Texts kept after each time step.
-    """
+    """Find the most likely text of one line: (T,) scores of the blank, (T, K) of the K best classes, and these."""
     # Text -> (log-probability of its paths that end in a blank, of its paths that end in its last character). Only the
     # first kind can append that character once more; the second kind would merge with it.
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}

@@ -66,11 +66,7 @@ def normalize(images: Sequence[GrayArray], mean: float, std: float) -> Tensor:
 
 
 def nearest_width(widths: Sequence[int], sizes: npt.NDArray[np.float64]) -> IntArray:
-    """Find the width that changes the aspect ratio of each image least, at a height of 32 pixels.
-
-    Args:
-        widths: Candidates, ascending.
-        sizes: (N, 2) widths and heights of the images.
+    """Find the width, of ascending ones, that changes the aspect ratio of (N, 2) sizes least, at a height of 32 pixels.
 
     Returns:
         (N,) indices into `widths`.

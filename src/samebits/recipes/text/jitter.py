@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from samebits.data.opencv import cv2
 from samebits.recipes.text.config import HEIGHT_PX
 from samebits.recipes.text.images import GrayArray
-
-_FloatArray = npt.NDArray[np.float32]
 
 
 def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random.Generator) -> GrayArray:

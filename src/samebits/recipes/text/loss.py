@@ -60,11 +60,6 @@ def ctc_loss(logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor
     return losses
 
 
-def num_steps_needed(classes: Tensor) -> int:
-    """Return the minimum number of time steps of (L,) classes: equal neighbors need a blank between them."""
-    return len(classes) + int((classes[1:] == classes[:-1]).sum())
-
-
 class _Ctc(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor) -> Tensor:
