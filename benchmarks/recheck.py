@@ -36,7 +36,6 @@ from samebits.config.sections import WatchConfig
 from samebits.data.loader import Loader
 from samebits.engine.job import Job
 from samebits.engine.step import run_step
-from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.recheck import RecheckedReducer
 
 FLIPPED = 20  # one micro-batch in this many
@@ -60,12 +59,13 @@ def flipping(seed: int, one_in: int = FLIPPED) -> Iterator[None]:
     """Flip a random bit of one leaf in `one_in`, after the backward pass and before anything looks at it."""
     rng, real = random.Random(seed), RecheckedReducer._end
 
-    def end(reducer: RecheckedReducer, bucket: Bucket, leaf: Leaf) -> None:
+    def end(reducer: RecheckedReducer, number: int) -> None:
+        bucket, leaf = reducer._sum.buckets[number], reducer._sum.leaves[number]
         if rng.randrange(one_in) == 0:
             used = bucket.tail_start + bucket.tail_length
             bits = leaf.flat.values[:used].view(torch.int32)
             bits[rng.randrange(used)] ^= 1 << rng.randrange(31)
-        real(reducer, bucket, leaf)
+        real(reducer, number)
 
     with patch.object(RecheckedReducer, "_end", end):
         yield

@@ -11,7 +11,6 @@ from benchmarks import recheck as benchmark
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.engine.replica_check import ReplicaCheck
-from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
@@ -27,14 +26,15 @@ def carry_out_with_flips(
     """Train while a rank flips a bit of the leaves that it ends, counted from 0; None: of all, `at` itself else."""
     real, count = RecheckedReducer._end, -1
 
-    def end(reducer: RecheckedReducer, bucket: Bucket, leaf: Leaf) -> None:
+    def end(reducer: RecheckedReducer, number: int) -> None:
         nonlocal count
         count += 1
+        leaf = reducer._sum.leaves[number]
         if world.rank == guilty and (at is None or count in at):
             tail = torch.split(leaf.flat.tail, reducer._sizes)
             values = {"gradient": leaf.flat.values[:8], "loss": tail[1], "buffer": tail[3]}[where]
             values.view(torch.int32)[0] ^= 1 << bit
-        real(reducer, bucket, leaf)
+        real(reducer, number)
 
     with patch.object(RecheckedReducer, "_end", end):
         return carry_out(world, path, config)

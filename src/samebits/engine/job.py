@@ -20,14 +20,12 @@ from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress, StepResult
 from samebits.metrics.early_stop import last_step
 from samebits.module.ema import ModelEma
-from samebits.parallel.reduce import Reducer
 from samebits.parallel.replica import Replica
+from samebits.parallel.step_sum import StepSum
 from samebits.provenance.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from samebits.module.compiled import Compiled
-    from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
-    from samebits.parallel.sharded import ShardedReducer
 
 # Fixed, because buffers and messages are sized before the first loss is known.
 MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
@@ -43,7 +41,7 @@ class Job:
     model: nn.Module  #: `parts.model`, on the device.
     optimizer: Optimizer  #: The optimizer of the trainable parameters.
     replica: Replica  #: A whole copy of the model, or this rank's shards.
-    reducer: Reducer | ShardedReducer | ExactShardedReducer  #: Sums a step over the world.
+    reducer: StepSum  #: Sums a step over the world.
     order: Order  #: The sample order.
     train_data: Samples  #: The training samples.
     eval_data: Samples  #: The validation samples.

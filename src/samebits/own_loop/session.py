@@ -32,7 +32,6 @@ from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop import mistakes
-from samebits.own_loop.gradients import StepNodes
 from samebits.own_loop.habits import Habits
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
@@ -82,7 +81,7 @@ class ExactLoop:
             self._trained[0].buffers = self._buffers
         self._owners: dict[nn.Parameter, Trained] = {}
         self._round, self._is_backward = 0, False
-        self._nodes: StepNodes | None = None
+        self._step: Step | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
         self._trial = trial_of(world)
@@ -127,7 +126,7 @@ class ExactLoop:
         """
         self.habits.end_body(self._round)
         self._finish()
-        if self._nodes is None or self._nodes.step is not step:
+        if self._step is not step:
             self._begin_step(step)
         else:
             self._buffers.drop_changes()
@@ -158,8 +157,8 @@ class ExactLoop:
         if not all(trained.is_closed for trained in self._trained):
             self._close()
         if self.is_last and not self.has_acted:
-            assert self._nodes is not None
-            self.habits.check_calls(self._trained, self._nodes.step)
+            assert self._step is not None
+            self.habits.check_calls(self._trained, self._step)
             for trained in self._trained:
                 trained.complete(self._current)
             self._act()
@@ -170,14 +169,14 @@ class ExactLoop:
         return self.is_last
 
     def _end_step(self) -> None:
-        assert self._nodes is not None
+        assert self._step is not None
         if self.habits.num_forwards:  # after the update: before it they were counted as those of the body
             self._buffers.drop_changes()
-        self.habits.end_step(self._trained, self._nodes.step)
+        self.habits.end_step(self._trained, self._step)
 
     def leave(self) -> None:
         """Leave the loop, also in the middle of a step, which is then dropped."""
-        self._current = self._nodes = self._guard.micro_batch = None
+        self._current = self._step = self._guard.micro_batch = None
         self.habits.num_forwards = 0
         self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
@@ -189,9 +188,9 @@ class ExactLoop:
 
     def place(self) -> tuple[int, int] | None:
         """Return how many micro-batches of the current step have begun on this rank, and how many it has."""
-        if self._nodes is None or self._current is None:
+        if self._step is None or self._current is None:
             return None
-        bodies = self._nodes.step.micro_batches
+        bodies = self._step.micro_batches
         return 1 + next(i for i, each in enumerate(bodies) if each is self._current), len(bodies)
 
     def has_loaded_state(self) -> bool:
@@ -253,8 +252,8 @@ class ExactLoop:
         trained.is_closed = self.habits.has_trained = True
         trained.num_calls += 1
         if self.is_last:
-            assert self._nodes is not None
-            self.habits.check_calls([trained], self._nodes.step)
+            assert self._step is not None
+            self.habits.check_calls([trained], self._step)
             trained.complete(self._current)
             trained.is_pending = not is_skipped
         if not all(each.is_closed for each in self._trained):
@@ -287,13 +286,13 @@ class ExactLoop:
 
     def _begin_step(self, step: Step) -> None:
         self._guard.begin_step(with_values=self.habits.is_first_step)
-        self._nodes = StepNodes.of(step, self._world)
+        self._step = step
         self._after = []
         self.habits.begin_step()
         self._refresh()
         for trained in self._trained:
-            trained.begin_step(self._nodes)
-        self._buffers.begin_step(self._nodes)
+            trained.begin_step(step)
+        self._buffers.begin_step(step)
         self._world.activity.begin_step(step.number, self._world.device)
 
     def _refresh(self) -> None:
@@ -351,8 +350,8 @@ class ExactLoop:
 
     def _act(self) -> None:
         """Update buffers and weights, with all that follows the optimizers."""
-        assert self._nodes is not None and self._current is not None  # noqa: PT018
-        step = self._nodes.step
+        assert self._step is not None and self._current is not None  # noqa: PT018
+        step = self._step
         self._world.activity.end_work(sum(each.weight > 0.0 for each in step.micro_batches))
         self._buffers.finish_reduce(self._current)
         self.habits.num_forwards = 0

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.data.order import MicroBatch
+from samebits.data.order import MicroBatch, Step
 from samebits.frames import callers, is_user
-from samebits.own_loop.gradients import JOINED_BYTES, StepNodes
 from samebits.parallel.bucket import Bucket
+from samebits.parallel.bucket_sum import JOINED_BYTES, nodes_of
 from samebits.parallel.exchange.halving import make_all_reduce
 from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
@@ -45,11 +45,11 @@ class BufferSum:
         self._joined: set[int] = set()
         self._num_used = 0
         self._done: list[MicroBatch] = []
-        self._nodes: StepNodes | None = None
+        self._step: Step | None = None
 
-    def begin_step(self, nodes: StepNodes) -> None:
+    def begin_step(self, step: Step) -> None:
         """Start a step."""
-        self._nodes, self._num_used, self._exchanges, self._done = nodes, 0, [], []
+        self._step, self._num_used, self._exchanges, self._done = step, 0, [], []
         self._joined = set()
         self._buffers.start_step()
 
@@ -103,13 +103,13 @@ class BufferSum:
         Args:
             num_turns: How many backward passes the micro-batch has had.
         """
-        assert self._nodes is not None
+        assert self._step is not None
         while len(self._exchanges) < min(num_turns, self._num_used):
             number = len(self._exchanges)
             if number in self._joined:
                 self._exchanges.append(None)
                 continue
-            exchange = make_all_reduce(self._buckets[number], self._world, self._nodes.nodes, bucket_tag(number))
+            exchange = make_all_reduce(self._buckets[number], self._world, nodes_of(self._step), bucket_tag(number))
             exchange.start()
             self._exchanges.append(exchange)
 
@@ -136,12 +136,12 @@ class BufferSum:
             self._buffers.reset()
 
     def _begin_turn(self) -> None:
-        assert self._nodes is not None
+        assert self._step is not None
         if self._num_used == len(self._buckets):
             self._buckets.append(Bucket([], self._length, self._world.size, True, self._world.device))
         bucket = self._buckets[self._num_used]
         self._num_used += 1
-        bucket.start_step(self._nodes.step.leaves[self._world.rank])
+        bucket.start_step(self._step.leaves[self._world.rank])
         for micro_batch in self._done:
             self._enter(bucket, micro_batch, None)
 
@@ -153,8 +153,8 @@ class BufferSum:
     def _enter(self, bucket: Bucket, micro_batch: MicroBatch, change: Tensor | None) -> None:
         if micro_batch.weight == 0.0:
             return
-        assert self._nodes is not None
-        count = self._nodes.step.num_micro_batches
+        assert self._step is not None
+        count = self._step.num_micro_batches
         leaf = bucket.start_leaf(micro_batch.index, count)
         leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
         bucket.end_leaf(leaf, count)

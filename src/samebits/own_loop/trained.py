@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samebits.cluster.world import World
-from samebits.data.order import MicroBatch
+from samebits.data.order import MicroBatch, Step
 from samebits.errors import ConfigError, TrainError
-from samebits.own_loop.gradients import GradientSum, StepNodes
+from samebits.own_loop.gradients import GradientSum
 from samebits.own_loop.state_sum import BufferSum
 from samebits.parallel.bucket import is_dense
 
@@ -56,7 +56,7 @@ class Trained:
         self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
         self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
         self._replaced: list[Tensor | None] = []  # gradients of the last micro-batch alone
-        self._nodes: StepNodes | None = None
+        self._step: Step | None = None
         self._done: list[MicroBatch] = []
 
     @property
@@ -98,9 +98,9 @@ class Trained:
         self.parameters, self._sums = parameters, {}
         return parameters
 
-    def begin_step(self, nodes: StepNodes) -> None:
+    def begin_step(self, step: Step) -> None:
         """Start a step."""
-        self._nodes, self._done, self._active, self._totals = nodes, [], {}, {}
+        self._step, self._done, self._active, self._totals = step, [], {}, {}
         self.num_calls, self.is_pending = 0, False
         self._void, self.settings = set(), self.read_settings()
 
@@ -208,11 +208,11 @@ class Trained:
         return [self._sums[turn].norm for turn, is_reduced in self._active.items() if is_reduced]
 
     def _activate(self, turn: int) -> None:
-        assert self._nodes is not None
+        assert self._step is not None
         if turn not in self._sums:
             number = 1 + turn * self._num_optimizers + self._number  # 0 is that of the buffers
             self._sums[turn] = GradientSum(self.parameters, self._world, number)
-        self._sums[turn].begin_step(self._nodes)
+        self._sums[turn].start_step(self._step)
         self._active[turn] = False
         for micro_batch in self._done:
             self._sums[turn].skip_leaf(micro_batch)
@@ -222,14 +222,14 @@ class Trained:
         if micro_batch.weight == 0.0:
             return
         if total.is_open:
-            total.end_leaf()
+            total.close_leaf()
         elif total.next_leaf <= micro_batch.index:
             total.skip_leaf(micro_batch)
 
     def _start_reduce(self, turn: int, micro_batch: MicroBatch) -> None:
         total = self._sums[turn]
         joined = self.buffers.join(turn, micro_batch) if self.buffers is not None and total.can_join else None
-        total.start_reduce(joined)
+        total.start_all(joined)
 
     def _reduce(self, turn: int) -> None:
         if self._active[turn]:

@@ -33,7 +33,6 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Order, Step
 from samebits.data.rechecks import Recheck
 from samebits.errors import TrainError
-from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.checksum import checksum
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.reduce import Reducer
@@ -95,8 +94,7 @@ class RecheckedReducer(Reducer):
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Context of one forward and backward pass; see `Reducer.micro_batch`. A repeat adds nothing to the step."""
         with super().micro_batch(micro_batch):
-            assert self._open is not None
-            leaves = self._open.leaves
+            leaves = self._sum.leaves
             yield
         sums = [leaf.checksum for leaf in leaves if leaf.checksum is not None]
         if sums:
@@ -133,23 +131,22 @@ class RecheckedReducer(Reducer):
             raise self._error(step, disputes, "the run stopped, because results differed again when it was repeated")
         self.notify(error)
 
-    def _start_leaf(self, bucket: Bucket, micro_batch: MicroBatch) -> Leaf:
-        if not micro_batch.is_repeat and micro_batch.index not in self._watched:
-            return super()._start_leaf(bucket, micro_batch)
-        assert self._step is not None, "begin(step) comes first"
-        return bucket.start_leaf(micro_batch.index, self._step.num_micro_batches, is_alone=True)
+    def _enter(self, micro_batch: MicroBatch) -> None:
+        is_alone = micro_batch.is_repeat or micro_batch.index in self._watched
+        self._sum.start_leaves(micro_batch.index, is_alone=is_alone)
+        self._now = micro_batch
 
-    def _end(self, bucket: Bucket, leaf: Leaf) -> None:
-        assert self._open is not None
-        is_repeat = self._open.micro_batch.is_repeat
-        if is_repeat or leaf.index in self._watched:
+    def _end(self, number: int) -> None:
+        assert self._now is not None
+        bucket, leaf = self._sum.buckets[number], self._sum.leaves[number]
+        if self._now.is_repeat or leaf.index in self._watched:
             bucket.fill_missing(leaf)
             bucket.zero_gaps(leaf)
             leaf.checksum = checksum(leaf.flat.values)
-        if is_repeat:
+        if self._now.is_repeat:
             bucket.drop_leaf(leaf)
         else:
-            super()._end(bucket, leaf)
+            super()._end(number)
 
     def _compare(self, step: Step) -> list[tuple[Recheck, int, int]]:
         """Return the rechecks whose two checksums differ, with both; equal on all ranks."""

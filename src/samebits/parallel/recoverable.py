@@ -13,7 +13,6 @@ from __future__ import annotations
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.world import World
 from samebits.data.order import Step
-from samebits.parallel.bucket import Bucket, Leaf
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.reduce import Reducer
 from samebits.parallel.tree import Node
@@ -31,7 +30,7 @@ class RecoverableReducer(Reducer):
     @property
     def num_bytes(self) -> int:
         """Size of the buckets in a message."""
-        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
+        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._sum.buckets)
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start or continue a step; see `Reducer.begin`."""
@@ -57,11 +56,11 @@ class RecoverableReducer(Reducer):
         """
         if not self._is_open:
             return ()
-        self._open = None
+        self._now = None
         self._buffers.reset()
         # Within a backward pass, a micro-batch has ended in some buckets only: then no sum is whole in all of them.
-        nodes = {tuple(node for node, _ in bucket.nodes) for bucket in self._buckets}
-        has_added = any(not isinstance(each, TreeAllReduce) or each.has_added for each in self._exchanges)
+        nodes = {tuple(node for node, _ in bucket.nodes) for bucket in self._sum.buckets}
+        has_added = any(not isinstance(each, TreeAllReduce) or each.has_added for each in self._sum.exchanges)
         return () if has_added or len(nodes) != 1 else nodes.pop()
 
     def drop_step(self) -> None:
@@ -70,18 +69,17 @@ class RecoverableReducer(Reducer):
 
     def move_to(self, world: World) -> None:
         """Continue in another world."""
-        self._world = world
+        self._world = self._sum.world = world
         if self._layer_sums is not None:
             self._layer_sums.move_to(world)
 
-    def _end(self, bucket: Bucket, leaf: Leaf) -> None:
-        assert self._step is not None
-        if self._lost is not None or self._step.division.held:
+    def _end(self, number: int) -> None:
+        if self._lost is not None or self._present.division.held:
             # Micro-batches of a resumed step are in any order: its buckets are sent in `reduce`.
-            bucket.end_leaf(leaf, self._step.num_micro_batches)
+            self._sum.end_leaf(number, may_send=False)
             return
         try:
-            super()._end(bucket, leaf)
+            super()._end(number)
         except RuntimeError as error:
             if not is_lost_peer(error):
                 raise

@@ -6,7 +6,7 @@ The engine works on the protocol `Replica` and rarely needs to know which one it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,7 @@ from samebits.malloc import keep_freed_memory
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
-
-if TYPE_CHECKING:
-    from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
-    from samebits.parallel.sharded import ShardedReducer
+from samebits.parallel.step_sum import StepSum
 
 
 class Replica(Protocol):
@@ -40,9 +37,7 @@ class Replica(Protocol):
     def trained(self) -> nn.Module:
         """The module whose parameters the optimizer updates."""
 
-    def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
-    ) -> Reducer | ShardedReducer | ExactShardedReducer:
+    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> StepSum:
         """Create the object that sums a step over the world; called by all ranks together.
 
         Args:

@@ -9,9 +9,7 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -22,14 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.order import MicroBatch, Order, Step
-from samebits.data.seeding import seed_forward
+from samebits.data.order import Order, Step
 from samebits.parallel.blocks import shard_blocks
-from samebits.parallel.layer_sums import Suspects
-from samebits.parallel.running import RunningBuffers
 from samebits.parallel.sharded_replica import ShardedReplica, prepare_sharding
-
-T = TypeVar("T")
+from samebits.parallel.step_sum import StepSum
 
 
 class Shards(ShardedReplica):
@@ -114,8 +108,8 @@ class Shards(ShardedReplica):
                 yield self.parameters[name], tensor
 
 
-class ShardedReducer:
-    """The counterpart of `Reducer` for a sharded model, with the same methods. Takes steps with padding.
+class ShardedReducer(StepSum):
+    """The sum over shards of a model. Takes steps with padding.
 
     Args:
         model: Sharded.
@@ -125,48 +119,29 @@ class ShardedReducer:
     """
 
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, num_extras: int) -> None:
-        self._world, self._shards = world, shards
-        self._buffers = RunningBuffers(model)
+        super().__init__(model, world, num_extras)
+        self._shards = shards
         self._sizes = [1, 1, num_extras, len(self._buffers)]  # the flag, the norm's square, extras, buffers
-        self._loss_scale = 1.0
-        self._step: Step | None = None
-        self._now: MicroBatch | None = None
         self._tail = torch.zeros(sum(self._sizes), dtype=torch.float64, device=world.device)
-        self.extras: list[float] = []
-        self.flag = self.norm = 0.0
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
-        """Start a step; see `Reducer.begin`."""
-        self._step, self._loss_scale, self._now = step, loss_scale, None
-        self._buffers.start_step()
+        """See `StepSum.begin`."""
+        super().begin(step, loss_scale)
         self._tail.zero_()
         for shard, sharded in self._shards.gradients():
             shard.grad = sharded.grad = None
 
-    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
-        """Call `body(micro_batch)` for each pass of this rank; see `Reducer.run`."""
-        assert self._step is not None, "begin(step) comes first"
-        return [body(micro_batch) for micro_batch in self._step.micro_batches]
-
-    @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Context of one forward and backward pass; see `Reducer.micro_batch`."""
-        self._now = micro_batch
-        seed_forward(micro_batch.forward_key, self._world.device)
-        yield
-
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """See `Reducer.backward`. fully_shard sums the gradients over the ranks."""
-        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
-        weight = self._now.weight
+        """See `StepSum.backward`. fully_shard sums the gradients over the ranks."""
+        weight = self._weight
         (loss * (weight * self._loss_scale)).backward()
-        extras = torch.zeros(self._sizes[2], device=self._tail.device) if extras is None else extras.detach()
+        extras = torch.zeros(self._num_extras, device=self._tail.device) if extras is None else extras.detach()
         values = torch.cat([extras.new_zeros(2), extras.float(), self._buffers.take_change()])
         if weight:  # 0 in a padding pass, whose values may not be finite: 0 * inf would be nan
             self._tail.add_(values, alpha=weight)
 
     def reduce(self, flag: float = 0.0) -> None:
-        """Finish the sums over all ranks; see `Reducer.reduce`. Sets `grad` of the shards' parameters."""
+        """Finish the sums over all ranks; see `StepSum.reduce`. Sets `grad` of the shards' parameters."""
         squares = []
         for shard, sharded in self._shards.gradients():
             if sharded.grad is None:
@@ -189,11 +164,7 @@ class ShardedReducer:
         self.flag, self.norm, self.extras = numbers[0], numbers[1] ** 0.5, numbers[2:]
 
     def scale(self, factor: float) -> None:
-        """Multiply the step's gradient."""
+        """See `StepSum.scale`."""
         for shard, _ in self._shards.gradients():
             if shard.grad is not None:
                 shard.grad.mul_(factor)
-
-    def undo_buffers(self) -> None:
-        """Reset the model's buffers, to drop the step."""
-        self._buffers.reset()

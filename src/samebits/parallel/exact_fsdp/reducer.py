@@ -6,23 +6,18 @@ time, and an owner adds them as they come. It keeps about log2(micro-batches) su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.data.order import MicroBatch, Step
-from samebits.data.seeding import seed_forward
+from samebits.data.order import Step
 from samebits.parallel.exact_fsdp.unit import ShardUnit
-from samebits.parallel.layer_sums import Suspects
-from samebits.parallel.running import RunningBuffers
+from samebits.parallel.step_sum import StepSum
 from samebits.parallel.tree import Node, push
-
-T = TypeVar("T")
 
 
 class SplitModel(Protocol):
@@ -39,8 +34,8 @@ class SplitModel(Protocol):
         """See `ExactShards.end_pass`."""
 
 
-class ExactShardedReducer:
-    """The counterpart of `Reducer` for a sharded model in exact mode, with the same methods.
+class ExactShardedReducer(StepSum):
+    """The sum over shards of a model in exact mode.
 
     Args:
         shards: The sharded model; `reduce` sets the `grad` of this rank's parts.
@@ -58,10 +53,10 @@ class ExactShardedReducer:
         world: World,
         num_extras: int,
     ) -> None:
-        self._shards, self._world = shards, world
+        super().__init__(shards.module, world, num_extras)
+        self._shards = shards
         # In the order of `Reducer`, which sends the last ones first: the gradient's norm is then the same sum.
         self._trained, self._owners = list(reversed(trained)), torch.tensor(list(reversed(owners)))
-        self._buffers = RunningBuffers(shards.module)
         self._sizes = [num_extras, len(trained), len(self._buffers)]
         # Backward reaches the last block first, and what is outside of all blocks last.
         blocks = shards.units[: shards.num_blocks]
@@ -70,59 +65,37 @@ class ExactShardedReducer:
             for piece in unit.pieces.values():
                 for parameter in piece.trained:
                     parameter.register_post_accumulate_grad_hook(self._hook(unit))
-        self._step: Step | None = None
-        self._now: MicroBatch | None = None
-        self._loss_scale, self._num_started = 1.0, 0
+        self._num_started = 0
         self._used: set[nn.Parameter] = set()
         self._tails: list[Tensor] = []
-        self.extras: list[float] = []
-        self.flag = self.norm = 0.0
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
-        """Start a step; see `Reducer.begin`."""
-        self._step, self._loss_scale, self._now, self._tails = step, loss_scale, None, []
-        self._buffers.start_step()
+        """See `StepSum.begin`."""
+        super().begin(step, loss_scale)
+        self._tails = []
         self._shards.end_pass()
         for unit in self._units:
             unit.start_step()
         for parameter, part in self._trained:
             parameter.grad = part.grad = None
 
-    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
-        """Call `body(micro_batch)` for each pass of this rank; see `Reducer.run`."""
-        assert self._step is not None, "begin(step) comes first"
-        return [body(micro_batch) for micro_batch in self._step.micro_batches]
-
-    @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Context of one forward and backward pass; see `Reducer.micro_batch`."""
-        self._now = micro_batch
-        seed_forward(micro_batch.forward_key, self._world.device)
-        try:
-            yield
-        finally:
-            self._now = None
-
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """See `Reducer.backward`. Sends the micro-batch's weighted gradients to their owners."""
-        assert self._step is not None, "begin(step) comes first"
-        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
-        weight, self._num_started, self._used = self._now.weight, 0, set()
+        """See `StepSum.backward`. Sends the micro-batch's weighted gradients to their owners."""
+        weight, self._num_started, self._used = self._weight, 0, set()
         for unit in self._units:
             unit.start_pass()
         self._shards.begin_backward()
         (loss * (weight * self._loss_scale)).backward()
         self._start(len(self._units))
-        self._units[-1].finish_reduce(self._step.num_micro_batches)
+        self._units[-1].finish_reduce(self._present.num_micro_batches)
         self._shards.end_pass()
         touched = [float(parameter in self._used) for parameter, _ in self._trained]
-        extras = torch.zeros(self._sizes[0], device=loss.device) if extras is None else extras
+        extras = torch.zeros(self._num_extras, device=loss.device) if extras is None else extras
         tail = [extras.detach().float(), torch.tensor(touched).to(loss.device), self._buffers.take_change()]
         self._tails.append(torch.cat(tail).mul_(weight))
 
     def reduce(self, flag: float = 0.0) -> None:
-        """Finish the sums over all ranks; see `Reducer.reduce`. Sets `grad` of this rank's parts."""
-        assert self._step is not None, "begin(step) comes first"
+        """See `StepSum.reduce`. Sets `grad` of this rank's parts."""
         gradients: dict[nn.Parameter, Tensor] = {}
         for unit in self._units:
             gradients |= unit.owned_gradients()
@@ -151,14 +124,10 @@ class ExactShardedReducer:
             part.grad = gradient if count > 0 else None
 
     def scale(self, factor: float) -> None:
-        """Multiply the step's gradient."""
+        """See `StepSum.scale`."""
         for _, part in self._trained:
             if part.grad is not None:
                 part.grad.mul_(factor)
-
-    def undo_buffers(self) -> None:
-        """Reset the model's buffers, to drop the step."""
-        self._buffers.reset()
 
     def _hook(self, unit: ShardUnit) -> Callable[[Tensor], None]:
         def take(parameter: Tensor) -> None:
@@ -183,19 +152,17 @@ class ExactShardedReducer:
 
     def _start(self, stop: int) -> None:
         """Start the reduction of all units before `stop`. One at a time is under way: each takes memory."""
-        assert self._step is not None
         leaves = self._leaves()
         for number in range(self._num_started, stop):
             if number > 0:
-                self._units[number - 1].finish_reduce(self._step.num_micro_batches)
+                self._units[number - 1].finish_reduce(self._present.num_micro_batches)
             self._units[number].start_reduce(leaves)
         self._num_started = max(self._num_started, stop)
 
     def _leaves(self) -> list[int | None]:
         """Return the micro-batch of each rank in the current pass; None for a pass with weight 0."""
-        assert self._step is not None
         number = len(self._tails)
-        return [mine[number] if number < len(mine) else None for mine in self._step.leaves]
+        return [mine[number] if number < len(mine) else None for mine in self._present.leaves]
 
     def _add_tails(self, tails: Tensor) -> Tensor:
         """Add the values behind the gradients in tree order.
@@ -206,8 +173,7 @@ class ExactShardedReducer:
         Returns:
             (length,) the sum over the step's micro-batches.
         """
-        assert self._step is not None
-        num_leaves, stack = self._step.num_micro_batches, list[tuple[Node, Tensor]]()
+        num_leaves, stack = self._present.num_micro_batches, list[tuple[Node, Tensor]]()
         # By micro-batch: in each pass, the ranks have neighboring ones (`division.IN_TURN`).
         in_order = tails.reshape(self._world.size, len(self._tails), -1).transpose(0, 1).reshape(-1, sum(self._sizes))
         for leaf in range(num_leaves):
