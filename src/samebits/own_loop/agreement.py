@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,45 +29,25 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
     Raises:
         TrainError: They differ; the same error on all ranks.
     """
-    if world.size == 1:
-        return
-    # One digest first, since all state would be sent to all ranks otherwise.
-    sums = checksums(loop.state())
-    if collectives.are_equal(world, (loop.step, sums)):
-        return
-    by_rank = collectives.all_gather_object(world, {"position": loop.step, **sums})
-    names = list(dict.fromkeys(name for own in by_rank for name in own))
-    differing = [name for name in names if len({own.get(name) for own in by_rank}) > 1]
-    raise TrainError(
-        f"the ranks differ after step {loop.step:,}: first in {differing[0]}, {len(differing)} of {len(names)} in all",
-        where=", ".join(f"rank {rank}: {own.get(differing[0])}" for rank, own in enumerate(by_rank))[:300],
-        cause="The script changes weights or optimizers on one rank only, or ranks loaded other checkpoints.",
-        fix="Do on every rank what changes the model. Before a validation, call model.eval().",
-    )
+    if world.size > 1 and (names := _compare(world, {"position": loop.step, **checksums(loop.state())})):
+        first, values = next(iter(names.items()))
+        raise TrainError(
+            f"the ranks differ after step {loop.step:,}: first in {first}, {len(names)} in all",
+            where=values,
+            cause="The script changes weights or optimizers on one rank only, or ranks loaded other checkpoints.",
+            fix="Do on every rank what changes the model. Before a validation, call model.eval().",
+        )
 
 
-def check_same_script(world: World, settings: dict[str, Any]) -> None:
+def check_same_script(world: World, settings: Mapping[str, Any]) -> None:
     """Compare the script, its modules and the settings of `exact` between the ranks. Called on all of them.
-
-    Args:
-        world: The ranks.
-        settings: The settings, plain values by name.
 
     Raises:
         TrainError: They differ; the same error on all ranks.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # a notebook has none
-    mine = {**{name: str(value) for name, value in settings.items()}, **code_digests(script)}
-    mine["version of torch"] = torch.__version__
-    if collectives.are_equal(world, mine):
-        return
-    by_rank = collectives.all_gather_object(world, mine)
-    names = {name for own in by_rank for name in own}
-    # What all ranks have is named first: a script in another folder also lacks the files of its folder.
-    names_in_order = sorted(names, key=lambda name: (any(name not in own for own in by_rank), name))
-    difference = _difference(names_in_order, by_rank)
-    if difference is not None:
-        name, values = difference
+    mine = {**settings, **code_digests(script), "version of torch": torch.__version__}
+    for name, values in _compare(world, mine).items():
         raise TrainError(
             f"the ranks differ in {name}",
             given=values,
@@ -90,21 +70,30 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     Raises:
         DataError: They differ; the same error on all ranks.
     """
-    if world.size == 1:
-        return
-    mine = _describe(source, seed)
-    if collectives.are_equal(world, mine):
-        return
-    by_rank = collectives.all_gather_object(world, mine)
-    difference = _difference(dict.fromkeys(name for own in by_rank for name in own), by_rank)
-    if difference is not None:
-        name, values = difference
+    for name, values in (_compare(world, _describe(source, seed)) if world.size > 1 else {}).items():
         raise DataError(
             f"the ranks have different data: {name}",
             given=values,
             cause="A split or a shuffle without a seed, or other files on one machine.",
             fix="Seed everything that chooses samples, and give all ranks the same files.",
         )
+
+
+def _compare(world: World, mine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names under which ranks have different values, with these values as text. Called on all ranks."""
+    # One digest first, since all values would be sent to all ranks otherwise.
+    if collectives.are_equal(world, mine):
+        return {}
+    by_rank = collectives.all_gather_object(world, mine)
+    names = dict.fromkeys(name for own in by_rank for name in own)
+    # What all ranks have is named first: a script in another folder also lacks the files of its folder.
+    in_order = sorted(names, key=lambda name: any(name not in own for own in by_rank))
+    values = {name: [str(own.get(name, "missing")) for own in by_rank] for name in in_order}
+    return {
+        name: ", ".join(f"rank {rank}: {value[:20]}" for rank, value in enumerate(found))[:300]
+        for name, found in values.items()
+        if len(set(found)) > 1
+    }
 
 
 def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
@@ -122,12 +111,3 @@ def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
         finally:
             loader.close()
     return found
-
-
-def _difference(names: Iterable[str], by_rank: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
-    """Return the first of some names under which ranks have different values, with the values as text."""
-    for name in names:
-        values = [own.get(name, "missing") for own in by_rank]
-        if len(set(values)) > 1:
-            return name, ", ".join(f"rank {rank}: {value[:16]}" for rank, value in enumerate(values))[:300]
-    return None

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from samebits.data.order import Step
 from samebits.errors import TrainError
-from samebits.own_loop import mistakes
 from samebits.own_loop.trained import Trained
+
+_CALL_IN_EVERY_PASS = (
+    "Call optimizer.step() in every pass; global_batch already accumulates. For several steps use loader.step."
+)
 
 
 class Habits:
@@ -80,7 +83,12 @@ class Habits:
             TrainError: It belongs to the micro-batch before.
         """
         if self._is_open and not self.num_forwards:
-            raise mistakes.straddling()
+            raise TrainError(
+                "the next batch was read between the forward and the backward pass of a body",
+                cause="Gradients would count for another micro-batch than the one that they were computed from.",
+                fix="Read a batch at the start of the body: for batch in loader. "
+                "DataLoader(num_workers=2) reads ahead.",
+            )
         self.has_trained = True
 
     def on_follow(self, kind: str, name: str, body: int) -> None:
@@ -94,19 +102,49 @@ class Habits:
         self._called.setdefault((kind, name), set()).add(body)
 
     def check_calls(self, trained: Sequence[Trained], step: Step) -> None:
-        """Check the calls of `step()` in the last micro-batch of a step; see `mistakes.check_calls`."""
-        mistakes.check_calls(trained, step, counts_steps=self.counts_steps)
+        """Check in the last micro-batch of a step that `step()` of optimizers was called in all of them, or in none.
+
+        A script that looks at `loader.sync_gradients` or `loader.step` may call it in the last one only.
+
+        Raises:
+            TrainError: It was called in some.
+        """
+        num = len(step.micro_batches)
+        for each in trained:
+            if 0 < each.num_calls < num and not (self.counts_steps and each.is_closed and each.num_calls == 1):
+                where = "" if each.is_closed else ", but not in its last micro-batch"
+                raise TrainError(
+                    f"the loop called optimizer.step() in some micro-batches of a step only{where}",
+                    given=f"step {step.number:,}: {each.num_calls} calls in {num} micro-batches",
+                    cause="The loop accumulates gradients by a counter of its own, or skips micro-batches.",
+                    fix=_CALL_IN_EVERY_PASS,
+                )
 
     def end_step(self, trained: Sequence[Trained], step: Step) -> None:
-        """Check a step that has ended.
+        """Check that a loop treats all micro-batches of a step, and all steps, in the same way.
 
         Raises:
             TrainError: What acts once a step was called in some micro-batches or steps only.
         """
-        mistakes.check_followers(self._called, step, counts_steps=self.counts_steps)
+        num = len(step.micro_batches)
+        for (kind, name), called in self._called.items():
+            if len(called) < num and not (self.counts_steps and called == {num - 1}):
+                raise TrainError(
+                    f"the loop called {name}() of {kind} in some micro-batches of a step only",
+                    given=f"step {step.number:,}: {len(called)} of {num} micro-batches",
+                    cause="The loop counts passes itself, whose number depends on the processes.",
+                    fix=f"Call it in every pass; it acts once a step. For every second step: "
+                    f"if loader.sync_gradients and loader.step % 2 == 0: ... {name}()",
+                )
         if self.has_trained:
             self._stepping.add(any(each.num_calls for each in trained))
-        mistakes.check_regular(self._stepping, step, counts_steps=self.counts_steps)
+        if len(self._stepping) > 1 and not self.counts_steps:
+            raise TrainError(
+                "the loop called optimizer.step() in some steps and not in others",
+                given=f"step {step.number:,}, each with {num} micro-batches on this rank",
+                cause="The loop accumulates gradients by a counter of its own, whose steps depend on the processes.",
+                fix=_CALL_IN_EVERY_PASS,
+            )
 
     def raise_fault(self) -> None:
         """Raise the error of an iteration that was left in the wrong place, unless another error is being handled.
