@@ -26,9 +26,8 @@ from samebits.module.check_model import check_batches, check_trainable
 from samebits.module.determinism import check_kernels, use_deterministic_algorithms
 from samebits.module.ema import ModelEma
 from samebits.optim.build import optimizer
-from samebits.parallel.data_parallel import wrap_data_parallel
 from samebits.parallel.exact_fsdp.replica import ExactShards
-from samebits.parallel.replica import Replica, WholeReplica
+from samebits.parallel.replica import Replica, WholeReplica, wrap_data_parallel
 from samebits.provenance.fingerprint import take_fingerprint
 from samebits.provenance.same_run import check_ranks_agree
 
@@ -120,9 +119,7 @@ def _compile(model: nn.Module, world: World) -> Compiled:
 def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
     """Initialize the fresh model on rank 0 and broadcast it.
 
-    Args:
-        job: The job; its model and moving average change.
-        build: Builds the recipe's parts again, for a whole model if this one is sharded.
+    `build` builds the recipe's parts again, for a whole model if this one is sharded.
 
     Returns:
         The recipe's rows for the run's header.

@@ -165,9 +165,6 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
 def check_not_empty(sizes: Mapping[str, int]) -> None:
     """Check that all datasets have samples.
 
-    Args:
-        sizes: Number of samples by name.
-
     Raises:
         DataError: One is empty.
     """

@@ -26,11 +26,7 @@ NOTABLE = 0.9  # a step has to become shorter than this share of its time: openi
 
 
 class LoadBalance:
-    """Measures the ranks of a world, and divides the work.
-
-    Args:
-        job: The run.
-    """
+    """Measures the ranks of a world, and divides the work."""
 
     def __init__(self, job: Job) -> None:
         size = job.world.size

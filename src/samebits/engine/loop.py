@@ -30,9 +30,6 @@ from samebits.engine.validation import validate
 def train(run: OpenRun) -> bool:
     """Train as one process, from the run's progress to its last step: the engine's entry.
 
-    Args:
-        run: The run; its progress advances.
-
     Returns:
         Whether the run is complete; False if it was stopped, with its position saved.
 
@@ -108,9 +105,7 @@ def _begin(run: OpenRun) -> bool:
 def _validate(run: OpenRun, *, is_due: bool) -> bool:
     """Validate, and save the result if a checkpoint is due or this is the best validation so far.
 
-    Args:
-        run: The run.
-        is_due: Whether a checkpoint of this step is due, even if the validation is not the best one.
+    `is_due`: a checkpoint of this step is.
 
     Returns:
         Whether a stop was requested meanwhile. The validation is then repeated when the run resumes.

@@ -62,11 +62,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
-        """Read the result of `to_json`.
-
-        Args:
-            state: The state in a checkpoint.
-            path: The checkpoint, for errors.
+        """Read the result of `to_json`. `path` names the checkpoint in errors.
 
         Raises:
             CheckpointError: The checkpoint has entries of another version of Samebits, or was altered.

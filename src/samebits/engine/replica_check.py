@@ -23,11 +23,7 @@ _COMPARED = ("commit", "python", "packages", "gpu", "cuda", "cpu")
 
 
 class ReplicaCheck:
-    """Compares the ranks at the interval `watch.replica_check_every`.
-
-    Args:
-        job: The run.
-    """
+    """Compares the ranks at the interval `watch.replica_check_every`."""
 
     def __init__(self, job: Job) -> None:
         every = job.config.watch.replica_check_every

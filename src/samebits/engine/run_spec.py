@@ -50,12 +50,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, text: str, config_class: type[RunConfig]) -> RunSpec:
-        """Decode what `to_json` wrote.
-
-        Args:
-            text: The JSON.
-            config_class: The `Config` of the recipe that `recipe_of` names.
-        """
+        """Decode what `to_json` wrote. `config_class`: the `Config` of the recipe that `recipe_of` names."""
         plain = json.loads(text)
         # From JSON, since pydantic's strict mode takes a JSON array for a tuple, but refuses a Python list.
         config = config_class.model_validate_json(json.dumps(plain.pop("config")), strict=True)

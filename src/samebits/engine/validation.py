@@ -37,9 +37,7 @@ _BUGS = (AttributeError, ImportError, NameError, TypeError)
 def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[dict[str, float], Any, bool]:
     """Evaluate the job's weights on its validation sets, and note the result in its progress. Called on all ranks.
 
-    Args:
-        job: The run; its progress changes.
-        stop_now: Whether a stop was requested, on any rank.
+    `stop_now`: whether a stop was requested, on any rank.
 
     Returns:
         The metrics by name; the recipe's metric of `eval_data`, merged over the ranks on rank 0; and whether this is
@@ -104,9 +102,6 @@ def try_metric(job: Job) -> None:
 
     Only for recipe files, because tests hold the metrics of Samebits's own recipes. Left out if the model is sharded,
     because rank 0 alone cannot run it.
-
-    Args:
-        job: The job, with the weights that training starts from.
 
     Raises:
         ConfigError: The metric, `Parts.infer` or the loss failed, or there is no metric of the name in
@@ -217,12 +212,7 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
 
 @contextmanager
 def _faults_of(what: str, given: str | None = None) -> Iterator[None]:
-    """Raise an error of a user's code as a ConfigError that names its line.
-
-    Args:
-        what: What failed.
-        given: What it was called with.
-    """
+    """Raise an error of a user's code as a ConfigError that names its line."""
     try:
         yield
     except SamebitsError:

@@ -35,9 +35,6 @@ def current_world(device: torch.device) -> World:
 
     A process group that the script has not made is joined as torchrun, srun or mpirun describe it, and left at exit.
 
-    Args:
-        device: Device of the model.
-
     Raises:
         LaunchError: The processes cannot join each other.
     """

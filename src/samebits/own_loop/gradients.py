@@ -71,9 +71,7 @@ class GradientSum(BucketSum):
     def take(self, parameter: Tensor, *, is_last: bool) -> None:
         """Add a parameter's gradient of this backward pass to the micro-batch's leaf.
 
-        Args:
-            parameter: The parameter, of any shape.
-            is_last: Whether buckets that are complete can be sent, because all ranks run their last micro-batch.
+        Of any shape. `is_last`: complete buckets can be sent, because all ranks run their last micro-batch.
 
         Raises:
             RuntimeError: The backward pass has reached the parameter twice.

@@ -69,11 +69,7 @@ class Habits:
             self._num_steps, self._has_looked = self._num_steps + 1, False
 
     def end_body(self, num_rounds: int) -> None:
-        """End a micro-batch.
-
-        Args:
-            num_rounds: Its backward passes.
-        """
+        """End a micro-batch. It had `num_rounds` backward passes."""
         self._is_open = self.num_forwards > 0 and not num_rounds
 
     def on_backward(self) -> None:

@@ -85,9 +85,6 @@ class ExactLoader:
     def per_step(self, follower: FollowerT) -> FollowerT:
         """Let an object act once a step, as in `exact(per_step=[...])`: a scheduler that is made from `len(loader)`.
 
-        Args:
-            follower: The scheduler, AveragedModel or GradScaler.
-
         Returns:
             The same object.
         """
@@ -133,8 +130,7 @@ class ExactLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the steps that were done, also at another number of ranks.
 
-        Args:
-            state: The result of `state_dict`.
+        `state` is a result of `state_dict`.
 
         Raises:
             CheckpointError: It belongs to other data or another batch size or seed, or is no position.

@@ -96,10 +96,6 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
 def follow(follower: Any, loop: ExactLoop) -> None:
     """Let an object act once a step of a loop: a scheduler, an `AveragedModel`, a `GradScaler` or one like them.
 
-    Args:
-        follower: Its class becomes a subclass of the one that it has.
-        loop: The loop.
-
     Raises:
         ConfigError: It is none of these.
     """
@@ -171,12 +167,7 @@ def _follow_scaler(scaler: torch.amp.GradScaler, loop: ExactLoop) -> None:
 
 
 def attach_module(module: nn.Module, loop: ExactLoop) -> None:
-    """Let a module's `zero_grad` do in a loop what the optimizer's does, and its calls count as progress.
-
-    Args:
-        module: Its class becomes a subclass of the one that it has.
-        loop: The loop.
-    """
+    """Let a module's `zero_grad` do in a loop what the optimizer's does, and its calls count as progress."""
     base = type(module)
 
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:

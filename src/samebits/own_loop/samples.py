@@ -106,10 +106,7 @@ class LoaderSource:
 
 
 def source_of(data: Any) -> LoaderSource:
-    """Take over a DataLoader.
-
-    Args:
-        data: A DataLoader over a map-style dataset, in order or shuffled.
+    """Take over a DataLoader. It is over a map-style dataset, in order or shuffled.
 
     Raises:
         ConfigError: It is no DataLoader, its dataset is a stream, or its order can't be repeated at another world size.

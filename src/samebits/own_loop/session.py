@@ -241,9 +241,7 @@ class ExactLoop:
     def on_step(self, number: int, *, is_skipped: bool = False) -> None:
         """Note that the loop has called `step()` of an optimizer.
 
-        Args:
-            number: The optimizer's number.
-            is_skipped: Whether its gradients are not to be applied, on any rank.
+        `is_skipped`: its gradients are not to be applied, on any rank.
         """
         assert self._current is not None
         trained = self._trained[number]

@@ -28,10 +28,6 @@ class BufferSum:
     Each backward pass of a body has a sum of its own, of what the buffers have changed by since the one before. It is
     sent with the gradients of that pass, so it costs no wait of its own, and no message if both are small. What a body
     changes after its last backward pass is dropped, in any world.
-
-    Args:
-        modules: On the world's device.
-        world: The ranks.
     """
 
     def __init__(self, modules: Sequence[nn.Module], world: World) -> None:
@@ -54,12 +50,7 @@ class BufferSum:
         self._buffers.start_step()
 
     def take(self, turn: int, micro_batch: MicroBatch) -> None:
-        """Take the change by the forward passes before a backward pass.
-
-        Args:
-            turn: Number of the backward pass in the micro-batch.
-            micro_batch: The micro-batch; the change of one with weight 0 is dropped.
-        """
+        """Take the change by the forward passes before a backward pass; none of a micro-batch with weight 0."""
         if not self._length:
             return
         while turn >= self._num_used:
@@ -98,11 +89,7 @@ class BufferSum:
         return bucket
 
     def start_reduce(self, num_turns: int) -> None:
-        """Send this rank's changes. Called in the last micro-batch of a step.
-
-        Args:
-            num_turns: How many backward passes the micro-batch has had.
-        """
+        """Send this rank's changes. Called in the last micro-batch of a step."""
         assert self._step is not None
         while len(self._exchanges) < min(num_turns, self._num_used):
             number = len(self._exchanges)
@@ -116,8 +103,7 @@ class BufferSum:
     def finish_reduce(self, micro_batch: MicroBatch) -> None:
         """Apply the weighted means of all changes, on all ranks.
 
-        Args:
-            micro_batch: The last one of this rank. It counts as zero in backward passes that it did not have.
+        The last micro-batch counts as zero in backward passes that it did not have.
         """
         self._fill(micro_batch)
         self.start_reduce(self._num_used)

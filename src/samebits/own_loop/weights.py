@@ -49,11 +49,7 @@ class WeightGuard:
         self._others: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
 
     def begin_step(self, *, with_values: bool) -> None:
-        """Note the weights.
-
-        Args:
-            with_values: Whether to keep a copy of them during this step.
-        """
+        """Note the weights. `with_values`: keep a copy of them during this step."""
         self._named = [each for module in self._modules for each in module.named_parameters()]
         known = {parameter for _, parameter in self._named}
         more = (each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"])
@@ -124,10 +120,8 @@ class WeightGuard:
     def drop_unowned(self, *, warns: bool) -> None:
         """Let parameters of the model that no optimizer has get no gradient in the loop.
 
-        Theirs would be of one micro-batch on one rank, and clipping would count them.
-
-        Args:
-            warns: Whether to report that to the user, once.
+        Theirs would be of one micro-batch on one rank, and clipping would count them. `warns`: report that to the user,
+        once.
         """
         parameters: Iterable[tuple[str, nn.Parameter]] = (
             each for module in self._modules for each in module.named_parameters() if each[1].requires_grad

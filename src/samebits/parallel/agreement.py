@@ -41,11 +41,7 @@ class Agreement:
     held: tuple[tuple[Node, ...], ...]  #: For each rank, the partial sums that it keeps of the next step.
 
     def deal(self, num_leaves: int) -> tuple[tuple[int, ...], ...]:
-        """Return, for each rank, the micro-batches of the next step that it has to compute.
-
-        Args:
-            num_leaves: Micro-batches of the step.
-        """
+        """Return, for each rank, the micro-batches of the next step that it has to compute."""
         done = {leaf for nodes in self.held for first, last in nodes for leaf in range(first, last)}
         missing = [leaf for leaf in range(num_leaves) if leaf not in done]
         size = len(self.held)
@@ -53,10 +49,7 @@ class Agreement:
 
 
 def agree(reports: Sequence[RankReport]) -> Agreement:
-    """Return where a world continues.
-
-    Args:
-        reports: By rank.
+    """Return where a world continues. Reports are by rank.
 
     Raises:
         ValueError: No rank has weights, or two ranks hold the sum of one micro-batch.

@@ -163,9 +163,7 @@ class Bucket:
     def borrow(self, length: int, *, on_host: bool = False) -> Tensor:
         """Return a buffer, (length,), for another rank's message, valid until `settle`.
 
-        Args:
-            length: Number of values of the message, at most the bucket's.
-            on_host: Allocate on the CPU. The same for all calls.
+        `on_host`: on the CPU, the same for all calls.
         """
         number, self._num_lent = self._num_lent, self._num_lent + 1
         if number == len(self._scratch) or self._scratch[number].numel() < length:
@@ -276,12 +274,7 @@ class Bucket:
             torch.mul(gradient, weight, out=leaf.flat.views[index])
 
     def add_given(self, leaf: Leaf, weight: float) -> None:
-        """Multiply the gradients that wait in a leaf by the micro-batch's weight, and add or copy them into it.
-
-        Args:
-            leaf: The micro-batch's leaf.
-            weight: Fraction of the step's samples.
-        """
+        """Multiply the gradients that wait in a leaf by the micro-batch's weight, and add or copy them into it."""
         if not leaf.given:
             return
         views, values = [leaf.flat.views[index] for index in leaf.given], tuple(leaf.given.values())
@@ -330,12 +323,7 @@ class Bucket:
         self._free.append(leaf.flat)
 
     def end_leaf(self, leaf: Leaf, num_leaves: int) -> None:
-        """Enter a leaf into the tree, after all leaves before it, and merge siblings.
-
-        Args:
-            leaf: Has all of its gradients.
-            num_leaves: Micro-batches of the step.
-        """
+        """Enter a leaf into the tree, after all leaves before it, and merge siblings."""
         self.fill_missing(leaf)
         leaf.is_done = True
         if leaf in self._open:

@@ -137,8 +137,7 @@ class BucketSum:
     def start_all(self, joined: Bucket | None = None) -> None:
         """Send what is not sent. Other work may follow before `finish`.
 
-        Args:
-            joined: A bucket with the same nodes, to be summed in the messages of the last one.
+        A `joined` bucket, with the same nodes, is summed in the messages of the last one.
         """
         while len(self.exchanges) < len(self.buckets):
             self._start_next(joined)

@@ -38,10 +38,7 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Compute the checksum of each tensor.
-
-    Args:
-        tensors: Tensors of any shape, by name.
+    """Compute the checksum of each tensor. Tensors have any shape.
 
     Returns:
         The checksums, by name.

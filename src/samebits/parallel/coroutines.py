@@ -82,9 +82,6 @@ class _Abandoned(BaseException):
 class _Coroutine(Generic[T]):
     """One function and its state.
 
-    Args:
-        body: The function.
-
     Attributes:
         value: What the function waits with; None while it runs and once it has returned.
         answer: What its `wait` returns when it resumes.
@@ -167,10 +164,7 @@ class Coroutines:
         self._threads.close()
 
     def wait(self, value: Any) -> Any:
-        """Wait for all other functions. Called inside one of them.
-
-        Args:
-            value: For `combine`; not None.
+        """Wait for all other functions. Called inside one of them. `value`, for `combine`, is not None.
 
         Returns:
             The result of `combine`.

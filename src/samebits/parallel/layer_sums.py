@@ -179,10 +179,6 @@ class LayerSums:
     def _add_ranks(self, location: float, held: list[_Held]) -> list[_Held]:
         """Exchange sums with the other ranks, in rounds; return the nodes of all ranks, merged.
 
-        Args:
-            location: Where this rank is.
-            held: This rank's nodes; none at the end of a pass.
-
         Raises:
             TrainError: Another rank is somewhere else, unless this one has diverged.
         """

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order
+from samebits.errors import ConfigError
 from samebits.malloc import keep_freed_memory
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
@@ -132,3 +133,19 @@ class WholeReplica:
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
         """See `Replica.comparable`. Returns all tensors."""
         return dict(tensors)
+
+
+def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:
+    """Return a module that splits each micro-batch over all GPUs of this machine (`parallel=dp`), for comparisons.
+
+    Raises:
+        ConfigError: There are several processes, or fewer than two GPUs.
+    """
+    if world.size > 1:
+        raise ConfigError(f"parallel=dp is for one process, not {world.size}", fix="Set --procs 1 or parallel=ddp.")
+    num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
+    if num_gpus < 2:
+        raise ConfigError(
+            f"parallel=dp needs two GPUs or more on this machine, not {num_gpus}", fix="Set parallel=ddp."
+        )
+    return nn.DataParallel(model)

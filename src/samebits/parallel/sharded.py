@@ -30,11 +30,7 @@ class Shards(ShardedReplica):
     """This rank's state of a sharded model: a part of each parameter, and all buffers.
 
     Making it is a collective call that shards the model in place, with rank 0's values. Only one block at a time is
-    complete on the device.
-
-    Args:
-        model: Complete, on the CPU.
-        world: Two ranks or more.
+    complete on the device. The model comes complete, on the CPU.
 
     Attributes:
         parameters: This rank's parts by name, in the model's order, for the optimizer: plain tensors that share their

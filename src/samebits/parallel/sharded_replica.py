@@ -109,10 +109,6 @@ class ShardedReplica(ABC):
 def prepare_sharding(model: nn.Module, world: World) -> None:
     """Check that a model can be sharded, and prepare the process for memory that is freed and taken again.
 
-    Args:
-        model: Complete.
-        world: The ranks.
-
     Raises:
         ConfigError: The model cannot be sharded.
     """

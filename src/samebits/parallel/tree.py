@@ -68,12 +68,7 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
 
 
 def merged(nodes: Iterable[Node], num_leaves: int) -> list[Node]:
-    """Return what is left of adjacent nodes, or of nodes in the order in which a rank sums them, without siblings.
-
-    Args:
-        nodes: Mostly from left to right.
-        num_leaves: Leaves of the whole tree.
-    """
+    """Return what is left of adjacent nodes, or of nodes in the order in which a rank sums them, without siblings."""
     stack: list[tuple[Node, None]] = []
     for node in nodes:
         push(stack, node, None, num_leaves, lambda left, right: None)

@@ -35,9 +35,6 @@ LOGGER = logging.getLogger("samebits")
 class InStepRun:
     """A run in one process, over all worlds that this process is a member of: mostly a single one.
 
-    Args:
-        run: The run's objects in this process.
-
     Attributes:
         run: The run's objects in this process.
         is_complete: Whether the run is, where this process enters no further world.

@@ -15,11 +15,7 @@ LOGGER = logging.getLogger("samebits")
 
 
 class DeviceRecords:
-    """Reads the use of rank 0's device, and computes the MFU of all ranks.
-
-    Args:
-        job: The run.
-    """
+    """Reads the use of rank 0's device, and computes the MFU of all ranks."""
 
     def __init__(self, job: Job) -> None:
         self._use = DeviceUse(job.world.device, job.config.precision, job.config.report.peak_tflops)

@@ -13,11 +13,7 @@ _MIN_EVALUATIONS = 3  # before a notice within a run
 
 
 class Quality:
-    """Collects the warnings of the recipe's metric, at most once before the last validation.
-
-    Args:
-        num_steps: Steps of the whole run.
-    """
+    """Collects the warnings of the recipe's metric, at most once before the last validation."""
 
     def __init__(self, num_steps: int) -> None:
         self.trend = LossTrend(num_steps)  #: Whether the training loss grows.

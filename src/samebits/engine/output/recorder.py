@@ -87,10 +87,6 @@ def recover_chain(job: Job, folder: Path) -> str:
 
     The record of the last step is written if that process was lost before it had written it.
 
-    Args:
-        job: The run, before its next step.
-        folder: The run folder.
-
     Raises:
         CheckpointError: The records are damaged, or cannot be written.
     """
@@ -111,12 +107,7 @@ def recover_chain(job: Job, folder: Path) -> str:
 
 
 class StepRecorder:
-    """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress.
-
-    Args:
-        job: The run.
-        folder: The run's folder.
-    """
+    """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._path, self._is_on = folder / FILE_NAME, job.config.record.steps

@@ -35,12 +35,7 @@ NUM_SAMPLES = 15  # training samples that are drawn
 
 
 class Reports:
-    """Console, log, `metrics.jsonl`, TensorBoard and pictures of a run.
-
-    Args:
-        job: The run.
-        folder: The run folder.
-    """
+    """Console, log, `metrics.jsonl`, TensorBoard and pictures of a run."""
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._folder = folder
@@ -207,12 +202,7 @@ class Reports:
         self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Record a checkpoint that is whole on disk. Called in the background.
-
-        Args:
-            step: Its step.
-            path: Its folder.
-        """
+        """Record a checkpoint that is whole on disk. Called in the background."""
         if self._records is not None:
             place = path.relative_to(self._folder.path).as_posix()
             self._records.note_checkpoint(step, step / self._steps_per_epoch, place)

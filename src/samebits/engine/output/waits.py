@@ -13,11 +13,7 @@ from samebits.report.stragglers import Stragglers, Work
 
 
 class Waits:
-    """Measures the waits of a run, and reports each cause once.
-
-    Args:
-        notify: Reports a text to the user.
-    """
+    """Measures the waits of a run, and reports each cause once."""
 
     def __init__(self, notify: Callable[[object], None]) -> None:
         self._notify = notify

@@ -16,10 +16,6 @@ def assign_owners(sizes: Sequence[int], num_ranks: int) -> list[int]:
     Largest tensors first, each to the rank with the fewest values so far; the lowest such rank, so that all ranks
     compute the same. No rank owns more than an even share and one largest tensor.
 
-    Args:
-        sizes: Number of values of each tensor.
-        num_ranks: Number of ranks.
-
     Returns:
         The owner of each tensor.
     """

@@ -28,11 +28,8 @@ class ExactShards(ShardedReplica):
     """This rank's state of a sharded model: the parameters that it owns, and all buffers.
 
     Making it is a collective call that shards the model in place, with rank 0's values. A part of a parameter, as in
-    `ShardedReplica.state`, is the whole tensor on its owner and has no rows on the other ranks.
-
-    Args:
-        model: Complete, on the world's device, its parameters dense.
-        world: Two ranks or more.
+    `ShardedReplica.state`, is the whole tensor on its owner and has no rows on the other ranks. The model comes
+    complete, on the world's device, its parameters dense.
 
     Attributes:
         units: The blocks in the model's order, then what is outside of all blocks, if anything.

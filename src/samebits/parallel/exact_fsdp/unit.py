@@ -60,11 +60,7 @@ class Layout:
 
 
 class Piece:
-    """The parameters of a unit that one rank owns.
-
-    Args:
-        parameters: At least one. Their memory becomes that of one flat tensor.
-    """
+    """The parameters of a unit that one rank owns. Their memory becomes that of one flat tensor."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         layout = Layout(parameters)
@@ -239,11 +235,7 @@ class ShardUnit:
         self._reducing = self._post(messages)
 
     def finish_reduce(self, num_leaves: int) -> None:
-        """Wait for the gradients, and add those that this rank owns.
-
-        Args:
-            num_leaves: Micro-batches of the step.
-        """
+        """Wait for the gradients, and add those that this rank owns."""
         self._reducing = _wait(self._reducing)
         # In the order of the micro-batches, whatever the order in which messages have arrived.
         for leaf, values in sorted(self._arriving, key=lambda entry: entry[0]):

@@ -21,10 +21,5 @@ GATHER, REDUCE = 0, 1  # parts of a unit of a sharded model
 
 
 def bucket_tag(bucket: int, sum_number: int = 0) -> int:
-    """Return the tag of the first part of a bucket; add the part.
-
-    Args:
-        bucket: Number of the bucket within its sum.
-        sum_number: Number of the sum within the process.
-    """
+    """Return the tag of the first part of a bucket; add the part."""
     return (sum_number << 10 | bucket) << 6

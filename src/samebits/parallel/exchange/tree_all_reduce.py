@@ -51,12 +51,7 @@ class Work(Protocol):
 
 @singledispatch  # a simulated world has a network of its own
 def post(world: World, messages: Sequence[Message]) -> Sequence[Work]:
-    """Start messages, in order.
-
-    Args:
-        world: The ranks.
-        messages: At least one.
-    """
+    """Start messages, in order."""
     if world.backend != "gloo":
         calls = [dist.irecv if message.is_receive else dist.isend for message in messages]
         each = zip(calls, messages, strict=True)
