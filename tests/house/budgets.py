@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 910,
         "module": 740,  # runs a model on shapes to find batch norm over one value
         "optim": 410,
-        "own_loop": 3_360,  # names habits of loops that would train another model in each world; comments at traps
+        "own_loop": 3_150,  # names habits of loops that would train another model in each world; comments at traps
         "parallel": 4_150,
         "provenance": 1_650,  # weights and best.json are compared with the statement by each command
         "report": 2_680,  # comments at traps

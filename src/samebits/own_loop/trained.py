@@ -148,9 +148,22 @@ class Trained:
                 self._start_reduce(turn, micro_batch)
 
     def reduce(self, turn: int) -> None:
-        """Sum the gradients of a backward pass over all ranks, and set `grad`."""
-        if turn in self._active:
-            self._reduce(turn)
+        """Sum the gradients of a backward pass over all ranks, and set `grad`, unless that is done."""
+        if self._active.get(turn, True):
+            return
+        self._active[turn] = True
+        with self._world.activity.waiting("reducing gradients"):
+            gradients = self._sums[turn].reduce()
+        for parameter, gradient in gradients:
+            if gradient is None:
+                continue
+            total = self._totals.get(parameter, self._carried.get(parameter))
+            self._totals[parameter] = gradient if total is None else gradient.add_(total)
+        # Freed as late as `zero_grad()` frees them in a usual loop: otherwise the allocator returns them to the system,
+        # and the page faults of the next gradients take a tenth of ResNet-18's backward pass.
+        self._replaced += [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
 
     def complete(self, micro_batch: MicroBatch) -> None:
         """Sum what no backward pass of the last micro-batch has summed, for a loop that skips some."""
@@ -158,7 +171,7 @@ class Trained:
             if not is_reduced:
                 self._end_leaf(turn, micro_batch)
                 self._start_reduce(turn, micro_batch)
-                self._reduce(turn)
+                self.reduce(turn)
 
     def close(self, micro_batch: MicroBatch) -> None:
         """End the micro-batch: rounds that it did not have count as zero.
@@ -230,23 +243,6 @@ class Trained:
         total = self._sums[turn]
         joined = self.buffers.join(turn, micro_batch) if self.buffers is not None and total.can_join else None
         total.start_all(joined)
-
-    def _reduce(self, turn: int) -> None:
-        if self._active[turn]:
-            return
-        self._active[turn] = True
-        with self._world.activity.waiting("reducing gradients"):
-            gradients = self._sums[turn].reduce()
-        for parameter, gradient in gradients:
-            if gradient is None:
-                continue
-            total = self._totals.get(parameter, self._carried.get(parameter))
-            self._totals[parameter] = gradient if total is None else gradient.add_(total)
-        # Freed as late as `zero_grad()` frees them in a usual loop: otherwise the allocator returns them to the system,
-        # and the page faults of the next gradients take a tenth of ResNet-18's backward pass.
-        self._replaced += [parameter.grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = self._totals.get(parameter, self._carried.get(parameter))
 
 
 def _unequal_drops() -> TrainError:
