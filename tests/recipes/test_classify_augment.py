@@ -12,10 +12,8 @@ from samebits.data.keyed import key, keys
 from samebits.data.loader import Loader
 from samebits.recipes.classify.augment import Augmentation
 from samebits.recipes.classify.augment_config import AugmentConfig
-from samebits.recipes.classify.config import DataConfig, MakeConfig
-from samebits.recipes.classify.data import ImageFiles, open_files
-from samebits.recipes.classify.folders import list_folder
-from samebits.recipes.classify.make import make
+from tests.recipes.class_folders import opened
+from tests.recipes.class_folders import shapes as make_shapes
 
 CPU = torch.device("cpu")
 ALL: dict[str, Any] = {
@@ -26,28 +24,19 @@ ALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 synthetic images in class folders."""
-    folder = tmp_path_factory.mktemp("shapes")
-    make(MakeConfig(num_per_class=12, size_px=60), folder)
-    return folder
-
-
-def opened(root: Path, augment: AugmentConfig, *, train: bool = True, **data: Any) -> ImageFiles:
-    files = list_folder(root, "data.root")
-    config = DataConfig(**{"root": root, "size_px": 32, **data})
-    return open_files(root, files, list(files), config, train=train, augment=augment)
+    return make_shapes(tmp_path_factory.mktemp("shapes"), 12, 60)
 
 
 @pytest.mark.parametrize("policy", ["randaugment", "trivialaugment_wide"])
 def test_a_sample_has_the_same_bytes_in_any_batch_and_after_any_other_draws(shapes: Path, policy: Any) -> None:
-    samples = opened(shapes, AugmentConfig(policy=policy, saturation=0.3))
+    samples = opened(shapes, augment=AugmentConfig(policy=policy, saturation=0.3))
     chosen = np.arange(20)
     together = samples.batch(chosen, keys(3, 1, chosen)).inputs
     torch.manual_seed(99)
     for index in (17, 4):
         one = np.array([index])
         assert torch.equal(samples.batch(one, keys(3, 1, one)).inputs[0], together[index])
-    plain = opened(shapes, AugmentConfig()).batch(chosen, keys(3, 1, chosen)).inputs
+    plain = opened(shapes, augment=AugmentConfig()).batch(chosen, keys(3, 1, chosen)).inputs
     changed = (together != plain).flatten(1).any(1)
     assert changed.sum() >= 15  # identity and zero magnitudes are among the operations
     other_epoch = samples.batch(chosen, keys(3, 2, chosen)).inputs
@@ -103,7 +92,7 @@ def test_unmixed_micro_batches_keep_their_classes() -> None:
 
 
 def test_micro_batches_are_pure_functions_of_their_keys_with_and_without_workers(shapes: Path) -> None:
-    samples = opened(shapes, AugmentConfig(**ALL))
+    samples = opened(shapes, augment=AugmentConfig(**ALL))
     requests = [(chosen, keys(0, 0, chosen)) for chosen in np.arange(24).reshape(3, 8)]
     batches = []
     for num_workers in (0, 2):
@@ -120,9 +109,14 @@ def test_micro_batches_are_pure_functions_of_their_keys_with_and_without_workers
 
 def test_evaluation_is_not_augmented_and_has_the_models_size(shapes: Path) -> None:
     chosen = np.arange(6)
-    augmented = opened(shapes, AugmentConfig(**ALL), train=False, train_px=24)
-    plain = opened(shapes, AugmentConfig(), train=False)
+    augmented = opened(shapes, augment=AugmentConfig(**ALL), train=False, train_px=24)
+    plain = opened(shapes, augment=AugmentConfig(), train=False)
     batches = [samples.finish(samples.batch(chosen, keys(0, 0, chosen))) for samples in (augmented, plain)]
     assert torch.equal(batches[0].inputs, batches[1].inputs)
     assert batches[0].targets.dtype == torch.int64
-    assert opened(shapes, AugmentConfig(), train_px=24).batch(chosen, keys(0, 0, chosen)).inputs.shape == (6, 24, 24, 3)
+    assert opened(shapes, augment=AugmentConfig(), train_px=24).batch(chosen, keys(0, 0, chosen)).inputs.shape == (
+        6,
+        24,
+        24,
+        3,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,17 +10,8 @@ from samebits.errors import DataError
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.image_sets import read_csv
-from samebits.recipes.classify.recipe import build, dataset_info
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-def found(**data: Any) -> dict[str, Any]:
-    return dict(dataset_info(Config.model_validate({"recipe": "classify", "data": {"on_error": "skip", **data}})))
+from samebits.recipes.classify.recipe import build
+from tests.recipes.class_folders import found, touch
 
 
 @pytest.mark.parametrize("name", ["tulips\u200b", "tul\xadips", "\ufefftulips", "tulips\x00"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,34 +13,22 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from samebits.data.keyed import keys
-from samebits.data.loader import Loader, choose_num_workers
+from samebits.data.loader import choose_num_workers
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, MakeConfig
 from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
 from samebits.recipes.classify.folders import Files, list_folder
 from samebits.recipes.classify.listing import list_images, list_validation, split
 from samebits.recipes.classify.make import make
+from tests.recipes.class_folders import opened, touch
+from tests.recipes.class_folders import shapes as make_shapes
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 synthetic images in class folders."""
-    folder = tmp_path_factory.mktemp("shapes")
-    make(MakeConfig(num_per_class=12, size_px=90), folder)
-    return folder
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-def opened(root: Path, *, train: bool = True, **settings: Any) -> ImageFiles:
-    files = list_folder(root, "data.root")
-    return open_files(root, files, list(files), DataConfig(**{"root": root, "size_px": 32, **settings}), train=train)
+    return make_shapes(tmp_path_factory.mktemp("shapes"), 12, 90)
 
 
 def read(samples: ImageFiles, indices: list[int], epoch: int = 0) -> torch.Tensor:
@@ -231,20 +218,6 @@ def test_decoded_pictures_give_the_same_bits(shapes: Path, tmp_path: Path) -> No
     assert list((tmp_path / "decoded").glob("??/*"))
 
 
-def test_workers_and_the_rank_itself_read_the_same_numbers(shapes: Path) -> None:
-    samples = opened(shapes)
-    chosen = np.array([1, 20, 41])
-    request = (chosen, keys(0, 0, chosen))
-    batches = []
-    for num_workers in (0, 2):
-        loader = Loader(samples, lambda: iter([request]), CPU, num_workers=num_workers, channels_last=True)
-        batches.append(loader.batch(*request))
-        loader.close()
-    assert torch.equal(batches[0].inputs, batches[1].inputs)
-    assert batches[0].inputs.dtype == torch.float32
-    assert batches[0].inputs.shape == (3, 3, 32, 32)
-
-
 def test_workers_are_chosen_by_the_cores_that_are_left(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, gpu = opened(shapes), torch.device("cuda")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
@@ -256,24 +229,6 @@ def test_workers_are_chosen_by_the_cores_that_are_left(shapes: Path, monkeypatch
     assert choose_num_workers("auto", samples, gpu, num_ranks_here=16) == 1
     assert choose_num_workers(5, samples, CPU, num_ranks_here=8) == 5
     assert choose_num_workers("auto", range(3), CPU, num_ranks_here=1) == 0
-
-
-def test_damaged_pictures_are_named_or_left_out(shapes: Path, tmp_path: Path) -> None:
-    files = list_folder(shapes, "data.root")
-    for name in files:
-        (tmp_path / name).mkdir()
-        for file in files[name]:
-            (tmp_path / file).write_bytes((shapes / file).read_bytes())
-    cut, text = tmp_path / files["stars"][2], tmp_path / files["crosses"][0]
-    cut.write_bytes(cut.read_bytes()[:1500])
-    text.write_text("this is no picture")
-    samples = opened(tmp_path)
-    place = samples.files.index(cut)
-    with pytest.raises(DataError, match=cut.name):
-        read(samples, [place])
-    skipped = list_images(DataConfig(root=tmp_path, on_error="skip"), 0)["skipped"]
-    assert sorted(skipped) == [files["crosses"][0], files["stars"][2]]
-    assert "is not an image" in skipped[files["crosses"][0]]
 
 
 def test_a_picture_that_has_gone_since_it_was_listed_is_named(shapes: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,32 +12,17 @@ import pytest
 from samebits.data.decoded import DecodedPictures
 from samebits.data.images import read_rgb
 from samebits.errors import DataError
-from samebits.recipes.classify.config import Config, DataConfig, MakeConfig
+from samebits.recipes.classify.config import Config, DataConfig
 from samebits.recipes.classify.data import open_files
 from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.image_sets import read_csv
-from samebits.recipes.classify.make import make
-from samebits.recipes.classify.recipe import build, dataset_info
-
-
-def touch(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-def shapes(root: Path) -> Path:
-    make(MakeConfig(num_per_class=4, size_px=40), root)
-    return root
+from samebits.recipes.classify.recipe import build
+from tests.recipes.class_folders import found, shapes, touch
 
 
 def damage(root: Path, *names: str) -> None:
     for name in names:
         (root / name).write_bytes(b"no picture")
-
-
-def found(**data: Any) -> dict[str, Any]:
-    return dict(dataset_info(Config.model_validate({"recipe": "classify", "data": {"on_error": "skip", **data}})))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +82,6 @@ def test_validation_images_that_are_trained_on_too_are_counted(tmp_path: Path) -
     parts = build(Config.model_validate({"recipe": "classify", "data": lists}), known)
     assert parts.describe["validation"] == "warning: 2 of 3 images are training images too"
     assert "training" not in parts.describe
-    with (tmp_path / "a.csv").open("a") as file:
-        file.write("a/circles/0000.jpg,stars\na/circles/0001.jpg,stars\n")
-    assert found(**lists)["warnings"]["training"].startswith("warning: 1 of 5 images are listed again")
-    (tmp_path / "c.csv").write_text("b/stars/0000.jpg,stars\n")
-    parts = build(Config.model_validate({"recipe": "classify", "data": lists}), found(**lists))
-    assert "validation" not in parts.describe
 
 
 def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from samebits.recipes.classify.config import Config, MakeConfig, ModelConfig
 from samebits.recipes.classify.make import make
 from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.recipe import build, dataset_info
+from tests.recipes.class_folders import shapes as make_shapes
 from tests.recipes.evaluated import evaluated, trained
 from tests.recipes.parity import filled, noise, recorded
 
@@ -32,10 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 synthetic images in class folders."""
-    folder = tmp_path_factory.mktemp("shapes")
-    make(MakeConfig(num_per_class=40, size_px=64), folder)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), 40, 64)
 
 
 def config_of(root: Path, **settings: Any) -> Config:
@@ -211,16 +209,6 @@ def test_a_run_that_split_its_own_folder_is_asked_about_other_pictures(shapes: P
     samples: Any = build(other, known).eval_data()
     assert samples.files == [tmp_path / "stars" / "one.jpg"]
     assert len(build(first, known).eval_data()) == 40
-
-
-def test_skipped_pictures_are_counted_and_kept_with_the_run(tmp_path: Path) -> None:
-    make(MakeConfig(num_per_class=4, size_px=40), tmp_path)
-    (tmp_path / "stars" / "0001.jpg").write_bytes(b"no picture")
-    config = config_of(tmp_path, data={"on_error": "skip"})
-    known = json.loads(json.dumps(dataset_info(config)))
-    parts = build(config, known)
-    assert len(parts.train_data()) + len(parts.eval_data()) == 19
-    assert parts.describe["skipped"] == "1 unreadable image: stars/0001.jpg"
 
 
 def test_synthetic_images_are_trained_on_by_the_printed_command(tmp_path: Path) -> None:

@@ -133,21 +133,6 @@ def test_a_picture_that_was_annotated_as_exif_turns_it_is_explained(small: Path)
         assert cause in caught.value.slots["cause"]
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"no picture", "is not an image"), (None, "is damaged")])
-def test_a_damaged_picture_is_named(small: Path, content: bytes | None, said: str) -> None:
-    path = small / "images/val2017/000000000001.jpg"
-    path.write_bytes(content or path.read_bytes()[:700])
-    with pytest.raises(DataError, match=said):
-        EvalImages(_open(small)).rgb(0)
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_gray_and_cmyk_pictures_are_read_as_colors(small: Path, mode: str) -> None:
-    path = small / "images/val2017/000000000001.jpg"
-    Image.open(path).convert(mode).save(path)
-    assert EvalImages(_open(small)).rgb(0).shape == (64, 64, 3)
-
-
 def test_an_image_is_read_as_stored_whatever_its_exif_orientation(small: Path) -> None:
     path = small / "images/val2017/000000000001.jpg"
     upright = Image.open(path)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from samebits.data.keyed import keys
-from samebits.errors import ConfigError, DataError
+from samebits.errors import DataError
 from samebits.recipes.text.config import Config, ModelConfig
 from samebits.recipes.text.model import build_model, crnn
 from samebits.recipes.text.recipe import build, dataset_info
@@ -155,11 +155,6 @@ def test_settings_that_do_not_fit_together_are_refused(data: dict[str, Any], tex
 def test_a_run_without_lines_is_told_what_to_set() -> None:
     with pytest.raises(DataError, match="no dataset is set"):
         config_of().check_inputs()
-
-
-def test_a_beam_of_no_width_is_refused() -> None:
-    with pytest.raises((ConfigError, ValueError)):
-        config_of(decode={"beam_width": 0})
 
 
 def test_lines_whose_image_is_in_both_sets_or_repeated_are_counted(tmp_path: Path) -> None:

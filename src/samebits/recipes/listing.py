@@ -6,14 +6,12 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from samebits.config.plain_file import read_plain
 from samebits.cores import num_cores
 from samebits.data.names import left_out_row, skipped_row
 from samebits.errors import DataError
-
-_Name = TypeVar("_Name")
 
 
 def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
@@ -34,7 +32,7 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
         raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=allowed, fix=fix) from error
 
 
-def find_faults(names: Sequence[_Name], read: Callable[[_Name], object], max_threads: int = 256) -> dict[_Name, str]:
+def find_faults(names: Sequence[str], read: Callable[[str], object], max_threads: int = 256) -> dict[str, str]:
     """Read all samples, and return the problem of each that cannot be read.
 
     Args:
@@ -43,7 +41,7 @@ def find_faults(names: Sequence[_Name], read: Callable[[_Name], object], max_thr
         max_threads: Largest number of samples in memory at a time.
     """
 
-    def fault(name: _Name) -> str:
+    def fault(name: str) -> str:
         try:
             read(name)
         except DataError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from samebits.config.sections import Settings
 from samebits.errors import ConfigError
 from samebits.extras import require_recipe
 from samebits.recipes.catalog import list_recipes
+from samebits.recipes.listing import nearest_fix
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ class Maker:
     config_class: type[Settings]  #: Its settings.
 
     def make(self, config: Any, out: Path) -> str:
-        """Write a dataset into an empty folder.
-
-        Returns:
-            A summary for the user.
+        """Write a dataset into an empty folder, and return a summary for the user.
 
         Raises:
             ConfigError: A package that the recipe needs is not installed.
@@ -55,6 +52,5 @@ def find_maker(name: str) -> Maker:
     by_name = {maker.recipe: maker for maker in list_makers()}
     if recipe in by_name:
         return by_name[recipe]
-    near = difflib.get_close_matches(recipe, by_name, n=1)
     what = f"recipe {recipe} makes no data" if recipe in list_recipes() else f"there is no recipe called {recipe}"
-    raise ConfigError(what, allowed=", ".join(by_name), fix=f"Use {near[0] if near else next(iter(by_name))}.")
+    raise ConfigError(what, allowed=", ".join(by_name), fix=nearest_fix(recipe, by_name, f"Use {next(iter(by_name))}."))

@@ -80,19 +80,8 @@ def _polygon(num_corners: int, turn: float, inner: float | None = None) -> Point
 
 def _cross(turn: float) -> Points:
     corners = [
-        (-1, 3),
-        (1, 3),
-        (1, 1),
-        (3, 1),
-        (3, -1),
-        (1, -1),
-        (1, -3),
-        (-1, -3),
-        (-1, -1),
-        (-3, -1),
-        (-3, 1),
-        (-1, 1),
-    ]
+        (-1, 3), (1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3), (-1, -3), (-1, -1), (-3, -1), (-3, 1), (-1, 1),
+    ]  # fmt: skip
     sine, cosine = math.sin(turn) / math.sqrt(10), math.cos(turn) / math.sqrt(10)
     return [(x * cosine - y * sine, x * sine + y * cosine) for x, y in corners]
 

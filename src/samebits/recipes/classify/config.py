@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from samebits.config.sections import Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.listing import nearest_fix
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -21,17 +21,9 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 # Networks of torchvision.
 RESNETS = (
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
-    "wide_resnet50_2",
-    "wide_resnet101_2",
-)
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d",
+    "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2",
+)  # fmt: skip
 
 
 class DataConfig(Settings):
@@ -158,8 +150,8 @@ class ModelConfig(Settings):
     def _is_known(cls, name: str) -> str:
         if name in RESNETS or name.startswith(("timm/", "torchvision/")):
             return name
-        near = difflib.get_close_matches(name, RESNETS, n=1)
-        raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else RESNETS[0]}.")
+        fix = nearest_fix(name, RESNETS, f"Use model.name={RESNETS[0]}.", "Use model.name={}.")
+        raise ValueError(f"must be one of the names below; fix: {fix}")
 
 
 class LossConfig(Settings):

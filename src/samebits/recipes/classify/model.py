@@ -5,7 +5,6 @@ Legend: N images, H and W their height and width, C classes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from samebits.extras import pip_line
 from samebits.module.freeze import freeze
 from samebits.recipes.classify.config import RESNETS, ModelConfig
 from samebits.recipes.classify.stochastic_depth import drop_residual_blocks
+from samebits.recipes.listing import nearest_fix, some
 
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
@@ -70,11 +70,10 @@ def torchvision_name(name: str) -> str:
     # These return several outputs in training.
     known = [each for each in zoo.list_models(module=zoo) if each not in ("googlenet", "inception_v3")]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"torchvision has no network called {name} with one output",
             given=f"model.name=torchvision/{name}",
-            fix=f"Use torchvision/{near[0]}." if near else "See torchvision.models.list_models() for the names.",
+            fix=nearest_fix(name, known, "See torchvision.models.list_models() for the names.", "Use torchvision/{}."),
         )
     return name
 
@@ -111,11 +110,10 @@ def check_timm(name: str) -> None:
             fix=f"Run {pip_line('timm')}, or set model.name=resnet34.",
         ) from None
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1)
         raise ConfigError(
             f"timm has no network called {name}",
             given=f"model.name=timm/{name}",
-            fix=f"Use timm/{near[0]}." if near else "See timm.list_models() for the names.",
+            fix=nearest_fix(name, timm.list_models(), "See timm.list_models() for the names.", "Use timm/{}."),
         )
 
 
@@ -140,11 +138,10 @@ def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
     trained = dict.fromkeys(
         name.rpartition(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad
     )
-    shown = ", ".join(list(trained)[:4]) + (" …" if len(trained) > 4 else "")
     # The base class of all batch norms has no public name.
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     still = sum(not module.training for module in norms)
-    lines = [f"{frozen:,} of {total:,} parameters; trained: {shown}"]
+    lines = [f"{frozen:,} of {total:,} parameters; trained: {some(list(trained), 4)}"]
     if still:
         lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
     if weights is None:

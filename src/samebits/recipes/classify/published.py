@@ -17,6 +17,7 @@ from torch import nn
 from samebits.errors import CheckpointError, ConfigError, DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.model import backbone_of, check_timm, torchvision_name
+from samebits.recipes.listing import some
 from samebits.storage.manifest import sha256_of_file
 from samebits.storage.pretrained import load_pretrained, read_state
 
@@ -76,7 +77,7 @@ def load_published(model: nn.Module, name: str, info: Mapping[str, Any], data: D
     if lacking:
         raise CheckpointError(
             f"{found.path} does not fit model.name={name}",
-            given=f"without {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}",
+            given=f"without {some(lacking, 4)}",
             fix="Convert the file to the network's names, and set model.weights to the result.",
         )
     rows = load_pretrained(model, found.path)

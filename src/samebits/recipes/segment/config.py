@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig
 from samebits.config.sections import Settings
 from samebits.errors import DataError
+from samebits.recipes.listing import nearest_fix
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -20,14 +20,9 @@ Side = Annotated[int, Field(ge=32, le=4096)]
 Value = Annotated[int, Field(ge=0, le=65535)]
 
 MODELS = (
-    "unet",
-    "deeplabv3_resnet50",
-    "deeplabv3_resnet101",
-    "deeplabv3_mobilenet_v3_large",
-    "fcn_resnet50",
-    "fcn_resnet101",
-    "lraspp_mobilenet_v3_large",
-)
+    "unet", "deeplabv3_resnet50", "deeplabv3_resnet101", "deeplabv3_mobilenet_v3_large", "fcn_resnet50",
+    "fcn_resnet101", "lraspp_mobilenet_v3_large",
+)  # fmt: skip
 MAX_CLASSES = 255  # labels are bytes, and the last one is for pixels that are ignored
 MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for each pixel
 
@@ -144,8 +139,8 @@ class ModelConfig(Settings):
     def _is_known(cls, name: str) -> str:
         if name in MODELS:
             return name
-        near = difflib.get_close_matches(name, MODELS, n=1)
-        raise ValueError(f"must be one of the names below; fix: Use model.name={near[0] if near else MODELS[0]}.")
+        fix = nearest_fix(name, MODELS, f"Use model.name={MODELS[0]}.", "Use model.name={}.")
+        raise ValueError(f"must be one of the names below; fix: {fix}")
 
 
 class LossConfig(Settings):
