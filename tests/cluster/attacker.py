@@ -39,7 +39,7 @@ NAMES = (
     "info/{}", "first", "infos", "fault", "joined", "acknowledged", "left", "arrivals", "generations", "generation",
     "connect/alive/{}", "connect/acknowledged", "connect/done/{}", "connect/count", "connect/verdict", "watch/{}",
     "watch/verdict", "barrier/{}", "barrier/count",
-    "rendezvous", "greeting", "ended", "node/{}", "num_nodes", "pause", "record", "owner", "clock", "rank 0", "{}",
+    "state/{}", "view/{}", "greeting", "ended", "node/{}", "num_nodes", "record", "owner", "{}",
 )  # fmt: skip
 
 

@@ -2,23 +2,18 @@
 
 import contextlib
 import os
-import pickle
 import resource
 import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import hostile
 import pytest
-from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from samebits.cluster.signed import ForgedError, Seal, SignedStore
-from samebits.launch.nodes.state import StateInStore, from_plain, to_plain
+from samebits.cluster.signed import ForgedError, Seal
 from tests.runs import (
     LONG_S,
     SAMEBITS,
@@ -119,38 +114,6 @@ def test_a_key_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     assert "SAMEBITS_KEY has 3 characters" in said
 
 
-def a_state() -> _RendezvousState:
-    state, node = _RendezvousState(), _NodeDesc("10.0.0.1", 7, 0)
-    state.round, state.complete, state.deadline = 3, True, datetime.now(UTC)
-    state.participants, state.last_heartbeats = {node: 0}, {node: datetime.now(UTC)}
-    state.wait_list = {waiting := _NodeDesc("::1", 8, 1)}
-    state.last_heartbeats[waiting] = datetime.now(UTC)
-    return state
-
-
-def test_the_state_of_a_rendezvous_is_read_back_as_it_was() -> None:
-    state = a_state()
-    assert vars(from_plain(to_plain(state))) == vars(state)
-
-
-@pytest.mark.parametrize("key", [KEY, ""])
-def test_a_rendezvous_ignores_a_state_that_no_node_has_written(key: str, tmp_path: Path) -> None:
-    raw = HashStore()
-    mine, theirs = (StateInStore(SignedStore(raw, Seal(key, "run"))) for _ in range(2))
-    assert mine.get_state() is None
-    written = mine.set_state(pickle.dumps(a_state()))
-    assert written[2]
-    for content in hostile.garbage(tmp_path / "canary"):
-        raw.set("rendezvous", content or b" ")  # type: ignore[arg-type]  # bytes are taken too
-        found = mine.get_state()
-        assert pickle.loads(found[0]).round == 3, "the last state that was seen counts"
-    assert not (tmp_path / "canary").exists()
-    again = mine.set_state(found[0], found[1])
-    assert again[2], "the next write replaces what a stranger has written"
-    seen = theirs.get_state()
-    assert pickle.loads(seen[0]).participants == a_state().participants
-
-
 def test_a_message_counts_only_with_its_key_in_its_place_and_in_its_run() -> None:
     seal = Seal(KEY, "run a").within("round 1")
     message = seal.write("verdict", {"x": 1}).encode()
@@ -171,19 +134,6 @@ def test_a_message_counts_only_with_its_key_in_its_place_and_in_its_run() -> Non
     assert KEY not in repr(seal)
 
 
-def test_an_older_state_written_once_more_is_refused() -> None:
-    raw = HashStore()
-    node = StateInStore(SignedStore(raw, Seal(KEY, "run")))
-    first = node.set_state(pickle.dumps(a_state()))
-    old = raw.get("rendezvous")
-    closed = a_state()
-    closed.closed = True
-    assert node.set_state(pickle.dumps(closed), first[1])
-    raw.set("rendezvous", old)  # type: ignore[arg-type]  # bytes are taken too
-    found = node.get_state()
-    assert pickle.loads(found[0]).closed
-
-
 @pytest.mark.full
 def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(undisturbed: str, tmp_path: Path) -> None:
     port = own_port()
@@ -193,8 +143,8 @@ def test_two_nodes_share_the_key_in_the_run_folder_and_strangers_do_not_count(un
         wait_until(lambda: first.poll() is not None or key.exists(), LONG_S)
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         store = hostile.connect(port)
-        wait_until(lambda: "rendezvous" in " ".join(store.list_keys()), LONG_S)
-        made_up = ["torch.rendezvous.own", "samebits/own/rendezvous", "samebits/own/ended"]
+        wait_until(lambda: "state/0" in " ".join(store.list_keys()), LONG_S)
+        made_up = ["samebits/own/state/0", "samebits/own/state/1", "samebits/own/view/0", "samebits/own/ended"]
         hostile.poison(store, made_up, tmp_path / "canary")
         strange = start(
             "train", TINY, *SETTINGS, *slow(tmp_path), *node, "--run-dir", tmp_path / "elsewhere", cwd=tmp_path

@@ -1,6 +1,5 @@
 """Launchers at one address: those of another run are refused, and do not affect the first run."""
 
-import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -121,44 +120,11 @@ def test_a_store_of_torchrun_is_recognized_and_left_alone(launch: Callable[..., 
     assert sorted(store.list_keys()) == before
 
 
-@pytest.mark.parametrize(
-    ("size", "shift_s"),
-    [pytest.param("2", 3600, marks=pytest.mark.lab), pytest.param("1:2", -60, marks=pytest.mark.full)],
-)
-def test_a_node_with_a_wrong_clock(launch: Callable[..., Launcher], tmp_path: Path, size: str, shift_s: int) -> None:
-    (tmp_path / "slow").touch()
-    words = ("--nodes", size, "--run-dir", tmp_path / "run", "data.slow_s=0.2", f"data.slow_while={tmp_path}/slow")
+@pytest.mark.full
+@pytest.mark.parametrize("shift_s", [3600, -60])
+def test_a_node_whose_clock_is_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path, shift_s: int) -> None:
+    words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
     shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), str(shift_s)])
-    assert shifted.code() == 4, shifted.said()
-    text, host = shifted.said(), socket.gethostname()
-    found = re.search(rf"the clocks of {host} and {host} differ by ([\d,.]+) s", text)
-    assert found, text
-    assert float(found[1].replace(",", "")) == pytest.approx(abs(shift_s), abs=3)
-    assert "Synchronize the clocks (NTP" in text
-    assert "Traceback" not in text
-    assert first.process.poll() is None, first.said()
-    (tmp_path / "slow").unlink()
-    if size == "1:2":
-        assert first.code() == 0, first.said()
-
-
-@pytest.mark.full
-def test_no_node_trains_alone_where_the_clock_goes_wrong_later(launch: Callable[..., Launcher], tmp_path: Path) -> None:
-    words = ("--nodes", 2, "--run-dir", tmp_path / "run")
-    first = launch("a", *words)
-    shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), "unchecked", "3600"])
-    for launcher in (first, shifted):
-        assert launcher.code() == 4, launcher.said()
-        assert "the rendezvous has let 1 of 2 nodes start" in launcher.said()
-        assert "clocks of the machines differ" in launcher.said()
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.full
-def test_a_node_whose_clock_is_a_little_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path) -> None:
-    words = ("--nodes", 2, "--run-dir", tmp_path / "run")
-    first = launch("a", *words)
-    shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), "1.5"])
     assert (first.code(), shifted.code()) == (0, 0), first.said() + shifted.said()
     assert result(tmp_path / "run")["worlds"][-1]["size"] == 2

@@ -150,9 +150,7 @@ def store_key(path: Path) -> None:
     from samebits.cluster.signed import Seal, SignedStore, error_from_store
     from samebits.config.process_range import ProcessRange, RendezvousConfig
     from samebits.errors import LaunchError
-    from samebits.launch.nodes import admission, clocks, rank_claims, waiting
-    from samebits.launch.nodes import rendezvous as node_rendezvous
-    from samebits.launch.nodes.state import StateInStore
+    from samebits.launch.nodes import admission, board, rank_claims, waiting
     from samebits.scratch import is_running
     from samebits.watchdog import detector, hang
 
@@ -173,20 +171,16 @@ def store_key(path: Path) -> None:
         str(hang.explain(hang.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
     if detector._is_verdict(value, 2):
         str(hang.explain([hang.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
-    f"{node_rendezvous.ended_elsewhere(value)} {node_rendezvous.ended_elsewhere(value).code:d}"
+    f"{board.ended_elsewhere(value)} {board.ended_elsewhere(value).code:d}"
     generations.generation_of(value, 1)
     collectives._count(raw, name)
     store.count(name)
     if (record := admission.read_record(raw.get(name))) is not None:
         admission.compare(record, admission.describe_run(run), has_own_id=False)
-    host, seconds = clocks._read(raw.get(name))
-    str(clocks._differ(host, seconds, 0.0, 1.0))
     raw.set(waiting.REFUSED, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
     waiting.read_refusal(raw)
-    if name == "rendezvous":
-        state = StateInStore(store)
-        state.get_state()
-        state.set_state(state.get_state()[0])  # type: ignore[index]  # there is one
+    board.as_state(value, 0)
+    board.as_view(value, 0)
     if name == "node":
         raw.set("node/0", path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
         with contextlib.suppress(LaunchError):

@@ -213,30 +213,25 @@ def checkpoint_files() -> list[Seed]:
 def store_values() -> list[Seed]:
     """What processes leave for each other in a store, by key; as in a world without a key."""
     from dataclasses import asdict
-    from datetime import UTC, datetime
-
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
     from samebits.cluster.rendezvous import RankInfo
     from samebits.cluster.signed import Seal
-    from samebits.launch.nodes.state import to_plain
+    from samebits.launch.nodes.board import NodeState, NodeView
     from samebits.watchdog.hang import RankStatus
 
     cards = [asdict(RankInfo(rank, 2, "host", 7, "cpu", "auto", 0, nonce="n", network="x")) for rank in (0, 1)]
-    state, node = _RendezvousState(), _NodeDesc("10.0.0.1", 7, 0)
-    state.participants, state.last_heartbeats = {node: 0}, {node: datetime(2026, 1, 1, tzinfo=UTC)}
-    state.deadline = datetime(2026, 1, 1, tzinfo=UTC)
     sign = {"doing": "x", "waits": False, "step": 3, "stalled_s": 2.5}
     signed = {
         "card": cards[0], "roll": cards, "fault": {"what": "it failed", "slots": {"where": "here", "fix": "that"}},
         "verdict": {"by": 1, "culprits": [asdict(RankStatus(0, "host", 7, **sign))]},  # type: ignore[arg-type]  # of all types
         "connect verdict": {"what": "lost rank 1", "facts": {"likely": "x"}, "num_lost": 1},
         "watch": {**sign, "beat": 1.5, "work_s": 2.5, "num_steps": 3, "num_micro_batches": 6},
-        "ended": {"code": 4, "text": "it failed"}, "invitation": [1, 2], "pause": "leaves", "node": ["host", 7],
-        "rendezvous": {"number": 3, "state": to_plain(state)},
+        "ended": {"code": 4, "text": "it failed"}, "invitation": [1, 2], "node": ["host", 7],
+        "state": asdict(NodeState(0, "host", 7, 2, "10.0.0.1", 29500)),
+        "view": asdict(NodeView(0, ((0, 0, 2), (1, 2, 2)), 4, "10.0.0.1", 29500)),
     }  # fmt: skip
     record = {"run": "run", "host": "h", "pid": 7, "user": "u", "folder": "/x", "inode": 5, "shared": {"torch": "2"}}
-    plain = {"owner": record, "clock": {"host": "h", "time": 1.5, "beat": 2.5}, "came": 2}
+    plain = {"owner": record, "came": 2}
     return [
         *(Seed("store_key", name, Seal().write(name, value).encode()) for name, value in signed.items()),
         *(Seed("store_key", name, json.dumps(value).encode()) for name, value in plain.items()),

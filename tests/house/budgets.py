@@ -17,7 +17,7 @@ FOLDERS = {
         "config": 1_940,
         "data": 4_970,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
         "engine": 4_330,  # comments at traps; altered evaluations are named
-        "launch": 5_130,  # names nodes that are waited for, lost or refused
+        "launch": 4_900,  # names nodes that are waited for, lost or refused
         "metrics": 910,
         "module": 740,  # runs a model on shapes to find batch norm over one value
         "optim": 410,

@@ -11,7 +11,7 @@ OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_li
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 # torch's rendezvous wants its own state as a pickle, which never leaves the process. `samebits.launch` sends a function
 # to its own children.
-OWN_PICKLES = {"src/samebits/launch/nodes/state.py", "src/samebits/launch/function.py"}
+OWN_PICKLES = {"src/samebits/launch/function.py"}
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
     "src/samebits/cluster/abort.py",

@@ -183,27 +183,6 @@ class SignedStore:
             return None
 
 
-class AgentStore(SignedStore):
-    """The part of torch's Store interface that the elastic agent needs, with signed values."""
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a text."""
-        self.put(key, value.decode() if isinstance(value, bytes) else value)
-
-    def get(self, key: str) -> bytes:
-        """Wait for a text and return it."""
-        return str(self.wait_for(key)).encode()
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Write several texts."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Wait for several texts and return them."""
-        return [self.get(key) for key in keys]
-
-
 def error_from_store(value: Any) -> LaunchError | None:
     """Return the error that another rank has written into the store; None if it is malformed."""
     try:

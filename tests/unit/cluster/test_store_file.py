@@ -19,8 +19,8 @@ from samebits.cluster.rendezvous import RankInfo
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.store import open_store
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, clocks
-from samebits.launch.nodes.rendezvous import ended_elsewhere
+from samebits.launch.nodes import admission
+from samebits.launch.nodes.board import ended_elsewhere
 from samebits.scratch import is_running
 from samebits.watchdog import detector
 
@@ -116,7 +116,6 @@ def test_numbers_that_are_too_large_are_refused() -> None:
     for number in (HUGE, float("nan"), float("inf"), True):
         assert not detector._is_status(sign | {"stalled_s": number})
     assert not is_running(HUGE)
-    assert clocks._read(json.dumps({"host": "h", "time": HUGE}).encode())[0] == "the rendezvous"
     record = {"run": "r", "host": "h", "pid": 1, "user": "u", "folder": "f", "inode": float("inf"), "shared": {}}
     assert admission.read_record(json.dumps(record).encode()) is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from torch.distributed import DistNetworkError, HashStore
 
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, auth, clocks
+from samebits.launch.nodes import admission, auth
 from samebits.launch.nodes.rendezvous import NodeRendezvous
 from samebits.launch.shared_settings import shared_settings
 from tests.runs import own_port
@@ -132,33 +131,6 @@ def test_shared_settings_follow_the_recipe_file_and_not_where_the_data_is(tmp_pa
     assert first["setting data.size"] == "3"
 
 
-@pytest.mark.parametrize("shift_s", [0.0, 2.0, -2.0])
-def test_a_clock_within_the_limit_may_join(store: HashStore, tmp_path: Path, shift_s: float) -> None:
-    store.set(clocks.CLOCK, json.dumps({"host": "b", "time": time.time() + shift_s}))
-    clocks.check(store, nodes(tmp_path / "run"))
-
-
-def test_a_time_that_is_only_old_is_no_difference(
-    store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clocks, "FRESH_S", 0.1)
-    store.set(clocks.CLOCK, json.dumps({"host": "b", "time": time.time() - 60}))
-    clocks.check(store, nodes(tmp_path / "run"))
-
-
-@pytest.mark.parametrize("value", [b"", b"[]", b'{"host": "b", "time": "x"}', 10**5 * b"["])
-def test_a_damaged_time_is_no_traceback(store: HashStore, tmp_path: Path, value: bytes) -> None:
-    store.set(clocks.CLOCK, value)
-    clocks.check(store, nodes(tmp_path / "run"))
-
-
-def test_a_world_of_fewer_nodes_than_asked_for_is_refused(tmp_path: Path) -> None:
-    clocks.check_size(2, nodes(tmp_path / "run"))
-    with pytest.raises(LaunchError, match=r"let 1 of 2 nodes start") as caught:
-        clocks.check_size(1, nodes(tmp_path / "run"))
-    assert "clocks" in caught.value.slots["cause"]
-
-
 def open_rendezvous(folder: Path) -> NodeRendezvous:
     return NodeRendezvous(nodes(folder, endpoint=f"127.0.0.1:{own_port()}"), lambda: None, lambda _: None)
 
@@ -168,7 +140,6 @@ def test_a_rendezvous_that_no_node_joined_leaves_no_folder_but_the_user_s_own(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAMEBITS_KEY", key)
-    monkeypatch.setattr(clocks, "publish", lambda *_: None)  # its thread would outlive the test
     (tmp_path / "own").mkdir()
     for name in ("made", "own"):
         met = open_rendezvous(tmp_path / name)
@@ -181,7 +152,7 @@ def test_a_launcher_that_fails_while_it_joins_leaves_no_folder(tmp_path: Path, m
     def lose(*_: object) -> None:
         raise DistNetworkError("the connection is broken")
 
-    monkeypatch.setattr(clocks, "publish", lose)
+    monkeypatch.setattr(admission, "publish", lose)
     with pytest.raises(LaunchError, match="lost the rendezvous"):
         open_rendezvous(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -7,57 +7,41 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from samebits.cluster.signed import Seal, SignedStore
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.launch.nodes import admission, waiting
 
-A, B = _NodeDesc("10.0.0.1", 11, 0), _NodeDesc("10.0.0.2", 22, 0)
 
-
-def nodes(least: int, most: int) -> RendezvousConfig:
-    return RendezvousConfig(ProcessRange(least, most), "a:29400", "run", 60.0, 5.0, 10.0)
-
-
-def wait(size: tuple[int, int], joined: list[_NodeDesc], *, complete: bool = False, before: tuple = ()) -> str:
-    state = _RendezvousState()
-    state.complete, state.participants = complete, {node: rank for rank, node in enumerate(joined)}
-    return waiting.describe_wait(nodes(*size), state, frozenset(before), "NAMES", 20.0)
+def wait(size: tuple[int, int], num_ready: int, why: waiting.Wait) -> str:
+    nodes = RendezvousConfig(ProcessRange(*size), "a:29400", "run", 60.0, 5.0, 10.0)
+    return waiting.describe_wait(nodes, num_ready, "NAMES", why, 20.0)
 
 
 def test_a_wait_for_too_few_nodes_names_the_time_until_it_gives_up() -> None:
     text = "waiting for 2 nodes at a:29400: 1 has joined (NAMES), 20 s\n  giving up in 0:40 (cluster.join_timeout_s)"
-    assert wait((2, 2), [A]) == text
+    assert wait((2, 2), 1, "first") == text
 
 
 def test_a_world_with_enough_nodes_waits_for_more_and_does_not_give_up() -> None:
-    text = wait((1, 2), [A])
+    text = wait((1, 2), 1, "first")
     assert text.startswith("1 of 1 to 2 nodes has joined at a:29400")
     assert "giving up" not in text
     assert "starting 5 s after the first 1 (cluster.last_call_s)" in text
 
 
 @pytest.mark.parametrize(
-    ("before", "size", "start"),
+    ("why", "size", "start"),
     [
-        ((A, B), (1, 2), "waiting for the other nodes of the last world (NAMES), 20 s\n  lost after 10 s"),
-        ((), (1, 2), "waiting until the run at a:29400 has saved and accepts this node (NAMES)"),
-        ((), (1, 1), "the run at a:29400 has all of its 1 nodes (NAMES)"),
+        ("others", (1, 2), "waiting for the other nodes of the last world (NAMES), 20 s\n  lost after 10 s"),
+        ("turn", (1, 2), "waiting until the run at a:29400 has saved and accepts this node (NAMES)"),
+        ("turn", (1, 1), "the run at a:29400 has all of its 1 nodes (NAMES)"),
     ],
 )
 def test_a_node_outside_of_a_complete_world_reports_why_it_waits(
-    before: tuple[_NodeDesc, ...], size: tuple[int, int], start: str
+    why: waiting.Wait, size: tuple[int, int], start: str
 ) -> None:
-    assert wait(size, [B], complete=True, before=before).startswith(start)
-
-
-def test_nodes_have_host_names_where_they_are_known() -> None:
-    store = SignedStore(HashStore(), Seal("a secret of the test", "run"))
-    store.put("host/10.0.0.2/22", "b")
-    assert waiting.node_names(store, [B, A]) == "10.0.0.1 pid 11, b pid 22"
-    assert waiting.node_names(store, [B] * 9).endswith(" …")
+    assert wait(size, 1, why).startswith(start)
 
 
 def test_a_refused_launcher_is_named_to_those_that_wait(tmp_path: Path) -> None:

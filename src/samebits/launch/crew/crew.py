@@ -28,6 +28,7 @@ from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, write_view
 from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.failures import ProcessFailure, explain
+from samebits.launch.nodes.waiting import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import STOP_FILE, WorkerResult
 
@@ -89,12 +90,15 @@ class Crew:
                 if self._keeps:
                     self._admit()
         finally:
-            send_signal(self.pids(), signal.SIGKILL)
-            for member in self._processes.values():
-                # SIGKILL has been sent, so a process that is still there hangs in the kernel, such as on a dead disk.
-                member.process.join(10.0)
+            self._kill_all()
             self._stores = []
             self._port.close()
+
+    def _kill_all(self) -> None:
+        send_signal(self.pids(), signal.SIGKILL)
+        for member in self._processes.values():
+            # SIGKILL has been sent, so a process that is still there hangs in the kernel, such as on a dead disk.
+            member.process.join(10.0)
 
     def _members(self) -> list[MemberProcess]:
         """Return the running members of the present view, by rank."""
@@ -221,22 +225,27 @@ class Crew:
         self._find_cause()
         if supervisor.stop is not None or supervisor.cause is None or not supervisor.cause.may_pass:
             return False
-        num_procs = self._num_procs
-        if self._num_restarts < self._max_restarts:
-            self._num_restarts += 1
-            supervisor.report(f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint")
-        elif num_procs > self._min_procs:
-            num_procs -= 1
-            what = "1 process" if num_procs == 1 else f"{num_procs} processes"
-            supervisor.report(f"continuing with {what} instead of {num_procs + 1}")
-        else:
+        if not self._plan_restart():
             return False
         supervisor.cause = None
         # The file of the former round would stop the new processes at once.
         (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
         self._round += 1
         self._processes, self._done = {}, {}
-        self._start_all(num_procs)
+        self._start_all(self._num_procs)
+        return True
+
+    def _plan_restart(self) -> bool:
+        """Count a restart of all, and choose how many processes there are; return whether there are any."""
+        if self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            self._supervisor.report(f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint")
+            return True
+        if self._num_procs == self._min_procs:
+            return False
+        self._num_procs -= 1
+        what = count(self._num_procs, "process", "es")
+        self._supervisor.report(f"continuing with {what} instead of {self._num_procs + 1}")
         return True
 
     def _find_cause(self) -> None:

@@ -103,9 +103,7 @@ class NodeCrew(Crew):
             self._failure = str(error)
             raise
         finally:
-            send_signal(self.pids(), signal.SIGKILL)
-            for member in self._processes.values():
-                member.process.join(10.0)
+            self._kill_all()
             self._stores = []
             self._shared.leave(self._status(), is_end=not self._is_leaving)
 
@@ -282,7 +280,7 @@ class NodeCrew(Crew):
         if num_nodes < size.least:
             self._enough_since = now
             if now - self._began > self._nodes.join_timeout_s:
-                raise gave_up_waiting(self._nodes, num_nodes)
+                raise gave_up_waiting(self._nodes, f"{num_nodes} have joined")
         elif min(self._statuses) == self._shared.node and (
             num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
         ):

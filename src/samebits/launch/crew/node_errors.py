@@ -23,16 +23,18 @@ def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchE
     )
 
 
-def gave_up_waiting(nodes: RendezvousConfig, num_nodes: int) -> LaunchError:
+def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> LaunchError:
     """Return the error of a run that too few launchers have joined in time.
 
     Args:
         nodes: The rendezvous.
-        num_nodes: How many have joined.
+        given: How many have joined, or who is missing.
+        cause: Why a launcher was refused; empty if none was.
     """
     return LaunchError(
         f"gave up waiting for {nodes.size.least} nodes at {nodes.endpoint}",
-        given=f"{num_nodes} have joined",
+        given=given,
         where=f"after {nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+        cause=cause,
         fix="Start the same command on the missing machines.",
     )

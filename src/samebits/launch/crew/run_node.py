@@ -1,4 +1,4 @@
-"""Run one of several machines whose processes recover in the step: rendezvous, then a crew."""
+"""Run one of several machines: join the launchers' store, then supervise this machine's processes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,65 @@ from samebits.errors import LaunchError
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.node_crew import NodeCrew
+from samebits.launch.crew.round_crew import RoundCrew
 from samebits.launch.crew.running_group import join_group, open_shared_folder
+from samebits.launch.nodes.board import EndedOnOtherNode
 from samebits.launch.nodes.rendezvous import NodeRendezvous
-from samebits.launch.supervisor import Supervisor
+from samebits.launch.supervisor import StopRequested, Supervisor
+
+Work = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 def run_node(
-    nodes: RendezvousConfig,
-    supervisor: Supervisor,
-    function: Callable[..., object],
-    args: tuple[Any, ...],
-    sizes: tuple[int, int, int],
-    crews: list[Any],
+    nodes: RendezvousConfig, supervisor: Supervisor, work: Work, sizes: tuple[int, int, int], crews: list[Crew]
 ) -> int:
-    """Run `function(*args)` in the processes of this machine, and return the command's exit code.
+    """Run a function in the processes of this machine, and return the command's exit code.
+
+    All processes of all machines restart after a loss. Launchers meet in the store of the one that serves it.
+
+    Args:
+        nodes: The rendezvous.
+        supervisor: Receives stop signals and analyzes failures.
+        work: An importable function, and its arguments.
+        sizes: Processes of this machine, the least number of them, and restarts.
+        crews: Receives the crew, as the signal handler needs its process ids.
+    """
+    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
+    code, text, crew = 1, "a launcher failed", None
+    try:
+        entry = Entry(*work, supervisor.folder, supervisor.stop_timeout_s, rendezvous.key)
+        crew = RoundCrew(entry, supervisor, *sizes, rendezvous)
+        crews.append(crew)
+        code = supervisor.exit_code(*crew.run())
+        text = supervisor.end_message(code)
+    except StopRequested:
+        # It was waiting for other nodes, which may continue without it.
+        code, text = supervisor.exit_code(False, {}), supervisor.end_message(1)
+        # The launcher that serves the rendezvous cannot leave: the others would lose their store.
+        if crew is not None:
+            crew.is_leaving = not rendezvous.serves
+    except EndedOnOtherNode as ended:
+        code, text = ended.code, ended.text
+        if text:
+            supervisor.report(text)
+    except LaunchError as error:
+        code, text = error.exit_code, str(error)
+        supervisor.report(text)
+    except DistError:
+        raise _lost_rendezvous(nodes) from None
+    finally:
+        # Always, whatever has happened: the others wait for a reason or for a missed heartbeat.
+        if crew is not None:
+            crew.end(code, text)
+        else:
+            rendezvous.end(code, text)
+    return code
+
+
+def run_node_in_step(
+    nodes: RendezvousConfig, supervisor: Supervisor, work: Work, sizes: tuple[int, int, int], crews: list[Crew]
+) -> int:
+    """Run a function as `run_node` does, in processes that recover in the step.
 
     The rendezvous admits the launchers and gives them a key. After that, they meet only in the run folder, so the
     machine that serves the rendezvous may be lost like any other. A launcher that comes later joins there too.
@@ -34,8 +79,7 @@ def run_node(
     Args:
         nodes: The rendezvous.
         supervisor: Receives stop signals and analyzes failures.
-        function: An importable function.
-        args: Its arguments.
+        work: An importable function, and its arguments.
         sizes: Processes of this machine, the least number of them, and restarts.
         crews: Receives the crew, as the signal handler needs its process ids.
     """
@@ -51,8 +95,7 @@ def run_node(
         assert group is not None
         shared, key = group
         # Without a launcher that reports them, processes are lost to the others: they end at once.
-        entry = Entry(function, args, supervisor.folder, 0.0, key)
-        crew: Crew = NodeCrew(entry, supervisor, *sizes, nodes, shared)
+        crew = NodeCrew(Entry(*work, supervisor.folder, 0.0, key), supervisor, *sizes, nodes, shared)
         # Before it runs: the signal handler finds the processes of a crew in this list.
         crews.append(crew)
         code = supervisor.exit_code(*crew.run())
@@ -61,10 +104,12 @@ def run_node(
         code, text = error.exit_code, str(error)
         supervisor.report(text)
     except DistError:
-        raise LaunchError(
-            f"lost the rendezvous at {nodes.endpoint} while joining", fix="Start the same command again."
-        ) from None
+        raise _lost_rendezvous(nodes) from None
     finally:
         if rendezvous is not None and rendezvous.serves:
             rendezvous.end(code, text)
     return code
+
+
+def _lost_rendezvous(nodes: RendezvousConfig) -> LaunchError:
+    return LaunchError(f"lost the rendezvous at {nodes.endpoint} while joining", fix="Start the same command again.")

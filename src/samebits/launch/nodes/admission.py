@@ -27,13 +27,13 @@ from samebits.cluster.address import port_holder, split_endpoint
 from samebits.cluster.signed import peek
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, cannot_make
-from samebits.launch.nodes import clocks, waiting
+from samebits.launch.nodes import waiting
 
 # How long the server may take from opening its port to writing the record.
 RECORD_S = 5.0
 OWNER = "samebits/owner"
 # How long admission may take in all, over a slow link.
-LIMIT_S = RECORD_S + clocks.FRESH_S + 5.0
+LIMIT_S = RECORD_S + 10.0
 _SHOWN = 5
 
 
@@ -49,17 +49,14 @@ def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
         Whether this launcher is the first of its run.
 
     Raises:
-        LaunchError: The address belongs to another run or program, or the clocks differ.
+        LaunchError: The address belongs to another run or program.
         CheckpointError: The run folder cannot be created.
     """
     try:
         if serves:
             publish(store, nodes)
-            clocks.publish(store, nodes)
             return True
-        is_first = check(store, nodes)
-        clocks.check(store, nodes)
-        return is_first
+        return check(store, nodes)
     except dist.DistError as error:
         raise LaunchError(
             f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from samebits.cluster.timeout import REPORT_EVERY_S, call_with_timeout
 from samebits.config.process_range import RendezvousConfig
@@ -44,7 +43,7 @@ class StoreCalls:
         """Return the result of a short call; None if the store does not answer in time."""
         try:
             return call_with_timeout(call, limit_s, lambda waited_s: None)
-        except (RendezvousError, dist.DistError, TimeoutError):
+        except (dist.DistError, TimeoutError):
             return None
 
     def wait(self, call: Callable[[], T], limit_s: float, state: Callable[[float], str] | None = None) -> T:

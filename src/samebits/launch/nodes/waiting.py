@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import Literal
 
 from torch.distributed import Store
 
-from samebits.cluster.address import address_towards, split_endpoint
-from samebits.cluster.signed import SignedStore, peek
+from samebits.cluster.signed import peek
 from samebits.cluster.timeout import as_clock
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, printable
 
 REFUSED = "samebits/refused"
-_SHOWN = 8
+# first: the first view has not begun; others: nodes of the last view still have processes; turn: others train.
+Wait = Literal["first", "others", "turn"]
 _MAX_CHARS = 600  # of a note, which is not signed: any program that reaches the port may have written it
 
 
@@ -41,48 +39,48 @@ def read_refusal(store: Store) -> str:
     return ""
 
 
-def publish_host(store: SignedStore, endpoint: str) -> None:
-    """Publish this node's host name: torch's rendezvous has addresses and process ids only."""
-    addr = address_towards(*split_endpoint(endpoint)) or socket.getfqdn()  # as torch's handler has it
-    store.put(_key(addr, os.getpid()), socket.gethostname())
-
-
-def node_names(store: SignedStore, nodes: Collection[Any]) -> str:
-    """Return the names of nodes in one line, such as `vm pid 4711`."""
-    names = sorted(
-        f"{store.get(_key(node.addr, node.pid)) or node.addr} pid {node.pid}" for node in list(nodes)[:_SHOWN]
-    )
-    return ", ".join(names) + (" …" if len(nodes) > _SHOWN else "")
-
-
-def describe_wait(nodes: RendezvousConfig, state: Any, before: Collection[Any], names: str, waited_s: float) -> str:
+def describe_wait(nodes: RendezvousConfig, num_ready: int, names: str, wait: Wait, waited_s: float) -> str:
     """Describe what this launcher waits for.
 
     Args:
         nodes: The rendezvous.
-        state: The state of torch's rendezvous.
-        before: The nodes of this launcher's last world; empty before its first.
-        names: Names of the state's participants.
+        num_ready: How many nodes wait, or are in the present view if that is what this one waits for.
+        names: Their names.
+        wait: Why this launcher waits.
         waited_s: How long it has waited, seconds.
     """
-    joined, size, endpoint = len(state.participants), nodes.size, nodes.endpoint
-    shown, have = f" ({names})" if names else "", "has" if joined == 1 else "have"
+    size, endpoint = nodes.size, nodes.endpoint
+    shown, have = f" ({names})" if names else "", "has" if num_ready == 1 else "have"
     left = f"giving up in {as_clock(nodes.join_timeout_s - waited_s)} (cluster.join_timeout_s)"
-    if state.complete and not state.participants.keys().isdisjoint(before):
+    if wait == "others":
         what = f"waiting for the other nodes of the last world{shown}"
         left = f"lost after {nodes.node_timeout_s:g} s without a heartbeat (cluster.node_timeout_s)"
-    elif state.complete and joined >= size.most:
-        what = f"the run at {endpoint} has all of its {joined} nodes{shown}"
+    elif wait == "turn" and num_ready >= size.most:
+        what = f"the run at {endpoint} has all of its {num_ready} nodes{shown}"
         left = "waiting until one of them leaves or is lost"
-    elif state.complete:
+    elif wait == "turn":
         what = f"waiting until the run at {endpoint} has saved and accepts this node{shown}"
-    elif joined >= size.least:
-        what = f"{joined} of {size.least} to {size.most} nodes {have} joined at {endpoint}{shown}"
+    elif num_ready >= size.least:
+        what = f"{num_ready} of {size.least} to {size.most} nodes {have} joined at {endpoint}{shown}"
         left = f"starting {nodes.last_call_s:g} s after the first {size.least} (cluster.last_call_s)"
     else:
-        what = f"waiting for {size.least} node{'s' * (size.least > 1)} at {endpoint}: {joined} {have} joined{shown}"
+        what = f"waiting for {size.least} node{'s' * (size.least > 1)} at {endpoint}: {num_ready} {have} joined{shown}"
     return f"{what}, {waited_s:.0f} s\n  {left}"
 
 
-def _key(addr: str, pid: int) -> str:
-    return f"host/{addr}/{pid}"
+def describe_world(size: int, num_nodes: int, gone: str, new: str) -> str:
+    """Describe a world that follows another one.
+
+    Args:
+        size: Number of processes.
+        num_nodes: Number of nodes.
+        gone: Names of the nodes that were lost or have left.
+        new: Names of the nodes that have joined.
+    """
+    changes = (f"; lost or left: {gone}" if gone else "") + (f"; new: {new}" if new else "")
+    return f"continuing with {count(size, 'process', 'es')} on {count(num_nodes, 'node')}{changes}"
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun: 1 process, 2 processes."""
+    return f"{number} {noun}{plural if number != 1 else ''}"

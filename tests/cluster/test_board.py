@@ -1,0 +1,82 @@
+"""The exchange of launchers in a store: what strangers write there does not count, and who is silent is lost."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import hostile
+import pytest
+from torch.distributed import TCPStore
+
+from samebits.cluster.signed import Seal, SignedStore
+from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard
+from tests.runs import LONG_S, wait_until
+
+KEY = "a secret that strangers do not know"
+STATE = NodeState(0, "host", 7, 1, "10.0.0.1", 29500)
+
+
+@contextlib.contextmanager
+def boards(key: str, count: int) -> Iterator[tuple[TCPStore, list[StoreBoard]]]:
+    """The parts of several launchers in one exchange."""
+    raw = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+    made = [
+        StoreBoard(SignedStore(raw, Seal(key, "run")), 60.0, replace(STATE, pid=10 + number)) for number in range(count)
+    ]
+    try:
+        yield raw, made
+    finally:
+        for board in made:
+            board.leave()
+
+
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_launchers_ignore_states_and_views_that_none_of_them_has_written(key: str, tmp_path: Path) -> None:
+    with boards(key, 2) as (raw, (mine, theirs)):
+        wait_until(lambda: mine.states().keys() == theirs.states().keys() == {0, 1}, LONG_S)
+        names = ["state/0", "state/1", "state/2", "view/0", "view/1"]
+        for only in range(len(hostile.garbage(tmp_path))):
+            hostile.poison(raw, names, tmp_path / "canary", only)
+        view = NodeView(0, ((0, 0, 1), (1, 1, 1)), 2, "10.0.0.1", 29500)
+        mine.begin(view)
+        wait_until(lambda: mine.view == theirs.view == view, LONG_S)
+        assert mine.states().keys() == {0, 1}
+        theirs.publish(replace(theirs.states()[1], ready=5))
+        wait_until(lambda: mine.states()[1].ready == 5, LONG_S)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_of_two_launchers_that_begin_a_view_one_succeeds() -> None:
+    with boards(KEY, 2) as (_, both):
+        for number, board in enumerate(both):
+            board.begin(NodeView(0, ((number, 0, 1),), 1, "10.0.0.1", 29500))
+        wait_until(lambda: all(board.view is not None for board in both), LONG_S)
+        assert both[0].view == both[1].view
+
+
+def test_a_launcher_whose_state_stands_still_is_lost_and_comes_back() -> None:
+    with boards(KEY, 2) as (_, (mine, theirs)):
+        mine._node_timeout_s = 1.0
+        wait_until(lambda: 1 in mine.states(), LONG_S)
+        with theirs._lock:  # its thread waits for this before each exchange
+            wait_until(lambda: 1 not in mine.states(), LONG_S)
+        wait_until(lambda: 1 in mine.states(), LONG_S)
+        theirs.leave()
+        wait_until(lambda: 1 not in mine.states(), LONG_S)
+        assert mine.names({1}).endswith(" pid 11")
+
+
+def test_an_older_state_written_once_more_is_refused() -> None:
+    with boards(KEY, 2) as (raw, (mine, theirs)):
+        wait_until(lambda: 1 in mine.states(), LONG_S)
+        old = raw.get("state/1")
+        theirs.publish(replace(theirs.states()[1], ready=1))
+        wait_until(lambda: mine.states()[1].ready == 1, LONG_S)
+        theirs.leave()
+        wait_until(lambda: 1 not in mine.states(), LONG_S)
+        raw.set("state/1", old)  # type: ignore[arg-type]  # bytes are taken too
+        time.sleep(0.5)
+        assert 1 not in mine.states()
