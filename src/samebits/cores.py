@@ -77,7 +77,8 @@ def set_time_slice(milliseconds: float) -> None:
         milliseconds: 0.1 to 100; 0 for the system's own.
     """
     number = SCHED_SETATTR.get(platform.machine())
-    if number is None or sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    has_calls = sys.platform == "linux" and hasattr(os, "sched_getscheduler")
+    if number is None or not has_calls or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
     # struct sched_attr: size, policy, flags, nice, priority, then runtime, deadline and period in nanoseconds.
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
@@ -119,7 +120,7 @@ def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
     """
     cores = sorted(core_ids())
     placed: list[int] = []
-    if not cores or not hasattr(os, "SCHED_BATCH"):
+    if not cores or not hasattr(os, "sched_setscheduler"):
         return placed
     core = cores[local_rank * threads_per_rank % len(cores)]
     for thread in gloo_threads():

@@ -20,7 +20,8 @@ from samebits.launch.failures import count_memory_kills, out_of_memory
 from samebits.provenance.environment import cpu_name
 from samebits.recipes.listing import find_faults
 from samebits.scratch import is_running
-from tests.runs import ROOT, TINY, result, samebits
+from tests.faults.faults import Job
+from tests.runs import PYTHON_PATH, ROOT, TINY, kill_session, result, samebits, start
 
 
 def test_cores_are_those_of_the_affinity_mask_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +85,7 @@ def hidden(tmp_path: Path) -> dict[str, str]:
     place = tmp_path / "site"
     place.mkdir()
     shutil.copy(ROOT / "tests/e2e/without_linux.py", place / "sitecustomize.py")
-    path = os.pathsep.join([str(ROOT), str(place)])
+    path = os.pathsep.join([PYTHON_PATH, str(place)])
     return {"PYTHONPATH": path, "SAMEBITS_TEST_HIDDEN": str(tmp_path / "is hidden")}
 
 
@@ -93,6 +94,31 @@ def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden:
     samebits("train", TINY, "--procs", 2, "--run-dir", tmp_path / "run", cwd=tmp_path, **hidden)
     assert (tmp_path / "is hidden").exists()
     assert result(tmp_path / "run")["weights_sha256"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["proc", "shared memory", "scheduler", "memfd"])
+def test_two_processes_train_and_recover_without_one_thing_that_only_linux_has(
+    tmp_path: Path, hidden: dict[str, str], name: str
+) -> None:
+    (tmp_path / "slow").touch()
+    slow = ("data.slow_s=0.2", f"data.slow_while={tmp_path}/slow", "cluster.recovery=in_step", "--max-restarts", 1)
+    words, more = ("train", TINY, *slow, "--procs", 2, "--run-dir", tmp_path / "run"), {"SAMEBITS_TEST_HIDE": name}
+    run = Job(tmp_path, start(*words, cwd=tmp_path, **more, **hidden))
+    try:
+        run.wait_for_step(1)
+        run.workers()[0].kill()
+        (tmp_path / "slow").unlink()
+        code, said = run.ended()
+    finally:
+        kill_session(run.process)
+    assert code == 0, said
+    if name == "proc":
+        assert "cluster.recovery=in_step does not work with a system that does not show a process its conn" in said
+        assert "restart 1 of 1 from the last checkpoint" in said
+        samebits("verify", tmp_path / "run", cwd=tmp_path, **more, **hidden)
+    else:
+        assert "restart 1 of 1: the other processes continue" in said
 
 
 @pytest.mark.full

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from samebits.cluster.env import RankAssignment
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.timeout import call_with_timeout
+from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import Membership, View, ViewEnded
 from samebits.cluster.world import World, join
 from samebits.cores import schedule_threads
@@ -45,8 +45,6 @@ CONNECT_S = 10.0
 # How long to wait for all members to connect, once they have checked in; and until a call of an ended view returns.
 JOIN_S, LEAVE_S = 60.0, 1.0
 DESTROY_S = 10.0
-# Descriptor and inode of the present group's sockets.
-_sockets: set[tuple[int, int]] = set()
 
 
 def is_loss(error: BaseException) -> bool:
@@ -87,7 +85,7 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
     """
     raise_open_files()
     membership = Membership(Path(assignment.views), assignment.member)
-    membership.watch(end_group)
+    membership.watch(torch_traps.end_group)
     alone = World(-1, 1, 0, torch.device("cpu"), "none", socket.gethostname(), None, assignment, membership=membership)
     try:
         try:
@@ -146,8 +144,7 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     _check_in(signed, membership, view, rank, timeout_s if join_timeout_s is None else join_timeout_s)
 
     def start() -> None:
-        # A start that failed has counted too, and only on some ranks; the count is part of the keys in the store.
-        dist.distributed_c10d._world.group_count = 0
+        torch_traps.count_groups_from_0()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
         add_group()
 
@@ -178,7 +175,7 @@ def _check_in(signed: SignedStore, membership: Membership, view: View, rank: int
 
 def _call(call: Callable[[], T], membership: Membership, view: View) -> T:
     """Make a call that can block, and raise ViewEnded soon after its view has ended."""
-    before = _open_sockets()
+    before = torch_traps.open_sockets()
     ended_at = 0.0
 
     def tick(waited_s: float) -> None:
@@ -187,8 +184,8 @@ def _call(call: Callable[[], T], membership: Membership, view: View) -> T:
         if not ended_at and membership.has_ended(view):
             ended_at = waited_s
             # The launcher has closed the store. With the connections of this call shut down, it mostly ends.
-            _sockets.update(_open_sockets() - before)
-            end_group()
+            torch_traps.add_sockets(before)
+            torch_traps.end_group()
         # A call that still waits for a lost member to connect fails in its thread after the group's timeout.
         if ended_at and waited_s > ended_at + LEAVE_S:
             raise ViewEnded(f"view {view.number} has ended")
@@ -199,39 +196,13 @@ def _call(call: Callable[[], T], membership: Membership, view: View) -> T:
         raise ViewEnded(f"view {view.number} has ended") if ended_at else error from None
     if ended_at:
         raise ViewEnded(f"view {view.number} has ended")
-    _sockets.update(_open_sockets() - before)
-    return found
-
-
-def end_group() -> None:
-    """End the present group from any thread: blocked calls of this process and of its peers raise an error.
-
-    gloo's own abort does not end a wait for a message (torch 2.15), and its connections stay open as long as any work
-    of the group is referenced. So the connections are shut down, which the group sees as the end of its peers.
-    """
-    for descriptor, inode in list(_sockets):
-        # It may be closed, and its number used again.
-        # Of a duplicate: the socket object closes it, and torch's own descriptor stays open.
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if os.fstat(connection.fileno()).st_ino == inode and not is_listening:
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def _open_sockets() -> set[tuple[int, int]]:
-    """Return descriptor and inode of each socket of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            status = os.stat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
+    torch_traps.add_sockets(before)
     return found
 
 
 def _leave_group() -> None:
-    end_group()
-    _sockets.clear()
+    torch_traps.end_group()
+    torch_traps.forget_group()
     if not dist.is_initialized():
         return
     # In a thread, since destroying a group can block forever after a peer has died.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import sys
 
+from samebits.cluster.views.torch_traps import can_end_groups
 from samebits.config.combinations import first_met
 from samebits.config.process_range import RendezvousConfig
 from samebits.config.schema import RunConfig
@@ -43,6 +44,8 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         return "one process"
     if has_gpus:
         return "GPUs"
+    if not can_end_groups():
+        return "a system that does not show a process its connections (/proc/self/fd)"
     # The backend is one of auto, gloo, nccl and mpi.
     return first_met(
         config,

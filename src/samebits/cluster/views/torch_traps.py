@@ -1,0 +1,65 @@
+"""What in-step recovery does to torch that torch has no call for. `test_torch_traps` fails once torch has changed.
+
+- gloo's own abort does not end a wait for a message (torch 2.15), and its connections stay open as long as any work of
+  the group is referenced. So the connections are shut down at the socket, which the group sees as the end of its peers.
+  gloo does not name its sockets: they are those that have appeared in /proc/self/fd while the group was formed.
+- The count of process groups that a process has formed is part of the keys with which ranks find each other in the
+  store. A start that failed has counted too, and only on some ranks.
+
+Nothing here imports torch before a group is formed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import suppress
+
+DESCRIPTORS = "/proc/self/fd"
+# Descriptor and inode of the present group's sockets.
+_sockets: set[tuple[int, int]] = set()
+
+
+def can_end_groups() -> bool:
+    """Return whether this system shows a process its own sockets; macOS and some containers do not."""
+    return os.path.isdir(DESCRIPTORS)
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Return descriptor and inode of each socket of this process."""
+    found = set()
+    for name in os.listdir(DESCRIPTORS):
+        with suppress(OSError):  # the descriptor of the folder itself is closed by now
+            status = os.stat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def add_sockets(before: set[tuple[int, int]]) -> None:
+    """Count the sockets that were opened since `open_sockets` returned `before` among the present group's."""
+    _sockets.update(open_sockets() - before)
+
+
+def end_group() -> None:
+    """End the present group from any thread: blocked calls of this process and of its peers raise an error."""
+    for descriptor, inode in list(_sockets):
+        # It may be closed, and its number used again.
+        # Of a duplicate: the socket object closes it, and torch's own descriptor stays open.
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if os.fstat(connection.fileno()).st_ino == inode and not is_listening:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def forget_group() -> None:
+    """Forget the sockets of the group that has ended."""
+    _sockets.clear()
+
+
+def count_groups_from_0() -> None:
+    """Start the count of process groups again, so that it is equal on all ranks of the next group."""
+    import torch.distributed as dist
+
+    dist.distributed_c10d._world.group_count = 0
