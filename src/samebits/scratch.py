@@ -27,7 +27,6 @@ PREFIX = ".samebits-"
 # Made by multiprocessing: contains the sockets of a launcher and its processes.
 LAUNCHER_PREFIX = "pymp-"
 OWNER = "samebits.owner"
-SHARED_MEMORY = Path("/dev/shm")
 
 # Owner files of this process: open and therefore locked until it ends.
 _held: dict[Path, int] = {}
@@ -83,31 +82,16 @@ def sweep(parent: Path) -> None:
 
 
 def sweep_one(folder: Path) -> None:
-    """Remove a scratch folder and its semaphores if its owner has ended."""
+    """Remove a scratch folder if its owner has ended."""
     if not is_scratch(folder):
         return
     with contextlib.suppress(OSError):
         handle = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the owner lives
-            # Before the folder, whose name is the only way to find them.
-            for path in semaphores(folder):
-                path.unlink()
             _remove(folder)
         finally:
             os.close(handle)
-
-
-def semaphores(folder: Path) -> list[Path]:
-    """Return the named semaphores of a launcher's folder. `launch/forkserver.py` chooses the names."""
-    if not folder.name.startswith(LAUNCHER_PREFIX):
-        return []
-    named = re.compile(rf"sem\.{re.escape(folder.name)}-\w+")
-    try:
-        with os.scandir(SHARED_MEMORY) as entries:
-            return [Path(entry.path) for entry in entries if named.fullmatch(entry.name) and _is_own_file(entry.path)]
-    except OSError:
-        return []
 
 
 def is_scratch(folder: Path) -> bool:

@@ -94,23 +94,6 @@ def test_a_link_inside_a_scratch_folder_is_removed_and_not_what_it_leads_to(tmp_
     assert (tmp_path / "data" / "file").exists()
 
 
-def test_semaphores_are_swept_with_the_folder_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = tmp_path / "shm"
-    memory.mkdir()
-    monkeypatch.setattr(scratch, "SHARED_MEMORY", memory)
-    folder = tmp_path / "pymp-abcdefgh"
-    folder.mkdir()
-    (folder / scratch.OWNER).write_text(json.dumps(scratch._this_machine()))
-    for name in ("sem.pymp-abcdefgh-12345678", "sem.pymp-ijklmnop-12345678", "sem.mp-12345678"):
-        (memory / name).touch()
-    (memory / "sem.pymp-abcdefgh-87654321").symlink_to(tmp_path)
-    scratch.sweep(tmp_path)
-    assert not folder.exists()
-    assert sorted(path.name for path in memory.iterdir()) == [
-        "sem.mp-12345678", "sem.pymp-abcdefgh-87654321", "sem.pymp-ijklmnop-12345678",
-    ]  # fmt: skip
-
-
 def test_partial_files_of_dead_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
@@ -117,27 +116,11 @@ def temp_folder() -> Iterator[Path]:
         yield folder
 
 
-def keep_tracker_alive() -> None:
-    """Restart multiprocessing's resource tracker if it was killed, and register the existing semaphores with it.
-
-    A tracker that starts only when they are unregistered, at the end, prints a traceback for each one.
-    """
-    tracker = resource_tracker._resource_tracker
-    before = getattr(tracker, "_pid", None)
-    if before is None or scratch.is_running(before):
-        return
-    with warnings.catch_warnings(), _start_variables():
-        warnings.simplefilter("ignore")  # that resources might leak: they are registered again
-        resource_tracker.ensure_running()
-    for path in scratch.semaphores(Path(_temp_dir())):
-        resource_tracker.register(f"/{path.name.removeprefix('sem.')}", "semaphore")
-
-
 def _temp_dir() -> str:
     """Return Python's folder for the sockets of this process and its forks; the first call creates it.
 
-    It is marked as Samebits's, and semaphores are named after it, so that the next start recognizes what a kill -9
-    left. Where TMPDIR is too long for a socket's path, the sockets are created in /tmp.
+    It is marked as Samebits's, so that the next start recognizes what a kill -9 left. Where TMPDIR is too long for a
+    socket's path, the sockets are created in /tmp.
     """
     # multiprocessing keeps the folder's name here, and shares it with the processes that it starts.
     config: dict[str, Any] = vars(process.current_process())["_config"]
@@ -150,7 +133,6 @@ def _temp_dir() -> str:
             scratch.sweep(Path(tempfile.gettempdir()))
         folder = Path(util.get_temp_dir())
         scratch.claim(folder)
-        config["semprefix"] = f"/{folder.name}"
         return str(folder)
     finally:
         tempfile.tempdir = before

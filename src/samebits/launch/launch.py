@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.process_range import RendezvousConfig
-from samebits.errors import no_shared_memory
 from samebits.launch import forkserver
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import Entry
-from samebits.launch.crew.run_node import run_node, run_node_in_step
+from samebits.launch.crew.run_node import run_node
 from samebits.launch.nodes import auth
 from samebits.launch.supervisor import StopRequested, Supervisor
 from samebits.open_files import is_too_many_files, raise_open_files, too_many_files
@@ -57,7 +56,7 @@ def launch(
         The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
 
     Raises:
-        LaunchError: The rendezvous failed, or this node has no shared memory or too few open files.
+        LaunchError: The rendezvous failed, or this node has too few open files.
     """
     raise_open_files()
     forkserver.prepare(preload)
@@ -68,18 +67,13 @@ def launch(
         try:
             with forkserver.without_script(), supervisor.signals(lambda: crews[0].pids() if crews else []):
                 if nodes is not None:
-                    run = run_node_in_step if recovers_in_step else run_node
-                    return run(nodes, supervisor, (entry, args), sizes, crews)
+                    return run_node(nodes, supervisor, (entry, args), sizes, crews, recovers_in_step)
                 here = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
                 crews.append(Crew(here, supervisor, *sizes, keeps=recovers_in_step))
                 return supervisor.exit_code(*crews[0].run())
         except StopRequested:
             return supervisor.exit_code(False, {})
         except OSError as error:
-            if error.filename is not None:
-                raise
             if is_too_many_files(error):
                 raise too_many_files() from error
-            raise no_shared_memory(error) from error  # a semaphore has no file name
-        finally:
-            forkserver.keep_tracker_alive()
+            raise

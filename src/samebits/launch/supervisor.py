@@ -30,7 +30,7 @@ from types import FrameType
 
 from samebits import scratch
 from samebits.errors import printable
-from samebits.launch import failures, forkserver
+from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
 from samebits.launch.forkserver import LAUNCHER_ONLY
 from samebits.launch.worker import STOP_FILE, WorkerResult
@@ -163,7 +163,6 @@ class Supervisor:
 
     def forward_stop(self, processes: Processes) -> None:
         """Forward a stop signal, if there was one, to the workers, by rank. The launcher calls this at each poll."""
-        forkserver.keep_tracker_alive()
         if self.stop is None:
             return
         # Workers that were restarted meanwhile have new ids, and have not been signalled yet.

@@ -52,21 +52,21 @@ def run_worker(
     args: tuple[Any, ...],
     folder: Path,
     stop_timeout_s: float,
-    key: str = "",
-    failure_path: Path | None = None,
+    key: str,
+    failure_path: Path,
 ) -> WorkerResult:
     """Run `entry(*args)`, and report every kind of end to the launcher.
 
     Args:
         entry: The work; reads its rank from the environment.
         args: Its arguments.
-        folder: Folder for the report of a failure; contains a file called stop once all workers shall stop.
+        folder: The launcher's; contains a file called stop once all workers shall stop.
         stop_timeout_s: How long it may continue after the launcher has died, seconds.
         key: Secret with which the run's processes sign messages.
-        failure_path: File for the report of a failure; None: see `report_path`.
+        failure_path: File for the report of a failure.
 
     Returns:
-        The result that torch's agent hands to the launcher once all workers are done.
+        How it ended, if it has not failed.
     """
     if multiprocessing.parent_process() is not None:
         gc.freeze()  # what the fork server has imported; see `cleanup`
@@ -83,11 +83,10 @@ def run_worker(
     os.environ[LAUNCHED] = "1"
     os.environ[KEY] = key
     here = read_assignment(os.environ)
-    assert here is not None, "the agent sets the world's variables"
+    assert here is not None, "the launcher sets the world's variables"
     # Opened early: if no more files can be opened later, that must still be reported.
     try:
-        path = failure_path or report_path(folder, here.rank, here.restart)
-        report = path.with_suffix(".part").open("w", encoding="utf-8")
+        report = failure_path.with_suffix(".part").open("w", encoding="utf-8")
     except FileNotFoundError:  # the launcher has ended already
         return WorkerResult(0, True)
     state = {"finished": False, "orphan": False}
@@ -111,24 +110,13 @@ def run_worker(
             _fail(report, here, error)
     except BaseException as error:
         _fail(report, here, error)
-    # From here on it only waits for the others, and torch's agent ends it.
+    # From here on it only waits for the others.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state["finished"] = True
     _flush()
     if state["orphan"]:
         os._exit(0)
     return WorkerResult(code if isinstance(code, int) else 0, signals.was_stop_requested)
-
-
-def report_path(folder: Path, rank: int, restart: int) -> Path:
-    """Return the file in which a rank reports its failure.
-
-    Args:
-        folder: The launcher's temporary folder.
-        rank: The rank.
-        restart: How often it has been restarted.
-    """
-    return folder / f"rank-{rank}-{restart}.json"
 
 
 def _fail(file: IO[str], here: RankAssignment, error: BaseException) -> None:

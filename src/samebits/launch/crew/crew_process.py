@@ -13,7 +13,7 @@ from typing import Any
 
 from samebits.cluster.env import MEMBER, VIEWS
 from samebits.cluster.views.membership import mark_path
-from samebits.launch.worker import WorkerResult, report_path, run_worker
+from samebits.launch.worker import WorkerResult, run_worker
 
 VIEWS_FILE = "views.json"
 
@@ -63,7 +63,7 @@ class MemberProcess:
     @property
     def report(self) -> Path:
         """The file in which it reports a failure."""
-        return report_path(self.entry.folder, self.slot, self.number)
+        return _report_path(self.entry.folder, self.number)
 
     def has_marked(self, name: str) -> bool:
         """Return whether the member has come that far; see `membership.mark_path`."""
@@ -100,7 +100,7 @@ def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> Mem
     }
     if not ranks.port:
         environment |= {VIEWS: str(entry.folder / VIEWS_FILE), MEMBER: str(number)}
-    report = report_path(entry.folder, slot, number)
+    report = _report_path(entry.folder, number)
     # From the fork server, which has torch loaded: a replacement is ready in a fraction of its import.
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(environment, entry, number, report), name=f"rank-{slot}")
@@ -119,3 +119,7 @@ def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -
 
 def _result_path(folder: Path, number: int) -> Path:
     return folder / f"result-{number}.json"
+
+
+def _report_path(folder: Path, number: int) -> Path:
+    return folder / f"failure-{number}.json"
