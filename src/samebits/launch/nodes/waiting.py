@@ -82,5 +82,11 @@ def describe_world(size: int, num_nodes: int, gone: str, new: str) -> str:
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun: 1 process, 2 processes."""
+    """Return a number with its noun.
+
+    Args:
+        number: How many.
+        noun: For one of them.
+        plural: What follows the noun for any other number.
+    """
     return f"{number} {noun}{plural if number != 1 else ''}"
