@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
-from samebits.run_views.files import shorten
+from samebits.run_views.files import plain_text, shorten
 from samebits.run_views.history import RunHistory
 
 MISSING = "-"
@@ -78,7 +77,9 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
     """Compare runs. Settings, environment, code and data are listed where they differ."""
     settings = [run.summary.settings for run in runs]
     names = list(dict.fromkeys(name for each in settings for name in each))
-    differing = [name for name in names if len({_json(each.get(name), name in each) for each in settings}) > 1]
+    # As JSON, which distinguishes true and 1; "" where a run does not have the setting.
+    texts = {name: {json.dumps(each[name], default=str) if name in each else "" for each in settings} for name in names}
+    differing = [name for name in names if len(texts[name]) > 1]
     rows = [
         ComparedValue(
             "other settings" if is_free(name) else "settings",
@@ -87,8 +88,7 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
         )
         for name in differing
     ]
-    rows += _metrics(runs)
-    rows += _times(runs)
+    rows += _measured(runs)
     rows += _differing("environment", [run.environment for run in runs])
     rows += _without_samples(runs, _differing("code and data", [{**run.code, **run.data} for run in runs]))
     rows += [
@@ -98,13 +98,6 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
     return Comparison(runs, rows, len(names) - len(differing))
 
 
-def plain_text(value: Any) -> str:
-    """Return a setting as it is written on the command line."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def metric_names(runs: Sequence[RunHistory]) -> list[str]:
     """Return the names of the metrics of evaluations: monitored ones first, without those of single classes."""
     monitors = dict.fromkeys(run.summary.monitor for run in runs if run.summary.monitor)
@@ -112,18 +105,20 @@ def metric_names(runs: Sequence[RunHistory]) -> list[str]:
     return list(dict.fromkeys([*(name for name in monitors if name in names), *names]))[:20]
 
 
-def _metrics(runs: Sequence[RunHistory]) -> list[ComparedValue]:
-    rows = [_row("metrics", metric_name(name), runs, partial(_last_metric, name)) for name in metric_names(runs)]
+def _measured(runs: Sequence[RunHistory]) -> list[ComparedValue]:
+    """Return metrics and times, without those that no run has."""
     monitors = {run.summary.monitor for run in runs}
-    best = f"best {metric_name(next(iter(monitors)))}" if len(monitors) == 1 else "best"
-    rows.append(_row("metrics", best.strip(), runs, lambda run: _metric(run.summary.monitor, run.summary.best)))
-    rows.append(
-        _row("metrics", "training loss", runs, lambda run: _metric("loss", run.curves.get("train", "loss").last))
-    )
-    return [row for row in rows if set(row.values) != {MISSING}]
+    best = f"best {metric_name(next(iter(monitors)))}".strip() if len(monitors) == 1 else "best"
 
+    def metric(name: str, value: float | None) -> str:
+        return MISSING if value is None else metric_value(name, value)
 
-def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
+    def took(run: RunHistory) -> str:
+        # The wall-clock time of a complete run leaves out earlier commands. `training` includes them.
+        kinds = [event.kind for event in run.events]
+        is_resumed = run.summary.state == "done" and kinds.count("start") - kinds.count("restart") > 1
+        return seconds(run.summary.took_s) + (" since the resume" if is_resumed else "")
+
     def seconds(value: float | None) -> str:
         return MISSING if value is None else duration(value)
 
@@ -132,38 +127,21 @@ def _times(runs: Sequence[RunHistory]) -> list[ComparedValue]:
         return MISSING if not training or waited is None else format_share(min(waited / training, 1.0))
 
     rows = [
-        _row("time", "steps", runs, lambda run: f"{run.summary.step:,}"),
-        _row("time", "took", runs, lambda run: seconds(run.summary.took_s) + _since_resume(run)),
-        _row(
-            "time",
-            "training",
-            runs,
-            lambda run: seconds(run.seconds.get("training", run.curves.get("train", "seconds").last)),
-        ),
-        _row("time", "waiting for data", runs, share),
-        _row("time", "samples per second", runs, lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}"),
-        _row("time", "processes", runs, lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING),
+        ComparedValue("metrics", metric_name(name), tuple(metric(name, run.summary.metrics.get(name)) for run in runs))
+        for name in metric_names(runs)
     ]
+    made: list[tuple[str, str, Callable[[RunHistory], str]]] = [
+        ("metrics", best, lambda run: metric(run.summary.monitor, run.summary.best)),
+        ("metrics", "training loss", lambda run: metric("loss", run.curves.get("train", "loss").last)),
+        ("time", "steps", lambda run: f"{run.summary.step:,}"),
+        ("time", "took", took),
+        ("time", "training", lambda run: seconds(run.training_s)),
+        ("time", "waiting for data", share),
+        ("time", "samples per second", lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}"),
+        ("time", "processes", lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING),
+    ]
+    rows += [ComparedValue(section, name, tuple(make(run) for run in runs)) for section, name, make in made]
     return [row for row in rows if set(row.values) != {MISSING}]
-
-
-def _since_resume(run: RunHistory) -> str:
-    """Return what the wall-clock time of a complete run leaves out: earlier commands. `training` includes them."""
-    kinds = [event.kind for event in run.events]
-    num_commands = kinds.count("start") - kinds.count("restart")
-    return " since the resume" if run.summary.state == "done" and num_commands > 1 else ""
-
-
-def _row(section: str, name: str, runs: Sequence[RunHistory], make: Callable[[RunHistory], str]) -> ComparedValue:
-    return ComparedValue(section, name, tuple(make(run) for run in runs))
-
-
-def _last_metric(name: str, run: RunHistory) -> str:
-    return _metric(name, run.summary.metrics.get(name))
-
-
-def _metric(name: str, value: float | None) -> str:
-    return MISSING if value is None else metric_value(name, value)
 
 
 def _differing(section: str, values: Sequence[dict[str, str]]) -> list[ComparedValue]:
@@ -187,7 +165,3 @@ def _without_samples(runs: Sequence[RunHistory], rows: Sequence[ComparedValue]) 
 
     first = next((row for row in rows if is_sample(row.name) and differs(row)), None)
     return [row for row in rows if row is first or not is_sample(row.name)]
-
-
-def _json(value: Any, is_given: bool) -> str:
-    return json.dumps(value, default=str) if is_given else ""

@@ -54,15 +54,12 @@ class Curve:
         return len(self.values)
 
 
-@dataclass
 class Curves:
-    """All curves of a run."""
+    """All curves of a run, from its records."""
 
-    #: (kind of the record, name of the value) -> curve.
-    by_name: dict[tuple[str, str], Curve] = field(default_factory=dict)
-
-    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records of `RecordReader`."""
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
+        #: (kind of the record, name of the value) -> curve.
+        self.by_name: dict[tuple[str, str], Curve] = {}
         for record in records:
             if record["kind"] not in KINDS:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -45,8 +46,10 @@ class Event:
 def read_events(run: Path) -> list[Event]:
     """Return the events of a run folder in the order of time. Of repeated entries, the first one stays."""
     events = read_launcher_log(run)
-    for rank, path in _rank_logs(run):
-        events += [_rank_event(at, level, content, rank) for at, level, content in _rank_entries(path)]
+    with suppress(OSError):
+        names = os.listdir(run / "logs")
+        ranks = sorted(int(match[1]) for name in names if (match := _RANK_LOG.fullmatch(name)))
+        events += [event for rank in ranks[:_MAX_LOGS] for event in _rank_events(run, rank)]
     faults = [event.at for event in events if event.kind == "fault" and event.rank is None]
     kept: list[Event] = []
     seen: dict[tuple[str, str], float] = {}
@@ -76,11 +79,8 @@ def read_launcher_log(run: Path, num_bytes: int = _MAX_LOG_BYTES) -> list[Event]
 
 def last_of_rank0(run: Path, num_bytes: int = 16 * 1024) -> Event | None:
     """Return the last entry of rank 0's log that is a start, a stop, a fault or the end."""
-    last = None
-    for at, level, content in _rank_entries(run / "logs" / "rank-0.log", num_bytes):
-        event = _rank_event(at, level, content, 0)
-        last = event if event.kind in ("start", "stop", "fault", "done") else last
-    return last
+    found = [event for event in _rank_events(run, 0, num_bytes) if event.kind in ("start", "stop", "fault", "done")]
+    return found[-1] if found else None
 
 
 def first_time(run: Path) -> float | None:
@@ -90,28 +90,25 @@ def first_time(run: Path) -> float | None:
     return (_time(found[1]) or None) if found else None
 
 
-def _rank_event(at: float, level: str, content: str, rank: int) -> Event:
-    kind: Kind = "note"
-    if level in ("ERROR", "CRITICAL"):
-        kind = "fault"
-        if content.startswith("ended by "):  # the traceback follows; its last line has the reason
-            content = f"rank {rank} {content.partition(chr(10))[0]}: {content.rpartition(chr(10))[2]}"
-    elif content.startswith("stopped after step"):
-        kind = "stop"
-    elif level == "WARNING":
-        kind = "warning"
-    elif content.startswith("evaluation after epoch "):
-        kind, content = "evaluation", content.partition(":")[0]
-    elif _STARTED.match(content):
-        kind = "start"
-    elif _COMPLETE.match(content):
-        kind = "done"
-    return Event(at, kind, shorten(content, _MAX_CHARS), rank)
-
-
-def _rank_entries(path: Path, num_bytes: int = _MAX_LOG_BYTES) -> Iterator[tuple[float, str, str]]:
-    for match, rest in _entries(path, _RANK, num_bytes):
-        yield _time(match[1]), match[2], "\n".join([match[3], *rest])
+def _rank_events(run: Path, rank: int, num_bytes: int = _MAX_LOG_BYTES) -> Iterator[Event]:
+    for match, rest in _entries(run / "logs" / f"rank-{rank}.log", _RANK, num_bytes):
+        kind: Kind = "note"
+        level, content = match[2], "\n".join([match[3], *rest])
+        if level in ("ERROR", "CRITICAL"):
+            kind = "fault"
+            if content.startswith("ended by "):  # the traceback follows; its last line has the reason
+                content = f"rank {rank} {content.partition(chr(10))[0]}: {content.rpartition(chr(10))[2]}"
+        elif content.startswith("stopped after step"):
+            kind = "stop"
+        elif level == "WARNING":
+            kind = "warning"
+        elif content.startswith("evaluation after epoch "):
+            kind, content = "evaluation", content.partition(":")[0]
+        elif _STARTED.match(content):
+            kind = "start"
+        elif _COMPLETE.match(content):
+            kind = "done"
+        yield Event(_time(match[1]), kind, shorten(content, _MAX_CHARS), rank)
 
 
 def _entries(path: Path, form: re.Pattern[str], num_bytes: int) -> Iterator[tuple[re.Match[str], list[str]]]:
@@ -130,15 +127,6 @@ def _entries(path: Path, form: re.Pattern[str], num_bytes: int) -> Iterator[tupl
             current[1].append(line)
     if current is not None:
         yield current
-
-
-def _rank_logs(run: Path) -> list[tuple[int, Path]]:
-    try:
-        names = os.listdir(run / "logs")
-    except OSError:
-        return []
-    ranks = sorted(int(match[1]) for name in names if (match := _RANK_LOG.fullmatch(name)))
-    return [(rank, run / "logs" / f"rank-{rank}.log") for rank in ranks[:_MAX_LOGS]]
 
 
 def _time(text: str) -> float:

@@ -41,7 +41,9 @@ def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return b""
-        return os.pread(descriptor, num_bytes, max(0, status.st_size - num_bytes) if is_end else 0)
+        # `pread` takes memory for all bytes that it is asked for.
+        num_bytes = min(num_bytes, status.st_size)
+        return os.pread(descriptor, num_bytes, status.st_size - num_bytes if is_end else 0)
     except OSError:
         return b""
     finally:
@@ -76,6 +78,13 @@ def shorten(value: object, num_chars: int = MAX_TEXT) -> str:
     """Return a value as text of limited length."""
     full = str(value)
     return full if len(full) <= num_chars else f"{full[: num_chars - 1]}…"
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting as it is written on the command line."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def numbers(values: object, most: int = 200) -> dict[str, float]:

@@ -16,7 +16,7 @@ from samebits.errors import SamebitsError
 from samebits.run_views.curves import Curves
 from samebits.run_views.events import Event, read_events
 from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
-from samebits.run_views.record_reader import RecordReader
+from samebits.run_views.record_reader import read_curve_records
 from samebits.run_views.summary import RunSummary, read_summary
 
 _MAX_CLASSES = 200
@@ -61,6 +61,11 @@ class RunHistory:
         return self.summary.path.absolute().name or str(self.summary.path)
 
     @property
+    def training_s(self) -> float | None:
+        """Training time, seconds; None if no step is recorded."""
+        return self.seconds.get("training", self.curves.get("train", "seconds").last)
+
+    @property
     def speed(self) -> float | None:
         """Samples per second of training time over the whole run; the last recorded one if it is not complete."""
         training = self.seconds.get("training", 0.0)
@@ -71,10 +76,9 @@ class RunHistory:
 
 def read_history(run: Path) -> RunHistory:
     """Read all that a run folder has on a run. What is missing or damaged is left out."""
-    curves, reader = Curves(), RecordReader(run)
-    curves.add(reader.poll()[0])
-    found = RunHistory(read_summary(run), curves, events=read_events(run))
-    if reader.is_cut:
+    records, is_cut = read_curve_records(run)
+    found = RunHistory(read_summary(run), Curves(records), events=read_events(run))
+    if is_cut:
         found.notes.append("metrics.jsonl is too large, and only its beginning was read")
     result, environment = read_object(run / "result.json"), read_object(run / "environment.json")
     found.seconds = {name: value for name, value in numbers(result.get("seconds")).items() if value >= 0}
@@ -94,8 +98,14 @@ def read_history(run: Path) -> RunHistory:
     command = environment.get("command")
     if isinstance(command, list):
         found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
-    found.data = _digests(run)
-    found.changed = _changed(run)
+    entry: Any = read_object(run / "provenance.json")
+    for name in ("predicate", "buildDefinition", "internalParameters", "data"):
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    digests = list(entry.items())[:_MAX_NAMES] if isinstance(entry, dict) else []
+    found.data = {shorten(name, 80): text(value) for name, value in digests}
+    path = run / "config.diff.yaml"
+    with suppress(SamebitsError, RecursionError):
+        found.changed = [shorten(name, 120) for name in flat(document.read(path, str(path)).values)][:1000]
     classes = read_object(run / "dataset_info.json", _MAX_INFO_BYTES).get("classes")
     if isinstance(classes, list):
         found.classes = [shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)]
@@ -150,19 +160,3 @@ def _worlds(
                     seen.append(shorten(value))
     joined = [{name: ", then ".join(seen) for name, seen in values.items()} for values in merged]
     return [(count(world.get("size")), count(world.get("from_step"))) for world in worlds], joined[0], joined[1]
-
-
-def _digests(run: Path) -> dict[str, str]:
-    """Return the digests of the data in `provenance.json`."""
-    entry: Any = read_object(run / "provenance.json")
-    for name in ("predicate", "buildDefinition", "internalParameters", "data"):
-        entry = entry.get(name) if isinstance(entry, dict) else None
-    found = entry if isinstance(entry, dict) else {}
-    return {shorten(name, 80): text(value) for name, value in list(found.items())[:_MAX_NAMES]}
-
-
-def _changed(run: Path) -> list[str]:
-    path = run / "config.diff.yaml"
-    with suppress(SamebitsError, RecursionError):
-        return [shorten(name, 120) for name in flat(document.read(path, str(path)).values)][:1000]
-    return []

@@ -82,7 +82,9 @@ def read_summaries(folder: Path) -> list[RunSummary]:
         ConfigError: The folder does not exist or cannot be read.
     """
     runs = find_runs(folder)
-    place = _cache_path(folder)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    place = Path(os.path.expanduser(home)) / "samebits" / "runs" / f"{name}.json"
     known = _read_cache(place)
     kept: dict[str, Any] = {}
     summaries, is_changed = [], False
@@ -96,7 +98,10 @@ def read_summaries(folder: Path) -> list[RunSummary]:
             summary.refresh_state()
         summaries.append(summary)
     if is_changed or kept.keys() != known.keys():
-        _write_cache(place, kept)
+        # A read-only home folder or a full disk only costs time at the next call.
+        with suppress(OSError, SamebitsError, ValueError):
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(place, json.dumps({"format": _FORMAT, "version": __version__, "runs": kept}).encode())
     return summaries
 
 
@@ -145,12 +150,6 @@ def _from_cache(entry: object, signature: list[list[int]], run: Path) -> RunSumm
         return None
 
 
-def _cache_path(folder: Path) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    return Path(os.path.expanduser(home)) / "samebits" / "runs" / f"{name}.json"
-
-
 def _read_cache(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_plain(path, _MAX_CACHE_BYTES))
@@ -161,10 +160,3 @@ def _read_cache(path: Path) -> dict[str, Any]:
         return {}
     runs = content.get("runs")
     return runs if isinstance(runs, dict) else {}
-
-
-def _write_cache(path: Path, runs: dict[str, Any]) -> None:
-    # A read-only home folder or a full disk only costs time at the next call.
-    with suppress(OSError, SamebitsError, ValueError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, json.dumps({"format": _FORMAT, "version": __version__, "runs": runs}).encode())

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import metric_name, metric_value
-from samebits.run_views.compare import plain_text
+from samebits.run_views.files import plain_text
 from samebits.run_views.select import is_lower_better
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import cut, one_line

@@ -12,6 +12,7 @@ from typing import Any
 
 from samebits.config import document
 from samebits.errors import ConfigError
+from samebits.run_views.files import plain_text
 from samebits.run_views.summary import RunSummary
 
 # Longer operators first: the first match decides.
@@ -51,7 +52,7 @@ class Condition:
         if _is_number(found) and _is_number(value):
             return _OPERATORS[self.operator](found, value)
         if self.operator in ("=", "!="):
-            return _OPERATORS[self.operator](_plain(found), _plain(value))
+            return _OPERATORS[self.operator](plain_text(found), plain_text(value))
         return isinstance(found, str) and isinstance(value, str) and _OPERATORS[self.operator](found, value)
 
 
@@ -70,7 +71,12 @@ def parse_condition(text: str) -> Condition:
         )
     key, operator, value = match.groups()
     if key == "started":
-        return Condition(key, operator, _parse_time(value))
+        try:
+            return Condition(key, operator, datetime.fromisoformat(value).timestamp())
+        except (ValueError, OverflowError, OSError):
+            raise ConfigError(
+                f"--where has the time {value!r}", allowed="2026-11-30 or 2026-11-30T09:30", fix="Give such a time."
+            ) from None
     # The hash of a run may have digits only.
     return Condition(key, operator, value if key in ("sha256", "run") else document.parse_value(value))
 
@@ -96,8 +102,15 @@ def select(
         ConfigError: No run has a value of a condition or of `sort`.
     """
     conditions = list(conditions)
+    known = dict.fromkeys([*_FIELDS, *(name for run in runs for name in (*run.metrics, *run.settings))])
     for key in (*(condition.key for condition in conditions), *([sort] if sort else [])):
-        _check_key(runs, key)
+        if runs and key not in known:
+            near = difflib.get_close_matches(key, list(known)[:5000], 1)
+            raise ConfigError(
+                f"no run has a value named {key}",
+                allowed="a column, a metric or a setting, such as state, top1 or optim.lr",
+                fix=f"Use {near[0]}." if near else "Use a name that `samebits runs --json` prints.",
+            )
     kept = [run for run in runs if all(condition.is_met(run) for condition in conditions)]
     key = sort or "started"
     is_metric = any(key in run.metrics for run in kept) or key == "best"
@@ -114,35 +127,9 @@ def is_lower_better(metric: str) -> bool:
     return _LOWER_IS_BETTER.search(metric) is not None
 
 
-def _check_key(runs: Sequence[RunSummary], key: str) -> None:
-    if not runs or key in _FIELDS or any(key in run.metrics or key in run.settings for run in runs):
-        return
-    known = list(dict.fromkeys([*_FIELDS, *(name for run in runs for name in (*run.metrics, *run.settings))]))
-    near = difflib.get_close_matches(key, known[:5000], 1)
-    raise ConfigError(
-        f"no run has a value named {key}",
-        allowed="a column, a metric or a setting, such as state, top1 or optim.lr",
-        fix=f"Use {near[0]}." if near else "Use a name that `samebits runs --json` prints.",
-    )
-
-
-def _parse_time(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"--where has the time {text!r}", allowed="2026-11-30 or 2026-11-30T09:30", fix="Give such a time."
-        ) from None
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _plain(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else str(value)
-
-
 def _sortable(value: Any) -> tuple[bool, Any]:
-    return (False, float(value)) if _is_number(value) else (True, _plain(value))
+    return (False, float(value)) if _is_number(value) else (True, plain_text(value))

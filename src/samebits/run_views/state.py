@@ -11,7 +11,7 @@ from typing import Literal
 
 import psutil
 
-from samebits.run_views.events import Event, last_of_rank0, read_launcher_log
+from samebits.run_views.events import last_of_rank0, read_launcher_log
 from samebits.run_views.files import read_part
 from samebits.scratch import is_running
 from samebits.storage.run_lock import LOCK, OWNER
@@ -44,7 +44,7 @@ def state_of(run: Path, *, is_complete: bool) -> tuple[State, str]:
     launcher = read_launcher_log(run, _TAIL_BYTES)
     if launcher and launcher[-1].kind == "restart" and time.time() - launcher[-1].at < _RESTART_S:
         return "running", ""
-    last, fault = last_of_rank0(run), _last_fault(launcher)
+    last, fault = last_of_rank0(run), next((event for event in reversed(launcher) if event.kind == "fault"), None)
     if fault is not None and (last is None or last.kind == "fault" or last.at <= fault.at):
         return "failed", fault.title
     if last is not None and last.kind == "fault":
@@ -61,10 +61,6 @@ def newest_write(run: Path) -> float:
         with suppress(OSError):
             times.append(os.stat(run / name).st_mtime)
     return max(times)
-
-
-def _last_fault(launcher: list[Event]) -> Event | None:
-    return next((event for event in reversed(launcher) if event.kind == "fault"), None)
 
 
 def _holder(run: Path) -> tuple[int, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -62,11 +63,6 @@ class RunSummary:
         """Name of the folder."""
         return self.path.name or str(self.path)
 
-    @property
-    def share_done(self) -> float | None:
-        """Share of the steps that are done, 0 to 1; None if the number of steps is unknown."""
-        return min(1.0, self.step / self.num_steps) if self.num_steps else None
-
     def to_plain(self) -> dict[str, Any]:
         """Return the summary as plain JSON."""
         return {"run": self.name, **vars(self), "path": str(self.path)}
@@ -94,13 +90,23 @@ def read_summary(run: Path) -> RunSummary:
     """Read a run in one row. What is missing or damaged is left out."""
     found = RunSummary(run, settings=read_settings(run))
     result, environment = read_object(run / "result.json"), read_object(run / "environment.json", 1024 * 1024)
-    found.recipe = text(environment.get("name")) or text(result.get("name")) or _recipe_of(found.settings)
-    found.started = _started(run)
+    recipe = Path(str(found.settings.get("recipe", ""))).name
+    found.recipe = text(environment.get("name")) or text(result.get("name")) or recipe
+    # config.yaml is written once. In a copied folder, its time is that of the copy.
+    times = [first_time(run)]
+    with suppress(OSError):
+        times.append(os.stat(run / "config.yaml").st_mtime)
+    found.started = min((each for each in times if each), default=None)
     world = environment.get("world")
     found.procs = count(world.get("size")) if isinstance(world, dict) else 0
     _add_best(found, read_object(run / "checkpoints" / "best.json", 1 << 16))
     if result:
-        _add_result(found, result)
+        found.step = found.num_steps = count(result.get("steps"))
+        found.metrics = numbers(result.get("metrics"))
+        _add_best(found, result.get("best"))
+        seconds = numbers(result.get("seconds"))
+        found.took_s = max((seconds[name] for name in ("all", "training") if name in seconds), default=None)
+        found.weights_sha256 = text(result.get("weights_sha256"))[:64]
     _add_records(found, is_complete=bool(result))
     found.monitor = found.monitor or next((name for name in found.metrics if name != "loss"), "")
     found.state, found.reason = state_of(run, is_complete=bool(result))
@@ -125,30 +131,9 @@ def _plain(value: Any) -> Any:
     return shorten(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
 
 
-def _recipe_of(settings: dict[str, Any]) -> str:
-    return Path(str(settings.get("recipe", ""))).name
-
-
-def _started(run: Path) -> float | None:
-    """Return when a run started: config.yaml is written once. In a copied folder, its time is that of the copy."""
-    times = [first_time(run)]
-    with suppress(OSError):
-        times.append(os.stat(run / "config.yaml").st_mtime)
-    return min((each for each in times if each), default=None)
-
-
 def _add_best(found: RunSummary, best: object) -> None:
     if isinstance(best, dict) and text(best.get("metric")):
         found.monitor, found.best = shorten(best["metric"], 80), number(best.get("value"))
-
-
-def _add_result(found: RunSummary, result: dict[str, Any]) -> None:
-    found.step = found.num_steps = count(result.get("steps"))
-    found.metrics = numbers(result.get("metrics"))
-    _add_best(found, result.get("best"))
-    seconds = numbers(result.get("seconds"))
-    found.took_s = max((seconds[name] for name in ("all", "training") if name in seconds), default=None)
-    found.weights_sha256 = text(result.get("weights_sha256"))[:64]
 
 
 def _add_records(found: RunSummary, *, is_complete: bool) -> None:
@@ -158,17 +143,17 @@ def _add_records(found: RunSummary, *, is_complete: bool) -> None:
         if train and evaluation:
             break
     last = max(evaluation, train, key=lambda record: count(record.get("step")))
-    step, epoch = count(last.get("step")), number(last.get("epoch")) or 0.0
+    step, found.epoch = count(last.get("step")), number(last.get("epoch")) or 0.0
     found.train_loss = number(train.get("loss"))
     found.took_s = number(train.get("seconds")) if found.took_s is None else found.took_s
     found.metrics = found.metrics or {
         name: value for name, value in numbers(evaluation).items() if name not in _NO_METRICS
     }
-    found.epoch = epoch
     if not is_complete:
         epochs, limit = number(found.settings.get("epochs")) or 0.0, count(found.settings.get("max_steps"))
         found.step = step
-        found.num_steps = count(round(step / epoch * epochs)) if epoch > 0 and step / epoch < 1e15 else limit
+        rate = step / found.epoch if found.epoch > 0 else math.inf
+        found.num_steps = count(round(rate * epochs)) if rate < 1e15 else limit
         found.num_steps = min(found.num_steps, limit) if limit else found.num_steps
     elif not last:
         found.epoch = number(found.settings.get("epochs")) or 0.0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from samebits.errors import printable
 from samebits.report.format import clock, metric_name, metric_value
+from samebits.run_views.files import plain_text
 from samebits.run_views.select import value_of
 from samebits.run_views.summary import RunSummary
 
@@ -105,7 +106,7 @@ def _columns(runs: Sequence[RunSummary], folder: Path, keys: Sequence[str]) -> d
     monitors = {run.monitor for run in runs if run.monitor}
     is_one = len(monitors) == 1
     metric = metric_name(next(iter(monitors))) if is_one else "metric"
-    columns: dict[str, Callable[[RunSummary], str]] = {
+    return {
         "run": lambda run: label(run, folder),
         "recipe": lambda run: run.recipe,
         "state": lambda run: run.state,
@@ -118,7 +119,6 @@ def _columns(runs: Sequence[RunSummary], folder: Path, keys: Sequence[str]) -> d
         "took": lambda run: clock(run.took_s) if run.took_s is not None else "",
         "sha256": lambda run: run.weights_sha256[:8],
     }
-    return columns
 
 
 def label(run: RunSummary, folder: Path) -> str:
@@ -163,10 +163,8 @@ def _value_column(key: str) -> Callable[[RunSummary], str]:
         value = value_of(run, key)
         if value is None:
             return "null" if key in run.settings else ""
-        if isinstance(value, bool):
-            return str(value).lower()
         if key in run.metrics or key == "best":
             return metric_value(run.monitor if key == "best" else key, value)
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return plain_text(value)
 
     return cell

@@ -67,13 +67,10 @@ def test_records_of_another_kind_are_not_kept(tmp_path: Path) -> None:
 
 def test_a_view_reads_a_limited_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_reader, "_MAX_RECORDS", 100)
-    monkeypatch.setattr(record_reader, "_CHUNK_BYTES", 4096)
     line = '{"kind": "train", "step": 1, "epoch": 0.1}\n'
     (tmp_path / "metrics.jsonl").write_text(line * 1000)
-    reader = record_reader.RecordReader(tmp_path)
-    assert 100 <= len(reader.poll()[0]) < 200
-    assert reader.is_cut
-    assert reader.poll()[0] == []
+    records, is_cut = record_reader.read_curve_records(tmp_path)
+    assert (len(records), is_cut) == (100, True)
 
 
 def test_outcomes_of_trials_that_a_sweep_does_not_list_are_refused(tmp_path: Path) -> None:

@@ -57,36 +57,25 @@ def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: S
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     metric = next((row.summary.monitor for row in rows if row.summary.monitor), "")
     names = [metric, *(["loss"] if metric != "loss" and any("loss" in row.summary.metrics for row in rows) else [])]
+
+    def cells(row: SweepRow) -> list[str]:
+        run = row.summary
+        metrics = [metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names]
+        return [*row.values, *metrics, f"{run.step:,}", clock(run.took_s) if run.took_s is not None else ""]
+
     sweep = {
         "note": f"Sweep of {len(rows)} trials: {counted}",
         "heads": ("trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256"),
-        "rows": [(row.summary, _trial(row, names)) for row in rows],
+        "rows": [(row.summary, cells(row)) for row in rows],
         "best": f"Curves and values of the {len(runs)} best trials." if 1 < len(runs) < len(rows) else "",
     }
     seeds = _seeds([row.summary for row in rows])
     return _page(name, [], compare(runs) if len(runs) > 1 else None, {**sweep, "seeds": seeds})
 
 
-def _trial(row: SweepRow, names: Sequence[str]) -> list[str]:
-    run = row.summary
-    metrics = [metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names]
-    return [*row.values, *metrics, f"{run.step:,}", clock(run.took_s) if run.took_s is not None else ""]
-
-
 def comparison_page(comparison: Comparison) -> str:
     """Return the page of `samebits compare --html`."""
     return _page(f"{len(comparison.runs)} runs compared", [], comparison)
-
-
-def _compared(comparison: Comparison) -> dict[str, Any]:
-    named = zip(comparison.letters, comparison.runs, strict=True)
-    return {
-        "heads": ["", *(f"{letter} {run.name}" for letter, run in named)],
-        "num_equal": comparison.num_equal,
-        "sections": {name: comparison.section(name) for name in SECTIONS},
-        "charts": comparison_charts(comparison, comparison.legends),
-        "seeds": _seeds([run.summary for run in comparison.runs]),
-    }
 
 
 def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
@@ -108,12 +97,18 @@ def _seeds(runs: Sequence[RunSummary]) -> dict[str, Any] | None:
 
 
 def _page(
-    title: str,
-    runs: Sequence[dict[str, Any]],
-    comparison: Comparison | None = None,
-    sweep: dict[str, Any] | None = None,
+    title: str, runs: Sequence[Any], comparison: Comparison | None = None, sweep: dict[str, Any] | None = None
 ) -> str:
-    compared = _compared(comparison) if comparison is not None else None
+    compared: dict[str, Any] | None = None
+    if comparison is not None:
+        named = zip(comparison.letters, comparison.runs, strict=True)
+        compared = {
+            "heads": ["", *(f"{letter} {run.name}" for letter, run in named)],
+            "num_equal": comparison.num_equal,
+            "sections": {name: comparison.section(name) for name in SECTIONS},
+            "charts": comparison_charts(comparison, comparison.legends),
+            "seeds": _seeds([run.summary for run in comparison.runs]),
+        }
     charts = [*(compared["charts"] if compared else ())]  # in the order of the page
     charts += [each for run in runs for name in ("curves", "speed") for each in run[name]]
     style, script = (files("samebits.run_views.page").joinpath(name) for name in ("page.css", "page.js"))

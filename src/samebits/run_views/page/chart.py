@@ -34,12 +34,6 @@ class AxisScale:
         )
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
 
-    def value(self, position: float) -> float:
-        """Return the value at a position, 0 to 1."""
-        if self.is_log:
-            return math.exp(math.log(self.low) + position * (math.log(self.high) - math.log(self.low)))
-        return self.low + position * (self.high - self.low)
-
 
 def scale_for(curves: Sequence[Curve], name: str) -> AxisScale:
     """Choose the y axis for curves of one name."""
@@ -93,12 +87,13 @@ def chart(
         dash, has_dots = " dash" if line.is_dashed else "", len(points) <= _MAX_DOTS
         drawn.append({"name": line.name, "color": color, "dash": dash, "points": points, "has_dots": has_dots})
         data.append({"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values})
+    lasts = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
     half = metric_value(name, 0.5)
     percent = len(half.partition(".")[2]) - 1 if half.endswith("%") else 0  # decimals
     shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": percent}
     return {
         "title": title,
-        "label": _label(title, name, lines),
+        "label": f"{title}; last values: {lasts}. Left and right arrow keys read single points.",
         "lines": drawn,
         "y_labels": [(1 - scale.position(tick), _tick(name, tick)) for tick in ticks],
         "x_labels": _epochs(end),
@@ -153,8 +148,3 @@ def _tick(name: str, value: float) -> str:
     if abs(value) >= 10_000 or (value and abs(value) < 0.0001):
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"
-
-
-def _label(title: str, name: str, lines: Sequence[ChartLine]) -> str:
-    lasts = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
-    return f"{title}; last values: {lasts}. Left and right arrow keys read single points."

@@ -12,7 +12,7 @@ from samebits.report.format import metric_name, metric_value
 from samebits.run_views.curves import Curve, Curves
 from samebits.run_views.page.chart import scale_for
 from samebits.run_views.page.render import render
-from samebits.run_views.record_reader import RecordReader
+from samebits.run_views.record_reader import read_curve_records
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import metric_text, step_text
 
@@ -30,8 +30,7 @@ def runs_card(runs: Sequence[RunSummary]) -> str:
 
 def run_card(run: RunSummary) -> str:
     """Return a run: its row, its metrics and its curves."""
-    curves = Curves()
-    curves.add(RecordReader(run.path).poll()[0])
+    curves = Curves(read_curve_records(run.path)[0])
     values = [(metric_name(name), metric_value(name, value)) for name, value in run.metrics.items() if "/" not in name]
     drawings = [
         _drawing("loss", [curves.get("train", "loss"), curves.get("eval", "loss")]),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from samebits.errors import printable
 from samebits.report.format import clock, duration, metric_name, metric_value
-from samebits.run_views.compare import plain_text
+from samebits.run_views.files import plain_text
 from samebits.run_views.table import cut, when
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from samebits.provenance.same_run import is_free
 from samebits.report.format import SHARE, duration, metric_name, metric_value
-from samebits.run_views.compare import is_sample, metric_names, plain_text
+from samebits.run_views.compare import is_sample, metric_names
 from samebits.run_views.curves import Curves
+from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory, read_confusion
 from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
 from samebits.run_views.page.pictures import Budget, matrix, pictures
 from samebits.run_views.page.timeline import event_line, time_parts
+from samebits.run_views.table import step_text
 
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
@@ -32,6 +34,9 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "chain of all steps": run.hashes.get("chain", ""),
         "root of the record": run.hashes.get("root", ""),
     }
+    worlds = ", then ".join(
+        f"{size:,} process{'es' if size != 1 else ''} from step {start:,}" for size, start in run.worlds
+    )
     settings = run.summary.settings
     return {
         "run": run,
@@ -44,7 +49,7 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "speed": _speed(run),
         "events": event_line(run.events),
         "trained": _trained(run),
-        "environment": _environment(run),
+        "environment": [(name, value) for name, value in [("world", worlds), *run.environment.items()] if value],
         "hashes": {name: value for name, value in hashes.items() if value},
         # Hashes of single samples are for `samebits diff`: no reader compares them.
         "digests": {name: value for name, value in {**run.code, **run.data}.items() if not is_sample(name)},
@@ -67,12 +72,7 @@ def _tiles(run: RunHistory) -> list[tuple[str, str]]:
         values.append((f"validation {name}", metric_value(summary.monitor, summary.metrics[summary.monitor])))
         if summary.best is not None:
             values.append((f"best {name}", metric_value(summary.monitor, summary.best)))
-    steps = (
-        f"{summary.step:,}"
-        if summary.state == "done" or not summary.num_steps
-        else f"{summary.step:,} / {summary.num_steps:,}"
-    )
-    values.append(("steps", steps))
+    values.append(("steps", step_text(summary).replace("/", " / ")))
     if summary.took_s is not None:
         values.append(("took" if summary.state == "done" else "training time", duration(summary.took_s)))
     if run.speed is not None:
@@ -162,10 +162,3 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
         ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
     ]
     return [row for row in rows if row[1] and "  " not in row[1]]
-
-
-def _environment(run: RunHistory) -> list[tuple[str, str]]:
-    worlds = ", then ".join(
-        f"{size:,} process{'es' if size != 1 else ''} from step {start:,}" for size, start in run.worlds
-    )
-    return [(name, value) for name, value in [("world", worlds), *run.environment.items()] if value]

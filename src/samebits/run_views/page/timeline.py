@@ -26,26 +26,14 @@ _LINES_ONLY = ("fault", "done", "evaluation", "note")
 
 def time_parts(run: RunHistory) -> list[dict[str, Any]]:
     """Return the share of each part of the training time; nothing for a run without these times."""
-    parts = _parts(run)
-    total, at, found = sum(seconds for _, seconds in parts), 0.0, []
-    for name, seconds in parts:
-        share = 100 * seconds / total
-        place = {"start": f"{at:.3f}", "width": f"{share:.3f}"}
-        found.append({"name": name, "seconds": seconds, "share": format_share(share / 100), **place})
-        at += share
-    return found
-
-
-def _parts(run: RunHistory) -> list[tuple[str, float]]:
-    """Return name and seconds of each part of the time, which do not overlap."""
     seconds = run.seconds
-    training = seconds.get("training", run.curves.get("train", "seconds").last or 0.0)
+    training = run.training_s
     if not training:
         return []
     waited = seconds.get("data_wait")
     if waited is None:
-        share = run.curves.get("train", "data_wait")
-        waited = training * sum(share.values) / len(share) if len(share) else 0.0
+        waits = run.curves.get("train", "data_wait")
+        waited = training * sum(waits.values) / len(waits) if len(waits) else 0.0
     parts = {"waiting for data": min(waited, training)}
     whole = seconds.get("all", 0.0)
     # Communication is measured since the last start: for a run of several starts, its share of the whole is unknown.
@@ -58,8 +46,14 @@ def _parts(run: RunHistory) -> list[tuple[str, float]]:
     computing = max(training - sum(parts.values()), 0.0)
     name = "start, evaluation and checkpoints" if is_one_start else "starts, evaluation, checkpoints, repeated steps"
     other = {name: whole - training} if whole > training else {}
-    ordered = {"computing": computing, **parts, **other}
-    return [(name, value) for name, value in ordered.items() if value > 0]
+    shown = {key: value for key, value in {"computing": computing, **parts, **other}.items() if value > 0}
+    total, at, found = sum(shown.values()), 0.0, []
+    for key, value in shown.items():
+        share = 100 * value / total
+        place = {"start": f"{at:.3f}", "width": f"{share:.3f}"}
+        found.append({"name": key, "seconds": value, "share": format_share(share / 100), **place})
+        at += share
+    return found
 
 
 def event_line(events: Sequence[Event]) -> dict[str, Any] | None:

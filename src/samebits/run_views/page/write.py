@@ -46,9 +46,8 @@ def write_page(page: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = page.encode()
         write_atomically(path, content + _end_of(content))
-    except OSError as error:
-        raise cannot_write_result(path, error) from None
-    except CheckpointError as error:
-        if not isinstance(error.__context__, OSError):
+    except (OSError, CheckpointError) as error:
+        reason = error.__context__ if isinstance(error, CheckpointError) else error
+        if not isinstance(reason, OSError):
             raise
-        raise cannot_write_result(path, error.__context__) from None
+        raise cannot_write_result(path, reason) from None
