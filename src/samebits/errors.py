@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import Any, ClassVar, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 # Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
 # file names that are not UTF-8). Names of files, labels and hosts may have them, and a terminal may act on them.
@@ -164,21 +164,12 @@ class TrainError(SamebitsError):
     exit_code = 6
 
 
+E = TypeVar("E", bound=SamebitsError)
+_KINDS = (
+    SamebitsError, ConfigError, DataError, SampleError, ReaderLost, LaunchError, HangError, CheckpointError, TrainError
+)  # fmt: skip
 # The kinds that other processes may name, by class name.
-KINDS: dict[str, type[SamebitsError]] = {
-    kind.__name__: kind
-    for kind in (
-        SamebitsError,
-        ConfigError,
-        DataError,
-        SampleError,
-        ReaderLost,
-        LaunchError,
-        HangError,
-        CheckpointError,
-        TrainError,
-    )
-}
+KINDS: dict[str, type[SamebitsError]] = {kind.__name__: kind for kind in _KINDS}
 
 
 def to_json(error: SamebitsError) -> dict[str, Any]:
@@ -202,6 +193,17 @@ def from_json(value: Any) -> SamebitsError:
     if not (isinstance(kind, str) and kind in KINDS and isinstance(what, str) and isinstance(slots, dict)):
         raise ValueError("not an error: its kind, its text or its slots are missing")
     return KINDS[kind](what, **{name: slots[name] for name in SLOTS if name in slots})
+
+
+def cannot_read(kind: type[E], path: object, error: Exception, cure: str, **slots: Unpack[_Slots]) -> E:
+    """Make the error for a file or folder that cannot be read.
+
+    Args:
+        kind: The kind of the error.
+        path, error: The file as the text names it, and the reason.
+        cure, **slots: The slot `fix`, and others.
+    """
+    return kind(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", **{**slots, "fix": cure})
 
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:

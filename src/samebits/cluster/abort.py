@@ -16,7 +16,7 @@ from typing import NoReturn
 from samebits.errors import SamebitsError
 
 # Names of threads that call torch's store and can block there forever; `timeout.call_with_timeout` and others set them.
-_IN_STORE = {"rendezvous", "rendezvous-watch", "clock", "store-client", "connect-monitor"}
+_IN_STORE = {"rendezvous", "rendezvous-watch", "clock", "connect-monitor"}
 
 _notify: Callable[[SamebitsError], object] | None = None
 _record: Callable[[BaseException], object] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class Activity:
         self._step_began, self._waited_s, self._work_before = time.perf_counter(), 0.0, self.work_s
         if device.type == "cuda":
             # The host only enqueues kernels, so their duration has to be measured on the device.
-            self._events = (_event(), _event())
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             self._events[0].record()
 
     def end_work(self, num_micro_batches: int) -> None:
@@ -79,7 +78,3 @@ class Activity:
             self._events = None
         self.wait_s += time.perf_counter() - self._step_began - (self.work_s - self._work_before)
         self.enter(UPDATING)
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)

@@ -73,9 +73,7 @@ def store_address(host: str, port: int) -> str:
     except (OSError, UnicodeError):
         return host
     # In a fixed order, since the store and its clients on this machine have to find the same address.
-    own = sorted(
-        (address for address in found if is_local_address(address)), key=lambda address: (":" in address, address)
-    )
+    own = sorted(filter(is_local_address, found), key=lambda address: (":" in address, address))
     outward = [address for address in own if not _is_loopback(address)]
     if outward:
         return outward[0]

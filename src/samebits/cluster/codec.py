@@ -74,7 +74,11 @@ def _packed(value: Any, blobs: bytearray) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, np.generic | np.ndarray):
-        return _packed_array(np.asarray(value), isinstance(value, np.generic), blobs)
+        array = np.asarray(value)
+        if array.dtype.kind not in _ARRAY_KINDS:
+            raise TypeError(f"an array of {array.dtype} cannot be sent to other processes")
+        content = [array.dtype.str, list(array.shape), isinstance(value, np.generic)]
+        return _tagged("array", [*content, _add(np.ascontiguousarray(array).tobytes(), blobs)])
     if isinstance(value, Tensor):
         content = [str(value.dtype).removeprefix("torch."), list(value.shape), not value.is_cpu]
         return _tagged("tensor", [*content, _add(as_bytes(value).numpy().tobytes(), blobs)])
@@ -107,13 +111,6 @@ def _packed(value: Any, blobs: bytearray) -> Any:
 def _packed_items(items: list[Any], blobs: bytearray) -> list[Any]:
     # Most lists are long and contain only numbers: they are kept as they are, without a call for each item.
     return items if set(map(type, items)) <= _PLAIN else [_packed(item, blobs) for item in items]
-
-
-def _packed_array(array: np.ndarray[Any, Any], is_scalar: bool, blobs: bytearray) -> dict[str, Any]:
-    if array.dtype.kind not in _ARRAY_KINDS:
-        raise TypeError(f"an array of {array.dtype} cannot be sent to other processes")
-    content = [array.dtype.str, list(array.shape), is_scalar]
-    return _tagged("array", [*content, _add(np.ascontiguousarray(array).tobytes(), blobs)])
 
 
 def _tagged(name: str, content: Any) -> dict[str, Any]:

@@ -195,36 +195,25 @@ def barrier(world: World, timeout_s: float) -> None:
         store.set(f"barrier/{world.rank}", str(turn))
         # No rank can be a barrier ahead, so the count reaches this value only when all ranks have arrived.
         store.add("barrier/count", 1)
-        if not _wait(store, turn * world.size, timeout_s):
-            missing = [rank for rank in range(world.size) if _turn(store, rank) < turn]
-            raise LaunchError(
-                f"waited {timeout_s:.0f} s for {world.size} processes: {ranks_text(missing)} did not come",
-                where=f"barrier {turn} of rank {world.rank} ({world.host})",
-                cause="that process has ended, or is still busy with work that the others have finished",
-                fix="Read the output of that rank.",
-            )
+        end, pause_s = time.monotonic() + timeout_s, 0.001
+        while _count(store, "barrier/count") < turn * world.size:
+            if time.monotonic() > end:
+                missing = [rank for rank in range(world.size) if _count(store, f"barrier/{rank}") < turn]
+                raise LaunchError(
+                    f"waited {timeout_s:.0f} s for {world.size} processes: {ranks_text(missing)} did not come",
+                    where=f"barrier {turn} of rank {world.rank} ({world.host})",
+                    cause="that process has ended, or is still busy with work that the others have finished",
+                    fix="Read the output of that rank.",
+                )
+            time.sleep(pause_s)
+            # Each look is a call to the one store of the world, so a long wait looks less often.
+            pause_s = min(2 * pause_s, 0.05)
     except dist.DistError as error:
         raise LaunchError(
             f"rank {world.rank} ({world.host}) lost rank 0, which serves the store",
             cause="rank 0 has ended; its own output gives the reason",
             fix="Read the output of rank 0.",
         ) from error
-
-
-def _wait(store: Store, count: int, timeout_s: float) -> bool:
-    end = time.monotonic() + timeout_s
-    pause_s = 0.001
-    while _count(store, "barrier/count") < count:
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause_s)
-        # Each look is a call to the one store of the world, so a long wait looks less often.
-        pause_s = min(2 * pause_s, 0.05)
-    return True
-
-
-def _turn(store: Store, rank: int) -> int:
-    return _count(store, f"barrier/{rank}")
 
 
 def _count(store: Store, name: str) -> int:

@@ -151,7 +151,8 @@ class _Monitor:
             self._next_say += REPORT_EVERY_S
             if self._is_lowest:
                 quiet = [self._infos[other] for other in self._quiet()]
-                self._report(peer_errors.still_waiting(self._infos, self._missing(), waited_s, self._limit_s, quiet))
+                missing = sorted([*self._not_done(), self._rank])
+                self._report(peer_errors.still_waiting(self._infos, missing, waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
         """Raise the reason why this rank could not connect, once it is known which other ranks are alive."""
@@ -209,8 +210,13 @@ class _Monitor:
             reason = f"no sign of life for {SILENT_S:.0f} s"
             self._decide(signed, peer_errors.lost(self._infos[silent[0]], reason), num_lost=len(silent))
         elif isinstance(self._failure, TimeoutError):
-            if self._alive.issuperset(set(self._not_done()).difference(self._quiet())):
-                self._decide(signed, self._gave_up(), num_lost=len(self._quiet()))
+            waiting, quiet = self._not_done(), self._quiet()
+            if self._alive.issuperset(set(waiting).difference(quiet)):
+                infos = [self._infos[other] for other in waiting]
+                stopped = [info for info in infos if self._is_here(info) and stacks.is_stopped(info.pid)]
+                lost = [self._infos[other] for other in quiet]
+                error = peer_errors.gave_up(sorted([*waiting, self._rank]), self._limit_s, stopped, lost)
+                self._decide(signed, error, num_lost=len(quiet))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
             mine = self._infos[self._rank]
             self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.refusal_cause()), num_lost=0)
@@ -274,16 +280,7 @@ class _Monitor:
                 time.sleep(0.02)
         self._verdict = error
 
-    def _missing(self) -> list[int]:
-        return sorted([*self._not_done(), self._rank])
-
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
             return peer_errors.lost_agent(self._rank, reason)
         return peer_errors.lost(self._infos[0], f"its store is lost: {reason}")
-
-    def _gave_up(self) -> LaunchError:
-        waiting = [self._infos[other] for other in self._not_done()]
-        stopped = [info for info in waiting if self._is_here(info) and stacks.is_stopped(info.pid)]
-        quiet = [self._infos[other] for other in self._quiet()]
-        return peer_errors.gave_up(self._missing(), self._limit_s, stopped, quiet)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
-from samebits.cluster.schedulers import Scheduler, to_torchrun_env
+from samebits.cluster.schedulers import to_torchrun_env
 from samebits.errors import LaunchError
 
 StartedBy = Literal["samebits", "torchrun", "slurm", "mpi", "command line", "alone"]
@@ -136,13 +136,15 @@ def _from_environment(
     local_world_size = _number(environ, "LOCAL_WORLD_SIZE", None)
     if local_rank is not None and local_world_size is not None:
         _checked_rank(local_rank, local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    started_by: StartedBy = "torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "command line"
+    started_by = "samebits" if environ.get(LAUNCHED) else scheduler or started_by
     return RankAssignment(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
         init=check_init(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", "MASTER_ADDR/MASTER_PORT"),
-        started_by=_started_by(environ, scheduler),
+        started_by=started_by,
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", None) or 0,
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -150,14 +152,6 @@ def _from_environment(
         views=environ.get(VIEWS, ""),
         member=_number(environ, MEMBER, None) or 0,
     )
-
-
-def _started_by(environ: Mapping[str, str], scheduler: Scheduler) -> StartedBy:
-    if environ.get(LAUNCHED):
-        return "samebits"
-    if scheduler:
-        return scheduler
-    return "torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "command line"
 
 
 def command_for(assignment: RankAssignment, rank: int) -> str:
@@ -242,11 +236,9 @@ def _checked_rank(rank: int, world_size: int, rank_name: str, size_name: str) ->
 
 
 def _missing(name: str, environ: Mapping[str, str]) -> NoReturn:
-    given = [
-        f"{key}={environ[key]}" for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if environ.get(key)
-    ]
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     raise LaunchError(
         f"{name} is not set in the environment",
-        given=" ".join(given),
+        given=" ".join(f"{key}={environ[key]}" for key in names if environ.get(key)),
         fix="Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together, or none of them.",
     )

@@ -12,16 +12,10 @@ from samebits.errors import LaunchError
 from samebits.errors import to_json as error_to_json
 from samebits.open_files import explained, is_too_many_files, too_many_files
 
+# How gloo reports a peer that had connected and then ended.
+_ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
 # Parts of the messages with which torch, gloo and NCCL report the loss of another rank.
-LOST_PEER = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "gloo",
-    "nccl",
-    "timed out waiting",
-)
+LOST_PEER = (*_ENDED_PEER, "connection refused", "gloo", "nccl", "timed out waiting")
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -32,10 +26,6 @@ def is_lost_peer(error: BaseException) -> bool:
     """
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(part in text for part in LOST_PEER)
-
-
-# How gloo reports a peer that had connected and then ended.
-_ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
 
 
 def name(info: RankInfo) -> str:

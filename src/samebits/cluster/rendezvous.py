@@ -203,7 +203,10 @@ class Rendezvous:
                 self._give_up(self._find_missing(infos), waited)
             if waited >= next_report_s:
                 next_report_s += REPORT_EVERY_S
-                self._report(self._find_missing(infos), waited)
+                missing = self._find_missing(infos)
+                # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
+                if rank == 0 or 0 in missing:
+                    self.report(f"{self._state(missing)}, {waited:.0f} s\n{self._advice(missing, waited)}")
             if waited >= next_claim:
                 next_claim = waited + RANK_INFO_S
                 self._claim()
@@ -218,11 +221,6 @@ class Rendezvous:
             if info is not None and info.rank == rank:
                 infos[rank] = info
         return [rank for rank in missing if rank not in infos]
-
-    def _report(self, missing: Sequence[int], waited: float) -> None:
-        # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
-        if self.mine.rank == 0 or 0 in missing:
-            self.report(f"{self._state(missing)}, {waited:.0f} s\n{self._advice(missing, waited)}")
 
     def _state(self, missing: Sequence[int]) -> str:
         joined = sorted({*range(self.mine.world_size)}.difference(missing))

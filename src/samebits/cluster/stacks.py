@@ -26,7 +26,10 @@ class StackDumper:
 
     def __init__(self) -> None:
         # An anonymous file: the kernel frees it with the last process that has it open.
-        self._file: IO[bytes] = _in_memory() if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
+        if hasattr(os, "memfd_create"):
+            self._file: IO[bytes] = os.fdopen(os.memfd_create("stacks"), "w+b")
+        else:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as this object
         #: Descriptor of the anonymous file that they write to; others open it as /proc/PID/fd/DESCRIPTOR.
         self.descriptor = self._file.fileno()
         if SIGNAL is not None:
@@ -53,10 +56,6 @@ class StackDumper:
         if SIGNAL is not None:
             faulthandler.unregister(SIGNAL)
         self._file.close()
-
-
-def _in_memory() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("stacks"), "w+b")
 
 
 def request_stacks(pid: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from samebits.cluster.address import is_local_address, port_holder, split_endpoi
 from samebits.cluster.env import RankAssignment, command_for, command_option
 from samebits.cluster.file_store import open_file_store
 from samebits.cluster.signed import peek
-from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 
@@ -59,27 +58,18 @@ def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[s
         host, port, assignment.init, timeout_s, report, f"rank {assignment.rank}", "rank 0", command_for(assignment, 0)
     )
     store = connect(host, port, assignment.init, timeout_s, "rank 0")
-    if not assignment.agent_store:
-        _check_ours(store, port, assignment.init)
-    return store
-
-
-def _check_ours(store: Store, port: int, init: str) -> None:
-    """Verify that rank 0 of a Samebits run serves the store, before anything is written to it.
-
-    Raises:
-        LaunchError: Another program serves it.
-    """
+    # Verified before anything is written to it: rank 0 of a Samebits run serves the store.
     end = time.monotonic() + SERVED_S
-    while peek(store, SERVED) is None:
+    while not assignment.agent_store and peek(store, SERVED) is None:
         if time.monotonic() > end:
             raise LaunchError(
-                f"the store at {init} does not belong to a run of Samebits",
+                f"the store at {assignment.init} does not belong to a run of Samebits",
                 given=port_holder(port),
                 cause="torchrun or another program serves it",
                 fix="Choose another port, the same for all processes, or end that program.",
             )
         time.sleep(0.01)
+    return store
 
 
 def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tuple[Store, bool]:
@@ -159,7 +149,13 @@ def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "
         listener = _listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(port, init, name) from None
+            holder = port_holder(port)
+            raise LaunchError(
+                f"port {port} is in use" + (f" by {holder}" if holder else ""),
+                given=init,
+                cause=f"another run uses it, or a second process was started with {name}",
+                fix="Choose another port, the same on all machines, or end that process.",
+            ) from None
         raise LaunchError(
             f"{name} can't listen on port {port}: {error.strerror}",
             given=init,
@@ -183,16 +179,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _in_use(port: int, init: str, name: str) -> LaunchError:
-    holder = port_holder(port)
-    return LaunchError(
-        f"port {port} is in use" + (f" by {holder}" if holder else ""),
-        given=init,
-        cause=f"another run uses it, or a second process was started with {name}",
-        fix="Choose another port, the same on all machines, or end that process.",
-    )
 
 
 def wait_for_listener(
@@ -254,25 +240,24 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
     Raises:
         LaunchError: The listener is not a store, or has ended.
     """
-    made: list[Store | BaseException] = []
-    address = store_address(host, port)
+    address, seconds, looked_s = store_address(host, port), timedelta(seconds=timeout_s), 0.0
 
-    def connect() -> None:
-        try:
-            made.append(TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
-        except BaseException as error:
-            made.append(error)
+    def check(waited_s: float) -> None:
+        nonlocal looked_s
+        if waited_s >= looked_s + min(0.5, HANDSHAKE_S):
+            looked_s = waited_s
+            if not _is_listening(host, port):
+                raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=f"Read the output of {peer}.")
 
-    thread = threading.Thread(target=connect, name="store-client", daemon=True)
-    thread.start()
-    end = time.monotonic() + min(HANDSHAKE_S, timeout_s)
-    while thread.is_alive() and time.monotonic() < end:
-        thread.join(min(0.5, HANDSHAKE_S))
-        if thread.is_alive() and not _is_listening(host, port):
-            raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=f"Read the output of {peer}.")
-    if made and isinstance(made[0], Store):
-        return made[0]
-    reason = str(made[0]).splitlines()[0] if made else f"no answer in {min(HANDSHAKE_S, timeout_s):.0f} s"
+    limit_s = min(HANDSHAKE_S, timeout_s)
+    try:
+        return call_with_timeout(
+            lambda: TCPStore(address, port, None, False, seconds, wait_for_workers=False), limit_s, check
+        )
+    except TimeoutError:
+        reason = f"no answer in {limit_s:.0f} s"
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
     raise LaunchError(
         f"something listens at {init}, but it is not {peer}: {reason}",
         given=port_holder(port),

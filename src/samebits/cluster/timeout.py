@@ -13,7 +13,9 @@ T = TypeVar("T")
 REPORT_EVERY_S = 5.0
 
 
-def call_with_timeout(call: Callable[[], T], limit_s: float, tick: Callable[[float], None]) -> T:
+def call_with_timeout(
+    call: Callable[[], T], limit_s: float, tick: Callable[[float], None] = lambda waited_s: None
+) -> T:
     """Run a call in a thread, and wait for its result up to a limit.
 
     The thread is a daemon that nothing can interrupt: after a timeout it stays in the native call, and `abort.leave`

@@ -103,10 +103,6 @@ def alone(device: str = "auto") -> World:
     return World(0, 1, 0, chosen, "none", socket.gethostname(), None, ALONE)
 
 
-def _print_to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def join(
     assignment: RankAssignment,
@@ -115,7 +111,7 @@ def join(
     backend: str = "auto",
     join_timeout_s: float = 300.0,
     timeout_s: float = 600.0,
-    report: Callable[[str], None] = _print_to_stderr,
+    report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Iterator[World]:
     """Join the other processes' process group until the block ends.
 
@@ -138,7 +134,18 @@ def join(
     start = time.monotonic()
     who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
     mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace())
-    store, infos = _join_rendezvous(assignment, mine, join_timeout_s, report)
+    limit_s = join_timeout_s + UNANSWERED_S
+    try:
+        # In a thread, since torch reads a file that another program has damaged forever.
+        store, infos = call_with_timeout(
+            lambda: rendezvous.rendezvous(assignment, mine, join_timeout_s, report), limit_s
+        )
+    except TimeoutError:
+        raise LaunchError(
+            f"rank {assignment.rank} received no answer from the store at {assignment.init} for {limit_s:.0f} s",
+            cause="rank 0 was stopped, or another program has written to that store",
+            fix="End all processes of the run, and start them with another --init.",
+        ) from None
     chosen, warning = choose_backend(infos)
     if warning and assignment.rank == 0:
         report(warning)
@@ -152,7 +159,7 @@ def join(
     except BaseException as error:
         if not is_lost_peer(error):
             abort.record(error)
-        _end_group(world)
+        _end_group()
         if is_lost_peer(error):
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
@@ -171,33 +178,10 @@ def _leave(world: World, store: SignedStore, backend: str) -> None:
     # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
         if backend != "mpi":
-            call_with_timeout(
-                lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
-            )
-    _end_group(world)
+            call_with_timeout(lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S)
+    _end_group()
     with suppress(TimeoutError):
-        call_with_timeout(
-            lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S, lambda waited_s: None
-        )
-
-
-def _join_rendezvous(
-    assignment: RankAssignment, mine: RankInfo, timeout_s: float, report: Callable[[str], None]
-) -> tuple[SignedStore, list[RankInfo]]:
-    """Run the rendezvous in a thread: torch reads a file that another program has damaged forever."""
-    try:
-        return call_with_timeout(
-            lambda: rendezvous.rendezvous(assignment, mine, timeout_s, report),
-            timeout_s + UNANSWERED_S,
-            lambda waited_s: None,
-        )
-    except TimeoutError:
-        raise LaunchError(
-            f"rank {assignment.rank} received no answer from the store at {assignment.init} "
-            f"for {timeout_s + UNANSWERED_S:.0f} s",
-            cause="rank 0 was stopped, or another program has written to that store",
-            fix="End all processes of the run, and start them with another --init.",
-        ) from None
+        call_with_timeout(lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S)
 
 
 def _world(
@@ -205,12 +189,11 @@ def _world(
 ) -> World:
     here = [info.rank for info in infos if info.host == mine.host]
     local_rank = here.index(assignment.rank) if assignment.local_rank is None else assignment.local_rank
-    where = _device(mine.device, local_rank)
     return World(
         rank=assignment.rank,
         size=assignment.world_size,
         local_rank=local_rank,
-        device=where,
+        device=_device(mine.device, local_rank),
         backend=backend,
         host=mine.host,
         store=PrefixStore("world", store.store),
@@ -275,21 +258,19 @@ def _start_group(
     schedule_threads(world.local_rank, torch.get_num_threads())
 
 
-def _end_group(world: World) -> None:
-    if not dist.is_initialized():
-        return
-    # Destroying the group can block forever after a peer has died.
-    thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
-    thread.start()
-    thread.join(GOODBYE_S)
+def _end_group() -> None:
+    def destroy() -> None:
+        # A group that has failed has reported its error already.
+        try:
+            dist.destroy_process_group()
+        except Exception as error:
+            print(f"process group: {_first_line(error)}", file=sys.stderr)
 
-
-def _destroy() -> None:
-    # A group that has failed has reported its error already.
-    try:
-        dist.destroy_process_group()
-    except Exception as error:
-        print(f"process group: {_first_line(error)}", file=sys.stderr)
+    if dist.is_initialized():
+        # In a thread, since destroying the group can block forever after a peer has died.
+        thread = threading.Thread(target=destroy, name="destroy-process-group", daemon=True)
+        thread.start()
+        thread.join(GOODBYE_S)
 
 
 def _first_line(error: BaseException) -> str:

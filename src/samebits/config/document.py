@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from samebits.config.plain_file import read_plain
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, cannot_read
 
 KeyPath = tuple[str, ...]
 
@@ -117,7 +117,7 @@ def read(path: Path, name: str) -> Document:
             f"{name} is not text in UTF-8", given=f"byte {error.start} of the file", fix="Save the file as UTF-8."
         ) from error
     except OSError as error:
-        raise ConfigError(f"{name} can't be read: {error.strerror}", fix="Name a readable YAML file.") from error
+        raise cannot_read(ConfigError, name, error, "Name a readable YAML file.") from error
     return parse(text, name)
 
 

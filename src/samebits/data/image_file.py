@@ -28,7 +28,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from samebits.errors import DataError
+from samebits.errors import DataError, cannot_read
 
 _PLUGINS = (
     JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile, WebPImagePlugin.WebPImageFile,
@@ -257,9 +257,7 @@ def unscaled(name: Path | str) -> DataError:
 def damaged(name: Path | str, error: Exception) -> DataError:
     """Make the error for an image that cannot be read or decoded."""
     if isinstance(error, OSError) and error.errno is not None:
-        return DataError(
-            f"{name} can't be read: {error.strerror or error}", fix="Check the path and the permissions of the file."
-        )
+        return cannot_read(DataError, name, error, "Check the path and the permissions of the file.")
     return DataError(
         f"image {name} is damaged",
         cause=str(error) or type(error).__name__,

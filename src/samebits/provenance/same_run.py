@@ -15,7 +15,7 @@ from samebits.config.given import flat
 from samebits.config.marks import Mark
 from samebits.config.plain_file import read_plain
 from samebits.config.schema import RunConfig, marks_of
-from samebits.errors import ConfigError, LaunchError
+from samebits.errors import ConfigError, LaunchError, cannot_read
 from samebits.storage.run_folder import RunFolder, holds_a_run
 from samebits.storage.run_path import check_version
 from samebits.version import __version__
@@ -123,7 +123,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
             f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix
         ) from None
     except OSError as error:
-        raise ConfigError(f"{folder.config} can't be read: {error.strerror}", fix=fix) from None
+        raise cannot_read(ConfigError, folder.config, error, fix) from None
 
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, cannot_read
 from samebits.version import __version__
 
 FILE_NAME = "provenance.json"
@@ -157,7 +157,7 @@ def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", cause="The run is not complete.", fix=fix) from None
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}", fix=fix) from None
+        raise cannot_read(CheckpointError, path, error, fix) from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         cause = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"{path} is not a statement of this version of Samebits", cause=cause, fix=fix) from None

@@ -25,7 +25,7 @@ import numpy as np
 
 from samebits.config.plain_file import read_plain
 from samebits.data.keyed import IntArray
-from samebits.errors import CheckpointError, cannot_write
+from samebits.errors import CheckpointError, cannot_read, cannot_write
 from samebits.storage.run_folder import write_atomically
 
 FILE_NAME = "steps.bin"
@@ -127,7 +127,7 @@ def read_steps(path: Path) -> StepLog:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", fix=fix) from None
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}", fix=fix) from None
+        raise cannot_read(CheckpointError, path, error, fix) from None
     name, first, link = _HEADER.unpack_from(content.ljust(_HEADER.size, b"\0"))
     if name != _FORMAT or len(content) < _HEADER.size:
         raise CheckpointError(f"{path} is not a record of steps of this version", fix=fix)

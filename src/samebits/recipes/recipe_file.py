@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from samebits.config.load import short_path
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, cannot_read
 from samebits.extras import extra_with, pip_line
 from samebits.garbage import without_collections
 from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
@@ -35,9 +35,7 @@ def check_file(path: Path) -> None:
             fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise ConfigError(
-            f"{short_path(path)!a} can't be read: {getattr(error, 'strerror', None) or error}", fix="Use another file."
-        ) from None
+        raise cannot_read(ConfigError, ascii(short_path(path)), error, "Use another file.") from None
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
     if not stat.S_ISREG(status.st_mode):

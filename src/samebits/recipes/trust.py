@@ -16,7 +16,7 @@ from pathlib import Path
 from samebits.config.load import short_path
 from samebits.config.plain_file import read_plain
 from samebits.config.sections import TRACKERS
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, cannot_read
 from samebits.storage.manifest import sha256_of
 
 MAX_RECIPE_BYTES = 16 * 1024 * 1024
@@ -45,9 +45,8 @@ def read_recipe(path: Path) -> bytes:
     try:
         return read_plain(path, MAX_RECIPE_BYTES)
     except OSError as error:
-        raise ConfigError(
-            f"recipe file {short_path(path)} can't be read: {error.strerror}", fix="Make it readable, or use another."
-        ) from None
+        name = f"recipe file {short_path(path)}"
+        raise cannot_read(ConfigError, name, error, "Make it readable, or use another.") from None
 
 
 def trust(path: Path) -> str:
@@ -152,9 +151,8 @@ def _lines() -> set[bytes]:
     except (FileNotFoundError, NotADirectoryError):
         return set()
     except OSError as error:
-        raise ConfigError(
-            f"the list of trusted recipes {list_file} can't be read: {error.strerror}", fix="Make it readable."
-        ) from None
+        name = f"the list of trusted recipes {list_file}"
+        raise cannot_read(ConfigError, name, error, "Make it readable.") from None
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"the list of trusted recipes {list_file} can be changed by other users",

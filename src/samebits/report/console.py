@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -111,24 +111,6 @@ class Console:
     def draw(self, renderable: RenderableType, *, wraps: bool = True) -> None:
         """Write a table or a text with styles. The caller has replaced control characters in it."""
         self._print(renderable, wraps=wraps)
-
-    def redraw(self, rows: Sequence[Text]) -> None:
-        """Draw a view of several lines in place of the last one; on a terminal only."""
-        with self._lock:
-            if self._live is None:
-                self._live = Live(
-                    console=self._rich, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
-                    redirect_stderr=False,
-                )  # fmt: skip
-                self._live.start()
-            self._live.update(Group(*rows), refresh=True)
-
-    def keep(self) -> None:
-        """End the view of `redraw`, and leave it on the terminal."""
-        with self._lock:
-            if self._live is not None:
-                self._live.stop()
-            self._live = None
 
     def error(self, error: SamebitsError) -> None:
         """Write an error with its kind and its slots highlighted."""

@@ -67,15 +67,13 @@ class DeviceUse:
     def values(self, flops_per_s: float | None, num_devices: int) -> dict[str, float | None]:
         """Return the values of a record, with the names in `NAMES`; `flops_per_s` is that of all devices, or None."""
         mfu = None if self.peak is None or not flops_per_s else flops_per_s / (self.peak * 1e12 * num_devices)
-        return {"memory_gb": self._memory_gb(), "gpu_use": self._read_busy(), "mfu": mfu}
-
-    def _memory_gb(self) -> float:
-        """Return the peak memory so far: what torch reserves on a GPU, or the process's on a CPU."""
         if self._is_gpu:
-            # Reserved, not allocated: what torch's cache keeps is not free for other programs either.
-            return torch.cuda.max_memory_reserved(self._device) / 1e9
-        # Linux counts ru_maxrss in KiB.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+            # The peak so far. Reserved, not allocated: what torch's cache keeps is not free for other programs either.
+            num_bytes = torch.cuda.max_memory_reserved(self._device)
+        else:
+            # Linux counts ru_maxrss in KiB.
+            num_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"memory_gb": num_bytes / 1e9, "gpu_use": self._read_busy(), "mfu": mfu}
 
 
 class _Utilization(ctypes.Structure):
@@ -96,11 +94,11 @@ def nvml_reader(uuid: str, library: Any = None) -> BusyReader:
             # By UUID: NVML numbers all GPUs of the machine, torch only those in CUDA_VISIBLE_DEVICES.
             name = ctypes.c_char_p(f"GPU-{uuid.removeprefix('GPU-')}".encode())
             if nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0:
-                return lambda: _busy(nvml, handle)
+
+                def busy() -> float | None:
+                    found = _Utilization()
+                    code = nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found))
+                    return found.gpu / 100 if code == 0 else None
+
+                return busy
     return lambda: None
-
-
-def _busy(nvml: Any, handle: ctypes.c_void_p) -> float | None:
-    found = _Utilization()
-    code = nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found))
-    return found.gpu / 100 if code == 0 else None

@@ -15,19 +15,13 @@ class LossTrend:
 
     def __init__(self, num_steps: int) -> None:
         self._size = block_size(num_steps)
-        self._first: float | None = None
-        self._start(0)
-
-    def _start(self, step: int) -> None:
-        self._means: list[float] = []
-        self._losses: list[float] = []
-        self._begin = step
-        self._is_said = False
+        self.start(0, None)
 
     def start(self, step: int, first_loss: float | None) -> None:
         """Start training, or resume it after so many steps of a run that began with `first_loss`."""
-        self._first = first_loss
-        self._start(step)
+        self._begin, self._first, self._is_said = step, first_loss, False
+        self._means: list[float] = []
+        self._losses: list[float] = []
 
     def add(self, loss: float) -> str | None:
         """Add the next step's mean loss, if it is finite; return a notice, once, if the loss grows."""

@@ -62,9 +62,10 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         share = metric_value("recall", row[label] / total) if total else "-"
         draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
         for prediction, count in enumerate(row):
-            strength = count / total * (1 if prediction == label else 20) if total else 0.0
+            strength = min(count / total * (1 if prediction == label else 20), 1.0) if total else 0.0
             x = left + prediction * _CELL_PX
-            color = _blend(_CORRECT if prediction == label else _WRONG, strength)
+            full = _CORRECT if prediction == label else _WRONG
+            color = tuple(round(empty + (part - empty) * strength) for part, empty in zip(full, _EMPTY, strict=True))
             draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), color)
             if count:
                 text = _PAPER if strength > 0.5 else _INK
@@ -118,16 +119,14 @@ def draw_sheet(
 def colors(count: int) -> list[Color]:
     """Return bright colors; successive hues are far apart."""
     # Steps of the golden ratio: each hue falls into the largest gap between those before it.
-    hues = [(0.07 + number * 0.618034) % 1 for number in range(count)]
-    return [_bright(hue) for hue in hues]
-
-
-def _bright(hue: float) -> Color:
-    """Return a saturated color of a hue; dark hues such as blue are lightened more than yellow and green."""
-    red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
-    luma = 0.299 * red + 0.587 * green + 0.114 * blue
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
-    return red, green, blue
+    found = []
+    for hue in ((0.07 + number * 0.618034) % 1 for number in range(count)):
+        red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
+        luma = 0.299 * red + 0.587 * green + 0.114 * blue
+        # Dark hues such as blue are lightened more than yellow and green.
+        red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
+        found.append((int(red), int(green), int(blue)))
+    return found
 
 
 def _short(count: int) -> str:
@@ -137,12 +136,6 @@ def _short(count: int) -> str:
             value = count / (1000 if unit == "k" else size)
             return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"
     return str(count)
-
-
-def _blend(color: Color, strength: float) -> Color:
-    strength = min(strength, 1.0)
-    red, green, blue = (round(empty + (part - empty) * strength) for part, empty in zip(color, _EMPTY, strict=True))
-    return red, green, blue
 
 
 def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
@@ -228,18 +221,8 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     Raises:
         ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.
     """
-    targets = _targets_for(paths, draw)
-    # Resolved, since a link and a relative path can name the input as well.
-    originals = {path.resolve() for path in paths}
-    for target in targets.values():
-        if target.resolve() in originals:
-            raise ConfigError(f"--draw {draw} would overwrite the input {target}", fix="Set --draw to another folder.")
-    return targets
-
-
-def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    is_folder = draw.is_dir() or not draw.suffix
-    if not is_folder:
+    targets: dict[Path, Path] = {}
+    if not draw.is_dir() and draw.suffix:
         if len(paths) > 1:
             raise ConfigError(f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder.")
         # Pillow registers all its formats only here; before, the two tables have the common ones.
@@ -250,13 +233,18 @@ def _targets_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
                 allowed=".png, .jpg, .webp and other formats of Pillow",
                 fix=f"Use --draw {draw.with_suffix('.png')}.",
             )
-        return {paths[0]: draw}
-    targets: dict[Path, Path] = {}
-    for path in paths:
-        number, target = 1, draw / f"{path.stem}.png"
-        while target in targets.values():
-            # Inputs of two folders may have one name, and the second drawing must not replace the first.
-            number += 1
-            target = draw / f"{path.stem}-{number}.png"
-        targets[path] = target
+        targets[paths[0]] = draw
+    else:
+        for path in paths:
+            number, target = 1, draw / f"{path.stem}.png"
+            while target in targets.values():
+                # Inputs of two folders may have one name, and the second drawing must not replace the first.
+                number += 1
+                target = draw / f"{path.stem}-{number}.png"
+            targets[path] = target
+    # Resolved, since a link and a relative path can name the input as well.
+    originals = {path.resolve() for path in paths}
+    for target in targets.values():
+        if target.resolve() in originals:
+            raise ConfigError(f"--draw {draw} would overwrite the input {target}", fix="Set --draw to another folder.")
     return targets

@@ -48,9 +48,7 @@ class StepProfile:
         self._folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self._folder / "trace.json"))
         averages = profiler.key_averages()
-        sort_by = (
-            "self_cuda_time_total" if any(each.self_device_time_total for each in averages) else "self_cpu_time_total"
-        )
-        table = averages.table(sort_by=sort_by, row_limit=NUM_ROWS, max_name_column_width=60)
+        device = "cuda" if any(each.self_device_time_total for each in averages) else "cpu"
+        table = averages.table(sort_by=f"self_{device}_time_total", row_limit=NUM_ROWS, max_name_column_width=60)
         (self._folder / "table.txt").write_text(table, encoding="utf-8")
         return self._folder

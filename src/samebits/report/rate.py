@@ -11,12 +11,9 @@ class Rate:
     """Samples per second over the last `window_s` seconds of training, without evaluation and checkpoints."""
 
     def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._window_s = window_s
-        self._clock = clock
+        self._window_s, self._clock, self._last = window_s, clock, clock()
         self._steps: deque[tuple[float, int]] = deque()
-        self._seconds = 0.0
-        self._num_samples = 0
-        self._last = clock()
+        self._seconds, self._num_samples = 0.0, 0
 
     def resume(self) -> None:
         """Continue after a pause: the time since the last step does not count."""

@@ -51,8 +51,8 @@ class Records:
             epoch: Epochs completed, with a fraction inside an epoch.
             values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
         """
-        record = {"kind": kind, "step": step, "epoch": epoch, **{name: _plain(value) for name, value in values.items()}}
-        self._append(record)
+        finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
+        self._append({"kind": kind, "step": step, "epoch": epoch, **finite})
         if self._tensorboard_folder is not None:
             with _writing(self._tensorboard_folder):
                 writer = self._open_tensorboard(self._tensorboard_folder)
@@ -75,7 +75,7 @@ class Records:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 # Append mode at the system: a write goes to the end of the file, whatever another process has added.
                 self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
-            # NaN is no JSON, and other tools would refuse the line; `_plain` has replaced it by null.
+            # NaN is no JSON, and other tools would refuse the line; `write` has replaced it by null.
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             # Flushed to the system at once: trackers follow the file, and
             # a killed process must not lose a record that it has made.
@@ -216,7 +216,3 @@ def _step(line: bytes) -> float:
 def _is_eval(line: bytes) -> bool:
     # As text, since this is called for each line of a long file, and parsing takes most of the time.
     return b'"kind": "eval"' in line
-
-
-def _plain(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import parse_json, read_plain
-from samebits.errors import CheckpointError, ConfigError, SamebitsError
+from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
 from samebits.run_views.state import newest_write
 from samebits.run_views.summary import FILES, RunSummary, read_summary
 from samebits.storage.run_folder import write_atomically
@@ -42,9 +42,7 @@ def find_runs(folder: Path) -> list[Path]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} can't be read: {error.strerror}", fix="Give the folder that holds your run folders."
-        ) from None
+        raise cannot_read(ConfigError, folder, error, "Give the folder that holds your run folders.") from None
     if is_run(folder, names):
         return [folder]
     return list(_below(folder, 1))[:MAX_RUNS]
@@ -67,9 +65,7 @@ def check_run(run: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise no_run(run) from None
     except OSError as error:
-        raise CheckpointError(
-            f"{run} can't be read: {error.strerror}", fix="Make it a folder that this user can read."
-        ) from None
+        raise cannot_read(CheckpointError, run, error, "Make it a folder that this user can read.") from None
     if not is_run(run, names):
         raise no_run(run)
     check_version(run)

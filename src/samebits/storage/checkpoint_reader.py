@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, cannot_read
 from samebits.storage.checkpoint import file_of
 from samebits.storage.manifest import (
     MAX_STATE_BYTES,
@@ -68,9 +68,7 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
         except OSError as error:
-            raise CheckpointError(
-                f"{path / name} can't be read: {error.strerror}", fix="Make it a file that this user can read."
-            ) from None
+            raise cannot_read(CheckpointError, path / name, error, "Make it a file that this user can read.") from None
     shapes: dict[str, Shape] = {}
     try:
         for file_name in (WEIGHTS, OPTIMIZER):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, cannot_read
 
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 1024 * 1024
@@ -135,9 +135,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", fix=_EARLIER) from None
     except OSError as error:
-        raise CheckpointError(
-            f"{path} can't be read: {error.strerror}", fix="Make it a file that this user can read."
-        ) from None
+        raise cannot_read(CheckpointError, path, error, "Make it a file that this user can read.") from None
 
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:

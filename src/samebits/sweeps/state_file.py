@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from samebits.config.load import Loaded
 from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.config.schema import RunConfig
-from samebits.errors import CheckpointError, ConfigError
+from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.recipe_file import expand_user
 from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe
@@ -115,7 +115,7 @@ def read_sweep(folder: Path) -> Sweep:
             raise ValueError(f"it has {len(sweep.trials)} trials, and outcomes of others")
         return sweep
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}", fix="Give the folder of a sweep.") from None
+        raise cannot_read(CheckpointError, path, error, "Give the folder of a sweep.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not the file of a sweep", cause=str(error).replace("\n", " ")[:200], fix="Restore the file."

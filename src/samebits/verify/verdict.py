@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from samebits.config.plain_file import read_plain
-from samebits.errors import ConfigError, printable
+from samebits.errors import ConfigError, cannot_read, printable
 from samebits.provenance import statement
 from samebits.verify.compare import Difference
 from samebits.verify.segments import Segment, describe, escape_probability
@@ -85,7 +85,7 @@ def read_verdict(path: Path) -> Verdict:
         plain = {name: value for name, value in plain.items() if name not in ("is_verified", "share")}
         return TypeAdapter(Verdict).validate_python(plain)
     except OSError as error:
-        raise ConfigError(f"--merge {path} can't be read: {error.strerror}", fix=fix) from None
+        raise cannot_read(ConfigError, f"--merge {path}", error, fix) from None
     # Deeply nested JSON ends in a RecursionError.
     except (ValueError, ValidationError, AttributeError, RecursionError):
         raise ConfigError(f"--merge {path} is not a verdict", fix=fix) from None

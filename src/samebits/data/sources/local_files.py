@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from os import PathLike
 
-from samebits.errors import ConfigError, DataError
+from samebits.errors import ConfigError, DataError, cannot_read
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -128,10 +128,7 @@ def open_regular(path: str) -> int:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        cause = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"{path} can't be read: {cause}", fix="Check the path and the permissions of the file."
-        ) from error
+        raise cannot_read(DataError, path, error, "Check the path and the permissions of the file.") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DataError(f"{path} is not a regular file", fix="Name files, not folders or devices.")
@@ -170,11 +167,8 @@ class OpenFiles:
             ):
                 content += more
         except OSError as error:
-            raise DataError(
-                f"{path} can't be read: {error.strerror or error}",
-                where=f"{length:,} bytes at {offset:,}",
-                fix="Check the disk, and start again with the same settings.",
-            ) from error
+            fix = "Check the disk, and start again with the same settings."
+            raise cannot_read(DataError, path, error, fix, where=f"{length:,} bytes at {offset:,}") from error
         if len(content) < length:
             raise changed(path)
         return content

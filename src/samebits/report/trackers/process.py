@@ -109,7 +109,8 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[
         outcome = _wait_for_end(POLL_S)
     if outcome not in ("done", "stopped"):
         outcome = "failed"
-    tracker.finish(outcome, _result(run) if outcome == "done" else {})  # type: ignore[arg-type]  # one of the three
+    result = parse_json(read_plain(run / "result.json")) if outcome == "done" else {}
+    tracker.finish(outcome, result if isinstance(result, dict) else {})  # type: ignore[arg-type]  # one of the three
 
 
 def _wait_for_end(seconds: float) -> str | None:
@@ -164,11 +165,6 @@ def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:
         folder=folder.absolute(),
         is_resumed=position.is_resumed,
     )
-
-
-def _result(run: Path) -> Mapping[str, Any]:
-    content = parse_json(read_plain(run / "result.json"))
-    return content if isinstance(content, dict) else {}
 
 
 def _lock(path: Path, beat: Callable[[], None]) -> None:

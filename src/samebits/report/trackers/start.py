@@ -137,7 +137,7 @@ class TrackerProcess:
         """Wait for the process while it works, kill it if it hangs, and release everything."""
         try:
             # WNOWAIT leaves the process as a zombie, so its number, and
-            # that of its group, cannot be used again before `_kill`.
+            # that of its group, cannot be used again before the kill.
             while os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if not self._is_patient and time.monotonic() > self._deadline():
                     if not self.has_failed:
@@ -146,7 +146,8 @@ class TrackerProcess:
                 time.sleep(0.05)
         finally:
             # With what is left of its process group, whose number is taken until `wait`.
-            self._kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+                os.killpg(self._child.pid, signal.SIGKILL)
             code = self._child.wait()
         # After the kill: the pipe is closed in all processes that had it, so the reader ends.
         self._reader.join()
@@ -161,7 +162,3 @@ class TrackerProcess:
         if not self._is_started:
             return max(self._ends + self._patience_s, self._began + _START_S)
         return min(max(self._ends, self._last_sign) + self._patience_s, self._ends + _MOST_S)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(self._child.pid, signal.SIGKILL)

@@ -46,14 +46,10 @@ class MlflowTracker(Tracker):
             self._id = self._client.create_run(number, run_name=run.name, tags={_TAG: run.id}).info.run_id
         known = found[0].data.params if found else {}
         # MLflow refuses another value for a parameter that is logged already, and a resume may change some.
-        self._log_settings({name: value for name, value in flat(run.settings).items() if name not in known})
-
-    def _log_settings(self, settings: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
         params = [
-            Param(name, (value if isinstance(value, str) else json.dumps(value))[:_MAX_VALUE_CHARS])
-            for name, value in settings.items()
+            mlflow.entities.Param(name, (value if isinstance(value, str) else json.dumps(value))[:_MAX_VALUE_CHARS])
+            for name, value in flat(run.settings).items()
+            if name not in known
         ]
         for start in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[start : start + _MAX_PARAMS])
