@@ -6,21 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli import (
-    call,
-    check,
-    config,
-    data,
-    diff,
-    evaluate,
-    export,
-    hub,
-    predict,
-    track,
-    train,
-    trust,
-    verify,
-)
+from samebits.cli import call, check, config, data, diff, evaluate, export, hub, predict, track, train, trust, verify
 from samebits.cli.finders import find, sweep
 from samebits.cli.machines import doctor, plan, scale, simulate, submit
 from samebits.cli.options import CONTEXT, Commands, LocalRank

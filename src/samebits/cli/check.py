@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,7 +33,10 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if is_script(source):
-        return _check_script(source, overrides or [], as_json)
+        from samebits.own_loop.check_script import check_script
+
+        what = f"{source} on 1, 2 and 3 processes, 6 steps each"
+        return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = found.load(given).config
@@ -40,32 +44,22 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     pin_kernels(config.kernels, only_children=True)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)
     from samebits.check import examine
+
+    what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
+    return _report(lambda show: examine.check(source, given, config, show), what, as_json)
+
+
+def _report(check: Callable[[Callable[[str, int, int], None]], Any], what: str, as_json: bool) -> int:
+    """Check, and print the report."""
     from samebits.check.finding import table
     from samebits.report.console import Console
     from samebits.report.format import clock
 
     with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
-        report = examine.check(source, given, config, console.share_done)
+        report = check(console.share_done)
     if as_json:
         print(json.dumps(report.to_json()))
     else:
-        what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
         console.say(f"check    {what}  {clock(report.seconds)}")
-        console.table(table(report.passed, report.findings))
-    return NOT_EXACT if report.findings else 0
-
-
-def _check_script(script: str, arguments: list[str], as_json: bool) -> int:
-    from samebits.check.finding import table
-    from samebits.own_loop.check_script import check_script
-    from samebits.report.console import Console
-    from samebits.report.format import clock
-
-    with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
-        report = check_script(script, arguments, console.share_done)
-    if as_json:
-        print(json.dumps(report.to_json()))
-    else:
-        console.say(f"check    {script} on 1, 2 and 3 processes, 6 steps each  {clock(report.seconds)}")
         console.table(table(report.passed, report.findings))
     return NOT_EXACT if report.findings else 0

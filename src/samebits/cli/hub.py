@@ -12,8 +12,7 @@ from samebits.cli.options import Debug, line_text, path_option
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A new folder; or hf://OWNER/NAME.", show_default=False)]
 Source = Annotated[
-    str,
-    typer.Argument(metavar="SOURCE", help="A folder; or hf://OWNER/NAME[@REVISION].", show_default=False),
+    str, typer.Argument(metavar="SOURCE", help="A folder; or hf://OWNER/NAME[@REVISION].", show_default=False)
 ]
 Out = Annotated[Path, path_option("--out", "DIR", "New folder for the model.")]
 

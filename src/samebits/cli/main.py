@@ -71,16 +71,13 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
             _print_error(too_many_files())
             return LaunchError.exit_code
         if error.errno in _OF_PATHS and error.filename is not None:
-            _print_error(
-                SamebitsError(f"can't use {error.filename}: {error.strerror}", fix="Use another file or folder.")
-            )
-            return SamebitsError.exit_code
-        if error.errno not in (errno.ENOSPC, errno.EIO):
+            what, fix = f"can't use {error.filename}", "Use another file or folder."
+        elif error.errno in (errno.ENOSPC, errno.EIO):
+            what, fix = f"can't write {error.filename or 'the output'}", "Free disk space."
+            _drop(sys.stdout)
+        else:
             raise
-        _print_error(
-            SamebitsError(f"can't write {error.filename or 'the output'}: {error.strerror}", fix="Free disk space.")
-        )
-        _drop(sys.stdout)
+        _print_error(SamebitsError(f"{what}: {error.strerror}", fix=fix))
         return SamebitsError.exit_code
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # typer's answer to it

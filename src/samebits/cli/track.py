@@ -11,8 +11,7 @@ from samebits.cli.options import Debug, RunFolder
 from samebits.errors import CheckpointError, ConfigError
 
 To = Annotated[
-    list[str],
-    typer.Option(metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."),
+    list[str], typer.Option(metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated.")
 ]
 
 

@@ -34,16 +34,9 @@ Scratch = Annotated[
 Procs = Annotated[int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine.")]
 Part = Annotated[str, typer.Option(metavar="K/N", help="Replay one of N parts of the chosen steps.")]
 Merge = Annotated[
-    list[Path] | None,
-    path_option("--merge", "FILE", "Merge a part's --json output; repeat for each part."),
+    list[Path] | None, path_option("--merge", "FILE", "Merge a part's --json output; repeat for each part.")
 ]
-Challenge = Annotated[
-    str,
-    typer.Option(
-        metavar="TEXT",
-        help="Your own random text, mixed into the choice of steps.",
-    ),
-]
+Challenge = Annotated[str, typer.Option(metavar="TEXT", help="Your own random text, mixed into the choice of steps.")]
 Code = Annotated[Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")]
 
 

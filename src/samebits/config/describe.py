@@ -92,12 +92,7 @@ def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dic
         node.pop("default", None)
         if not setting.is_section and setting.path != ("recipe",) and value is not PydanticUndefined:
             node["default"] = value
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **tree,
-        "title": title,
-        "required": ["recipe"],
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": title, "required": ["recipe"]}
 
 
 def at(values: Mapping[str, Any], path: Iterable[str]) -> Any:

@@ -127,10 +127,8 @@ def parse(text: str, name: str) -> Document:
     Raises:
         ConfigError: The text is not YAML, is not a mapping, or has a key twice.
     """
-    node = _compose(text, name)
-    _check_size(node, name)
     lines: dict[KeyPath, int] = {}
-    values = None if node is None else _value(node, (), lines, name, ())
+    values = _parsed(text, name, lines)
     if values is None:
         return Document({}, {})
     if not isinstance(values, dict):
@@ -149,9 +147,7 @@ def parse_value(text: str) -> Any:
     Raises:
         ConfigError: The text is not YAML.
     """
-    node = _compose(text, "the value")
-    _check_size(node, "the value")
-    return None if node is None else _value(node, (), {}, "the value", ())
+    return _parsed(text, "the value", {})
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
@@ -162,11 +158,15 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     )
 
 
-def _compose(text: str, name: str) -> yaml.Node | None:
+def _parsed(text: str, name: str, lines: dict[KeyPath, int]) -> Any:
     try:
-        return yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error, text, name) from error
+    if node is None:
+        return None
+    _check_size(node, name)
+    return _value(node, (), lines, name, ())
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
@@ -196,7 +196,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=cause, fix=fix)
 
 
-def _check_size(root: yaml.Node | None, name: str) -> None:
+def _check_size(root: yaml.Node, name: str) -> None:
     """Refuse YAML whose aliases expand to too many values, before any value is created."""
     sizes: dict[int, int] = {}
 
@@ -208,7 +208,7 @@ def _check_size(root: yaml.Node | None, name: str) -> None:
             sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)
         return sizes[id(node)]
 
-    if root is not None and size(root) > _MAX_VALUES:
+    if size(root) > _MAX_VALUES:
         raise ConfigError(
             f"{name} stands for more than {_MAX_VALUES:,} values",
             cause="aliases (*name) that repeat each other",

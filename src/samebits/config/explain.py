@@ -227,17 +227,13 @@ def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
     """Return the candidate with the same last key, else with the most similar path, else with the most similar key."""
     same = [setting for setting in candidates if setting.path[-1] == path[-1]]
     if same:
-        return max(same, key=lambda setting: _similarity(".".join(path), setting.key))
+        return max(same, key=lambda setting: difflib.SequenceMatcher(None, ".".join(path), setting.key).ratio())
     for cutoff, key in ((0.7, ".".join(path)), (0.6, path[-1])):
         names = {(setting.key if cutoff == 0.7 else setting.path[-1]): setting for setting in reversed(candidates)}
         near = difflib.get_close_matches(key, names, n=1, cutoff=cutoff)
         if near:
             return names[near[0]]
     return None
-
-
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _quoted(value: Any) -> str:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from samebits.config.interval import INTERVAL_FORMS, parse_fraction, parse_interval, parse_steps
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a validator of a text that `parse` reads, and raises ValueError for."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+IntervalText = Annotated[str, AfterValidator(_checked(parse_interval))]
 
 
 class Settings(BaseModel):
@@ -102,7 +116,7 @@ class StopEarlyConfig(Settings):
 class CheckpointConfig(Settings):
     """When checkpoints are written, and how many are kept."""
 
-    every: str = Field(default="1 epoch", description=f"Interval between checkpoints: {INTERVAL_FORMS}.")
+    every: IntervalText = Field(default="1 epoch", description=f"Interval between checkpoints: {INTERVAL_FORMS}.")
     keep: int = Field(default=3, ge=1, description="Number of newest checkpoints to keep, besides the best one.")
     keep_every: str | None = Field(
         default=None,
@@ -114,12 +128,6 @@ class CheckpointConfig(Settings):
         description="What a resume does if code, data, library versions or the processor changed since the checkpoint. "
         "auto: error in exact mode; in fast mode error for data, warn for the rest.",
     )
-
-    @field_validator("every")
-    @classmethod
-    def _is_an_interval(cls, value: str) -> str:
-        parse_interval(value)
-        return value
 
     @field_validator("keep_every")
     @classmethod
@@ -136,8 +144,7 @@ class RecordConfig(Settings):
         default=True, description="Record loss, gradient norm and samples of each step: 72 bytes per step."
     )
     content: bool = Field(
-        default=False,
-        description="Record a digest of each step's sample values too. Slower: every sample is hashed.",
+        default=False, description="Record a digest of each step's sample values too. Slower: every sample is hashed."
     )
 
 
@@ -195,30 +202,16 @@ class WatchConfig(Settings):
         description="Stop the run, and name the stalled rank, when no rank makes progress for this long, seconds. "
         "null: never.",
     )
-    replica_check_every: str | None = Field(
+    replica_check_every: IntervalText | None = Field(
         default="1 epoch",
         description=f"Interval between checks that all ranks have equal weights: {INTERVAL_FORMS}; null: never.",
     )
 
-    recheck: str | None = Field(
+    recheck: Annotated[str, AfterValidator(_checked(parse_fraction))] | None = Field(
         default=None,
         description="Fraction of the micro-batches that a second rank computes too, such as 1/50, to name a rank that "
         "computes wrong values. Adds about this fraction to the time of a step. null: none.",
     )
-
-    @field_validator("replica_check_every")
-    @classmethod
-    def _is_an_interval(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_interval(value)
-        return value
-
-    @field_validator("recheck")
-    @classmethod
-    def _is_a_fraction(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_fraction(value)
-        return value
 
 
 class ReportConfig(Settings):
@@ -232,7 +225,7 @@ class ReportConfig(Settings):
         default=None,
         description="Peak TFLOP/s of one device in this precision, for mfu in the records. null: that of known GPUs.",
     )
-    profile: str | None = Field(
+    profile: Annotated[str, AfterValidator(_checked(parse_steps))] | None = Field(
         default=None,
         description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
         "to profile/ in the run folder. null: none.",
@@ -245,13 +238,6 @@ class ReportConfig(Settings):
     project: str | None = Field(
         default=None, description="Project or experiment in the trackers. null: the name of the recipe."
     )
-
-    @field_validator("profile")
-    @classmethod
-    def _is_a_range_of_steps(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_steps(value)
-        return value
 
     @model_validator(mode="after")
     def _trackers_fit_together(self) -> ReportConfig:

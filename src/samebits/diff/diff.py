@@ -98,17 +98,20 @@ def diff_runs(
         check_run_path(run)
     recorded = read_run(a), read_run(b)
     folders = compare_folders(*recorded)
-    if (
-        folders.num_compared == 0
-        and folders.weights is None
-        and not (set(recorded[0].checkpoints) & set(recorded[1].checkpoints))
-    ):
+    has_common = not recorded[0].checkpoints.keys().isdisjoint(recorded[1].checkpoints)
+    if folders.num_compared == 0 and folders.weights is None and not has_common:
         raise CheckpointError(
             "the runs have no steps, checkpoints or final weights in common, so there is nothing to compare",
             given="\n".join(folders.notes),
             fix="Train both runs with record.steps=true.",
         )
-    step = _last_to_replay(folders)
+    # The last step that a search has to replay; None if no step, checkpoint or weight differs.
+    step = min(folders.num_steps) - 1 if folders.weights else None
+    if folders.step is not None:
+        # A checkpoint before it cannot differ unless it was altered, or the update before it differs.
+        step = folders.step.step
+    elif folders.checkpoint is not None:
+        step = folders.checkpoint - 1
     found = RunDifference(a, b, folders)
     if step is None or not is_replayed:
         return found
@@ -126,19 +129,13 @@ def diff_runs(
         return RunDifference(a, b, folders, problem=error.line)
 
 
-def _last_to_replay(folders: FolderDifference) -> int | None:
-    """Return the last step that a search has to replay; None if no step, checkpoint or weight differs."""
-    if folders.step is not None:
-        # A checkpoint before it cannot differ unless it was altered, or the update before it differs.
-        return folders.step.step
-    if folders.checkpoint is not None:
-        return folders.checkpoint - 1
-    return min(folders.num_steps) - 1 if folders.weights else None
-
-
 def lines(found: RunDifference) -> list[str]:
     """Return the lines that report a comparison to the user."""
     folders = found.folders
+    likely = [
+        f"{'likely' if number == 0 else '':<10} {each.name}: {each.a} in a, {each.b} in b"
+        for number, each in enumerate(found.likely[:3])
+    ]
     return [
         *_block("settings", folders.settings),
         *(_block("free", folders.free_settings, "no result") if folders.free_settings else []),
@@ -148,7 +145,7 @@ def lines(found: RunDifference) -> list[str]:
         *_steps(folders),
         *(_block("metrics", folders.evaluations) if folders.evaluations else []),
         *([] if found.location is None else _place(found.location)),
-        *([] if found.is_equal else _likely(found)),
+        *([] if found.is_equal else likely),
         *(f"altered    {text}" for text in folders.altered[:_SHOWN]),
         *([f"altered    {len(folders.altered) - _SHOWN} more"] if len(folders.altered) > _SHOWN else []),
         *([f"note       the step was not replayed: {found.problem}"] if found.problem else []),
@@ -200,10 +197,3 @@ def _place(place: Location) -> list[str]:
         found.append(f"           samples {', '.join(map(str, place.samples[:_NUM_SAMPLES]))}{more}")
     found += [f"           {note}" for note in place.notes]
     return [*found, f"           found with {place.num_replays} replays"]
-
-
-def _likely(found: RunDifference) -> list[str]:
-    return [
-        f"{'likely' if number == 0 else '':<10} {each.name}: {each.a} in a, {each.b} in b"
-        for number, each in enumerate(found.likely[:3])
-    ]

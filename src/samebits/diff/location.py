@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from samebits.bits import Element
 from samebits.diff.folders import unequal_fields
@@ -48,15 +48,7 @@ def describe_initial(sides: Sides) -> Location:
     plans = [side.plan().micro_batches[0].indices.tolist() for side in sides]
     if plans[0] != plans[1]:
         notes.append(f"the first micro-batch has other samples too: {plans[0][:4]} / {plans[1][:4]} …")
-    return Location(
-        0,
-        "initial weights",
-        module=module_of(name),
-        element=_element(name, element),
-        a=element.a,
-        b=element.b,
-        notes=notes,
-    )
+    return _at(0, "initial weights", name, element, notes)
 
 
 def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes: list[str]) -> Location:
@@ -72,16 +64,7 @@ def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes:
     buffers = {name for name, _ in sides[0].job.model.named_buffers()}
     first = first_tensor(*({name: each[name] for name in each if name in buffers} for each in tensors))
     if first is not None:
-        name, element = first
-        return Location(
-            a.step,
-            "buffers",
-            module=module_of(name),
-            element=_element(name, element),
-            a=element.a,
-            b=element.b,
-            notes=notes,
-        )
+        return _at(a.step, "buffers", *first, notes)
     if a.lr != b.lr:
         return Location(
             a.step, "learning rate", module="(optimizer)", operation=optimizer, element="learning rate", a=repr(a.lr),
@@ -93,12 +76,8 @@ def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes:
             f"outcome {a.outcome} / {b.outcome}, gradient norm {a.norm!r} / {b.norm!r}, loss {a.loss!r} / {b.loss!r}"
         )
         return Location(a.step, "sums over the step", element=fields, notes=notes)
-    name, element = found
-    phase = "moving average" if name.startswith(AVERAGE) else "update"
-    return Location(
-        a.step, phase, module=module_of(name.removeprefix(AVERAGE)), operation=optimizer,
-        element=_element(name, element), a=element.a, b=element.b, notes=notes,
-    )  # fmt: skip
+    phase = "moving average" if found[0].startswith(AVERAGE) else "update"
+    return replace(_at(a.step, phase, *found, notes), operation=optimizer)
 
 
 def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRecord) -> Location:
@@ -135,7 +114,7 @@ def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRe
     name, element = largest
     notes.append(f"{side.name}/{file} differs from the replay in this module most; both values are of {side.name}:")
     notes.append(f"{element.a} stored, {element.b} replayed")
-    return Location(step, "not reproduced", module=module_of(name), element=_element(name, element), notes=notes)
+    return replace(_at(step, "not reproduced", name, element, notes), a="", b="")
 
 
 def find_altered(sides: Sides, step: int) -> Location | None:
@@ -146,17 +125,10 @@ def find_altered(sides: Sides, step: int) -> Location | None:
             if found is None:
                 continue
             name, element = found
+            notes = [f"{side.name}/{file} is not what the steps of {side.name} lead to: it was altered"]
+            place = _at(step, "stored state", name, element, notes)
             # The other run has the replayed value.
-            values = (element.a, element.b) if side.name == "a" else (element.b, element.a)
-            return Location(
-                step,
-                "stored state",
-                module=module_of(name.removeprefix(AVERAGE)),
-                element=_element(name, element),
-                a=values[0],
-                b=values[1],
-                notes=[f"{side.name}/{file} is not what the steps of {side.name} lead to: it was altered"],
-            )
+            return place if side.name == "a" else replace(place, a=element.b, b=element.a)
     averages = [side.job.average for side in sides]
     if (averages[0] is None) != (averages[1] is None):
         name = next(iter(sides[0].job.state()))
@@ -165,5 +137,7 @@ def find_altered(sides: Sides, step: int) -> Location | None:
     return None
 
 
-def _element(name: str, element: Element) -> str:
-    return f"{name} {element.index}".rstrip()
+def _at(step: int, phase: str, name: str, element: Element, notes: list[str]) -> Location:
+    """Return the place of an element of a tensor of the state."""
+    module, where = module_of(name.removeprefix(AVERAGE)), f"{name} {element.index}".rstrip()
+    return Location(step, phase, module=module, element=where, a=element.a, b=element.b, notes=notes)

@@ -120,17 +120,12 @@ def _within_step(
     if place is None:
         return describe_update(sides, records, notes)
     element = _capture(sides, before, place)
-    where = place.what
-    if element is not None:
-        where = f"{place.what} {element.index}"
+    where = place.what if element is None else f"{place.what} {element.index}"
+    module = place.module or {"samples": "(order of samples)", "sample values": "(data)"}.get(place.phase, "")
     return Location(
-        number, place.phase, place.micro_batch, place.module or _no_module(place.phase), place.operation, where,
+        number, place.phase, place.micro_batch, module, place.operation, where,
         place.a if element is None else element.a, place.b if element is None else element.b, place.samples, notes,
     )  # fmt: skip
-
-
-def _no_module(phase: str) -> str:
-    return {"samples": "(order of samples)", "sample values": "(data)"}.get(phase, "")
 
 
 def _capture(sides: Sides, before: Sequence[object], place: FirstDifference) -> Element | None:

@@ -8,8 +8,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import numpy as np
 
@@ -19,10 +17,12 @@ from samebits.cluster.world import World
 from samebits.config.given import flat
 from samebits.config.marks import Mark
 from samebits.config.schema import RunConfig, marks_of
+from samebits.data.digests import digest_of
 from samebits.data.keyed import keys
-from samebits.data.samples import Batch, SampleSource
+from samebits.data.samples import SampleSource
 from samebits.doctor.check_result import CheckResult
-from samebits.provenance.environment import cpu_name, device_name
+from samebits.provenance.environment import cpu_name, device_name, version_of
+from samebits.provenance.fingerprint import PACKAGE, code_digests
 from samebits.version import __version__
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
@@ -49,9 +49,9 @@ def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]
     """
     found = {
         "samebits": __version__,
-        "code": code_hash(),
+        "code": code_digests("")[PACKAGE],
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: version_of(name) or "not installed" for name in PACKAGES},
         "processor": cpu_name(),
         "device": device_name(world.device),
     }
@@ -101,37 +101,7 @@ def fingerprint(samples: SampleSource) -> str:
         return "0 samples"
     indices = np.unique(np.array([0, count // 2, count - 1]))
     batch = samples.batch(indices, keys(0, 0, indices))
-    return f"{count:,} samples {_hash(batch)[:12]}"
-
-
-def code_hash() -> str:
-    """Return a hash over the source files of this package."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    # Sorted, since the order of files in a folder differs between machines.
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _hash(batch: Batch) -> str:
-    digest = hashlib.sha256()
-
-    def take(value: object) -> None:
-        if hasattr(value, "numpy"):
-            digest.update(value.contiguous().numpy().tobytes())  # type: ignore[attr-defined]  # mypy does not narrow types by hasattr
-        elif isinstance(value, dict):
-            for name in sorted(value):
-                take(value[name])
-        elif isinstance(value, list | tuple):
-            for item in value:
-                take(item)
-        else:
-            digest.update(repr(value).encode())
-
-    take(batch.inputs)
-    take(batch.targets)
-    return digest.hexdigest()
+    return f"{count:,} samples {digest_of(batch).hex()[:12]}"
 
 
 def _clock(world: World) -> CheckResult:
@@ -141,15 +111,6 @@ def _clock(world: World) -> CheckResult:
     apart = max(times) - min(times)
     text = f"at most {apart:.2f} s apart"
     if apart > CLOCK_S:
-        late = times.index(max(times))
-        return CheckResult(
-            "clocks", f"{text}: rank {late} is ahead", "warning", "Set the time: timedatectl set-ntp true"
-        )
+        text += f": rank {times.index(max(times))} is ahead"
+        return CheckResult("clocks", text, "warning", "Set the time: timedatectl set-ntp true")
     return CheckResult("clocks", text)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -143,14 +143,8 @@ def _all_reduce(world: World) -> list[CheckResult]:
         return [CheckResult("all-reduce", text)]
     text += f"; the link's nominal speed is {_rate(link)}"
     if speed < link / 2:
-        return [
-            CheckResult(
-                "all-reduce",
-                text,
-                "warning",
-                "Check that no other traffic uses the link, and that the interface above is the intended one.",
-            )
-        ]
+        fix = "Check that no other traffic uses the link, and that the interface above is the intended one."
+        return [CheckResult("all-reduce", text, "warning", fix)]
     return [CheckResult("all-reduce", text)]
 
 

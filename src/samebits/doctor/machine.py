@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -72,14 +73,8 @@ def _torch() -> list[CheckResult]:
     # RuntimeError: torchvision's operators were built for another torch.
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120]
-        results.append(
-            CheckResult(
-                "torchvision",
-                f"cannot be imported: {reason}",
-                "problem",
-                "pip install torch torchvision, in one command",
-            )
-        )
+        fix = "pip install torch torchvision, in one command"
+        results.append(CheckResult("torchvision", f"cannot be imported: {reason}", "problem", fix))
     return results
 
 
@@ -92,9 +87,8 @@ def _gpus() -> list[CheckResult]:
         if visible is not None and not visible.strip(" ,-1"):
             return [CheckResult("gpus", f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}", "warning", "Unset it.")]
         if torch.version.cuda is None:
-            return [
-                CheckResult("gpus", f"{present}, but this torch is built for CPUs", "problem", "Install a CUDA build.")
-            ]
+            text = f"{present}, but this torch is built for CPUs"
+            return [CheckResult("gpus", text, "problem", "Install a CUDA build.")]
         fix = f"Update the driver (see nvidia-smi): this torch is built for CUDA {torch.version.cuda}."
         return [CheckResult("gpus", f"{present}, but torch cannot use them", "problem", fix)]
     results = [CheckResult("cuda", f"{torch.version.cuda}, driver {_driver() or 'unknown'}")]
@@ -102,14 +96,17 @@ def _gpus() -> list[CheckResult]:
         name = torch.cuda.get_device_name(index)
         free, total = torch.cuda.mem_get_info(index)
         text = f"{name}, {free / GB:.0f} of {total / GB:.0f} GB free"
-        if free < total / 2:
-            results.append(
-                CheckResult(f"gpu {index}", text, "warning", "Stop the program that uses it: see nvidia-smi.")
-            )
-        else:
-            results.append(CheckResult(f"gpu {index}", text))
-    if torch.cuda.device_count() > 1:
-        results.append(_links())
+        is_used = free < total / 2
+        fix = "Stop the program that uses it: see nvidia-smi." if is_used else ""
+        results.append(CheckResult(f"gpu {index}", text, "warning" if is_used else "ok", fix))
+    count = torch.cuda.device_count()
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    direct = sum(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    if direct < len(pairs):
+        text = f"{direct} of {len(pairs)} pairs have direct access"
+        results.append(CheckResult("gpu links", text, "note", "nvidia-smi topo -m"))
+    elif pairs:
+        results.append(CheckResult("gpu links", "all pairs have direct access"))
     return results
 
 
@@ -123,18 +120,11 @@ def _driver() -> str:
     return result.stdout.split("\n")[0].strip()
 
 
-def _links() -> CheckResult:
-    count = torch.cuda.device_count()
-    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
-    direct = sum(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
-    if direct == len(pairs):
-        return CheckResult("gpu links", "all pairs have direct access")
-    return CheckResult("gpu links", f"{direct} of {len(pairs)} pairs have direct access", "note", "nvidia-smi topo -m")
-
-
 def _cores() -> list[CheckResult]:
-    usable = num_cores()
-    allowed = _cgroup_cores()
+    usable, allowed = num_cores(), None
+    with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        allowed = int(quota) / int(period)
     if allowed is not None and allowed < usable:
         text = f"{usable}, of which this container may use {allowed:g}"
         fix = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
@@ -145,19 +135,9 @@ def _cores() -> list[CheckResult]:
 
 def _load() -> list[CheckResult]:
     text, is_notable = describe_other_load()
-    if not text:
-        return []
-    if not is_notable:
-        return [CheckResult("load", text)]
-    return [CheckResult("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
-
-
-def _cgroup_cores() -> float | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+    if is_notable:
+        return [CheckResult("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
+    return [CheckResult("load", text)] if text else []
 
 
 def _memory() -> CheckResult:
@@ -167,12 +147,10 @@ def _memory() -> CheckResult:
         return CheckResult("memory", "unknown", "note")
     total, free = memory.total, memory.available
     # In a container, psutil sees the memory of the machine, not the container's limit.
-    try:
+    with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
         total, free = min(total, limit), min(free, limit - used)
-    except (OSError, ValueError):
-        pass
     text = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     if free < 2 * GB:
         return CheckResult("memory", text, "warning", "Start fewer processes: each needs about 1 GB plus the model.")
@@ -192,9 +170,8 @@ def disk_space(run_folder: Path) -> CheckResult:
     if free < GB // 4:
         return CheckResult("disk space", text, "problem", "Free some space, or give another --run-dir.")
     if free < 2 * GB:
-        return CheckResult(
-            "disk space", text, "warning", "Set checkpoint.keep=1 if checkpoints of a large model may not fit."
-        )
+        fix = "Set checkpoint.keep=1 if checkpoints of a large model may not fit."
+        return CheckResult("disk space", text, "warning", fix)
     return CheckResult("disk space", text)
 
 

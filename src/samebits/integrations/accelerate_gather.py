@@ -21,7 +21,12 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
         as_objects: Gather tensors as objects.
     """
     is_repeated = loader.num_counted == 0
-    if as_objects or not _has_only_tensors(data):
+    has_only_tensors = True
+    try:
+        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
+    except TypeError:
+        has_only_tensors = False
+    if as_objects or not has_only_tensors:
         # Not by Accelerate's gather_object, which pickles.
         parts = collectives.all_gather_object(accelerator.exact_part.world, [] if is_repeated else list(data))
         return [item for part in parts for item in part]
@@ -46,11 +51,3 @@ def _gather_rows(rows: Tensor) -> Tensor:
         rows = torch.cat([rows, rows.new_zeros((longest - len(rows), *rows.shape[1:]))])
     parts = gather(rows.contiguous()).split(longest) if longest else [rows]
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=False)])
-
-
-def _has_only_tensors(data: Any) -> bool:
-    try:
-        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
-    except TypeError:
-        return False
-    return True

@@ -15,6 +15,7 @@ from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.errors import CheckpointError, ConfigError
 from samebits.integrations.accelerate_loaders import TrainingLoader
+from samebits.integrations.refusal import Refusal, accumulation, refuse
 from samebits.own_loop.exact import order_of
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
@@ -114,40 +115,24 @@ def check_supported(accelerator: Any) -> None:
         ConfigError: Its training can't be exact.
     """
     kind = accelerator.distributed_type
-    if kind not in _SUPPORTED or getattr(accelerator, "parallelism_config", None) is not None:
-        name = kind.value if kind not in _SUPPORTED else "a ParallelismConfig"
-        raise ConfigError(
-            f"the accelerator uses {name}",
-            allowed=", ".join(each.value for each in _SUPPORTED),
-            cause="It splits the model or sums gradients in an order that depends on the number of processes.",
-            fix="Leave out its plugin, and run accelerate config without it.",
-        )
-    if accelerator.mixed_precision == "fp8":
-        raise ConfigError(
-            "mixed_precision is fp8",
-            allowed="no, bf16, fp16",
-            cause="Scales of fp8 follow from the micro-batches that a process had before.",
-            fix="Set mixed_precision=bf16.",
-        )
-    if accelerator.gradient_accumulation_steps != 1:
-        raise ConfigError(
-            f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}",
-            cause="global_batch counts all samples of a step, so accumulation follows from it.",
-            fix="Leave out gradient_accumulation_steps.",
-        )
-    if accelerator.split_batches:
-        raise ConfigError(
-            "split_batches is on",
-            cause="global_batch sets the samples of a step, and the DataLoader's batch_size those of a forward pass.",
-            fix="Leave out split_batches, and set batch_size to the samples of one forward pass.",
-        )
+    name = kind.value if kind not in _SUPPORTED else "a ParallelismConfig"
     hook = getattr(accelerator.ddp_handler, "comm_hook", None)
-    if hook is not None and hook.value != "no":
-        raise ConfigError(
-            f"the gradients are compressed by {hook.value}",
-            cause="Its rounding depends on the number of processes.",
-            fix="Leave out comm_hook.",
-        )
+    refuse(
+        Refusal(kind not in _SUPPORTED or getattr(accelerator, "parallelism_config", None) is not None,
+                f"the accelerator uses {name}",
+                "It splits the model or sums gradients in an order that depends on the number of processes.",
+                "Leave out its plugin, and run accelerate config without it.",
+                ", ".join(each.value for each in _SUPPORTED)),
+        Refusal(accelerator.mixed_precision == "fp8", "mixed_precision is fp8",
+                "Scales of fp8 follow from the micro-batches that a process had before.",
+                "Set mixed_precision=bf16.", "no, bf16, fp16"),
+        accumulation(accelerator.gradient_accumulation_steps),
+        Refusal(accelerator.split_batches, "split_batches is on",
+                "global_batch sets the samples of a step, and the DataLoader's batch_size those of a forward pass.",
+                "Leave out split_batches, and set batch_size to the samples of one forward pass."),
+        Refusal(hook is not None and hook.value != "no", f"the gradients are compressed by {hook and hook.value}",
+                "Its rounding depends on the number of processes.", "Leave out comm_hook."),
+    )  # fmt: skip
 
 
 def write_position(folder: Path, position: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ loop runs over all items on all ranks, and skips those of other ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import tee
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from samebits.cluster.world import World
 from samebits.data.keyed import key
 from samebits.data.loader import requests_of
-from samebits.data.micro_batches import part
+from samebits.data.micro_batches import Alone, part
 from samebits.data.order import MicroBatch, Order
 from samebits.data.seeding import seed_forward
 from samebits.errors import ConfigError
@@ -24,14 +23,6 @@ from samebits.own_loop.samples import LoaderSource
 
 EVALUATION = 5  # the part of the key of all random numbers in validation and test
 ELSEWHERE = object()  # the item of a batch that another rank evaluates
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """A world of one rank: an item of the order is then a whole batch."""
-
-    rank: int = 0
-    size: int = 1
 
 
 class EvaluationBatches:
@@ -61,7 +52,8 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[Any]:
         first, stop = part(0, self._steps.num_used(len(self)), self._world.size, self._world.rank)
-        steps, ahead = tee(self._order.steps(_Alone(), start=first, stop=stop))
+        # In a world of one rank, an item of the order is a whole batch.
+        steps, ahead = tee(self._order.steps(Alone(), start=first, stop=stop))
         loader = self._source.open(
             lambda: requests_of(ahead),
             torch.device("cpu"),  # Lightning moves batches, after its own hooks

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits.errors import ConfigError
 from samebits.integrations.lightning_package import find
+from samebits.integrations.refusal import Refusal, refuse
 from samebits.own_loop.refusals import one_sample
 
 GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
@@ -21,15 +22,9 @@ is_param_in_hook_signature = find("utilities.signature_utils", "is_param_in_hook
 
 # Options of DDPStrategy that are not about gradients.
 OPTIONS = (
-    "accelerator",
-    "parallel_devices",
-    "cluster_environment",
-    "checkpoint_io",
-    "precision_plugin",
-    "process_group_backend",
-    "timeout",
-    "start_method",
-)
+    "accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin",
+    "process_group_backend", "timeout", "start_method",
+)  # fmt: skip
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -56,42 +51,34 @@ def check_trainer(trainer: Any, strategy: Any) -> None:
     Raises:
         ConfigError: A part of it depends on the number of processes, or on batches that are not steps.
     """
-    callbacks = {type(each): each for each in trainer.callbacks}
-    if trainer.accumulate_grad_batches != 1 or _has(callbacks, GradientAccumulationScheduler):
-        raise ConfigError(
-            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}",
-            allowed="1, without a GradientAccumulationScheduler",
-            cause="A step has global_batch samples already, in as many micro-batches as it takes.",
-            fix="Leave it out, and set ExactStrategy(global_batch=...) to the samples of one step.",
-        )
-    if _has(callbacks, StochasticWeightAveraging):
-        raise ConfigError(
-            "StochasticWeightAveraging cannot be exact",
-            cause="Its last epoch averages the statistics of batch norm over this process's batches.",
-            fix="Use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging.",
-        )
-    # Set by sync_batchnorm=True.
-    if strategy._layer_sync is not None:
-        raise ConfigError(
-            "sync_batchnorm=True cannot be exact",
-            cause="torch's SyncBatchNorm sums statistics in an order that depends on the number of processes.",
-            fix="Leave it out: batch norm then uses each micro-batch's statistics.",
-        )
-    plugin = strategy.precision_plugin
-    if type(plugin) not in PRECISIONS:
-        raise ConfigError(
-            f"precision {plugin.precision!r} cannot be exact",
-            allowed="32-true, 16-mixed, bf16-mixed",
-            cause="Gradients are summed in float32, which weights of other types do not have.",
-            fix="Set Trainer(precision='bf16-mixed') or another of these.",
-        )
-    module = strategy.lightning_module
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise ConfigError(
-            "training_step takes dataloader_iter",
-            cause="It then takes batches itself, and the strategy cannot run a step's micro-batches.",
-            fix="Take (batch, batch_idx).",
-        )
+    callbacks, plugin = [type(each) for each in trainer.callbacks], strategy.precision_plugin
+    has_schedule, has_swa = (
+        any(issubclass(each, kind) for each in callbacks)
+        for kind in (GradientAccumulationScheduler, StochasticWeightAveraging)
+    )
+    takes_iterator = is_param_in_hook_signature(
+        strategy.lightning_module.training_step, "dataloader_iter", explicit=True
+    )
+    refuse(
+        Refusal(trainer.accumulate_grad_batches != 1 or has_schedule,
+                f"accumulate_grad_batches is {trainer.accumulate_grad_batches}",
+                "A step has global_batch samples already, in as many micro-batches as it takes.",
+                "Leave it out, and set ExactStrategy(global_batch=...) to the samples of one step.",
+                "1, without a GradientAccumulationScheduler"),
+        Refusal(has_swa, "StochasticWeightAveraging cannot be exact",
+                "Its last epoch averages the statistics of batch norm over this process's batches.",
+                "Use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging."),
+        # Set by sync_batchnorm=True.
+        Refusal(strategy._layer_sync is not None, "sync_batchnorm=True cannot be exact",
+                "torch's SyncBatchNorm sums statistics in an order that depends on the number of processes.",
+                "Leave it out: batch norm then uses each micro-batch's statistics."),
+        Refusal(type(plugin) not in PRECISIONS, f"precision {plugin.precision!r} cannot be exact",
+                "Gradients are summed in float32, which weights of other types do not have.",
+                "Set Trainer(precision='bf16-mixed') or another of these.", "32-true, 16-mixed, bf16-mixed"),
+        Refusal(takes_iterator, "training_step takes dataloader_iter",
+                "It then takes batches itself, and the strategy cannot run a step's micro-batches.",
+                "Take (batch, batch_idx)."),
+    )  # fmt: skip
 
 
 def check_optimizers(optimizers: list[Any]) -> None:
@@ -136,7 +123,3 @@ def loss_of(training_step: Callable[[], Any], module: Any) -> Any:
             fix="Return a loss for each: weight samples to leave out by zero; where all are left out, give 0.0 * loss.",
         )
     return result
-
-
-def _has(callbacks: Mapping[type, Any], kind: type) -> bool:
-    return any(issubclass(each, kind) for each in callbacks)

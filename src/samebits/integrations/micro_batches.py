@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +109,7 @@ def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchS
     return DataLoader(
         _Batches(source),
         batch_sampler=sampler,
-        collate_fn=_only,
+        collate_fn=operator.itemgetter(0),  # a list of one batch, and picklable
         num_workers=data.num_workers,
         pin_memory=data.pin_memory,
         persistent_workers=data.persistent_workers,
@@ -118,8 +119,3 @@ def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchS
         timeout=data.timeout,
         worker_init_fn=source.init_worker,
     )
-
-
-def _only(items: list[Any]) -> Any:
-    (item,) = items
-    return item

@@ -72,11 +72,7 @@ class Accuracy:
 
         A worst sample is `[loss, index, label, prediction]`; its loss is infinite if it was not finite.
         """
-        return {
-            **self._confusion.state(),
-            "in_top": self._num_in_top,
-            "worst": [list(row) for row in self._worst],
-        }
+        return {**self._confusion.state(), "in_top": self._num_in_top, "worst": [list(row) for row in self._worst]}
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""

@@ -22,10 +22,7 @@ class TextMetric:
     """
 
     def __init__(
-        self,
-        read: Callable[[Any], list[str]],
-        truth: Callable[[Batch], list[str]],
-        num_worst: int = 24,
+        self, read: Callable[[Any], list[str]], truth: Callable[[Batch], list[str]], num_worst: int = 24
     ) -> None:
         require("text", "TextMetric")
         self._read, self._truth = read, truth

@@ -38,7 +38,7 @@ def environment(world: World) -> dict[str, Any]:
     """Describe the environment for which equal weights are promised: versions, hardware, commit and world."""
     return {
         "python": platform.python_version(),
-        "packages": {"samebits": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {"samebits": __version__} | {name: found for name in PACKAGES if (found := version_of(name))},
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "num_cores": os.cpu_count(),
@@ -55,11 +55,17 @@ def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
 
     What the setting `kernels` pins is not a property of the processor any more.
     """
+    # Versions of the libraries that torch found when it was loaded; some builds share the system's MKL.
+    text = torch.__config__.show()
+    libraries = {
+        "MKL": re.search(r"Math Kernel Library Version (\S+)", text),
+        "oneDNN": re.search(r"MKL-DNN v(\S+)", text),
+    }
     found: dict[str, str | None] = {
         "samebits": __version__,
-        **{name: _version(name) for name in COMPUTING},
+        **{name: version_of(name) for name in COMPUTING},
         "torch": torch.__version__,  # with +cpu or +cu126
-        **_math_libraries(),
+        **{name: match[1] for name, match in libraries.items() if match},
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         **describe_processor(kernels),
         **{name: os.environ.get(name) for name in VARIABLES},
@@ -70,18 +76,9 @@ def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _math_libraries() -> dict[str, str]:
-    """Return the versions of the libraries that torch found when it was loaded; some builds share the system's MKL."""
-    text = torch.__config__.show()
-    found = {
-        "MKL": re.search(r"Math Kernel Library Version (\S+)", text),
-        "oneDNN": re.search(r"MKL-DNN v(\S+)", text),
-    }
-    return {name: match[1] for name, match in found.items() if match}
-
-
 @cache
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     check_version(folder.path)
     if resume == "never" and folder.has_checkpoints:
         raise holds_a_run(folder.path)
-    other = _differing(folder, config)
+    other = differing(settings_of(folder), config)
     if other and folder.has_checkpoints:
         raise ConfigError(
             f"run folder {folder.path} holds a run with other settings",
@@ -69,7 +70,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
     if not folder.config.exists():
         return
     check_version(folder.path)
-    if other := _differing(folder, config):
+    if other := differing(settings_of(folder), config):
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",
             given="\n".join(other),
@@ -102,11 +103,6 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
         )
 
 
-def _differing(folder: RunFolder, config: RunConfig) -> list[str]:
-    """Return the settings of a run folder that differ and change the result."""
-    return differing(settings_of(folder), config)
-
-
 def settings_of(folder: RunFolder) -> dict[str, Any]:
     """Read a run folder's `config.yaml`.
 
@@ -128,7 +124,10 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
 
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     """Return a line with both values for each setting that differs and changes the result."""
-    old = flat(_with_defaults(settings, config))
+    # With the defaults of settings that were introduced after the run started.
+    with suppress(ValidationError):  # a setting was removed or changed its meaning
+        settings = plain_settings(type(config).model_validate(settings))
+    old = flat(settings)
     new = flat(plain_settings(config))
     return [
         f"{name}: {old.get(name, 'not set')} in the run, {new.get(name, 'not set')} now"
@@ -259,14 +258,6 @@ def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: in
         # Only rank 0 calls a recipe's `dataset_info`, which may load more modules.
         and (not name.startswith("code of ") or (name in first and name in theirs))
     ]
-
-
-def _with_defaults(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Add the defaults of settings that were introduced after the run started."""
-    try:
-        return plain_settings(type(config).model_validate(settings))
-    except ValidationError:  # a setting was removed or changed its meaning
-        return settings
 
 
 def plain_settings(config: RunConfig) -> dict[str, Any]:

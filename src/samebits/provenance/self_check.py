@@ -115,8 +115,8 @@ def try_micro_batch(
         finally:
             with torch.no_grad():
                 restore()
-    written = _differing(weights, _sums(dict(model.named_parameters())))
-    if written:
+    now = _sums(dict(model.named_parameters()))
+    if written := [name for name in weights if weights[name] != now.get(name)]:
         raise _not_repeatable(f"the forward pass wrote into {_named('parameter', written)}")
     _compare(first, again)
     return {
@@ -163,10 +163,6 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
         return one is other
     same_kind = one.shape == other.shape and one.dtype == other.dtype
     return same_kind and torch.equal(_bits(one), _bits(other))
-
-
-def _differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
-    return [name for name in one if one[name] != other.get(name)]
 
 
 def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -88,11 +88,7 @@ def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def make_statement(
-    record: RunRecord,
-    files: Mapping[str, str],
-    run: str,
-    started_at: float,
-    finished_at: float,
+    record: RunRecord, files: Mapping[str, str], run: str, started_at: float, finished_at: float
 ) -> dict[str, Any]:
     """Return the statement.
 

@@ -19,15 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import SamebitsError, printable
-from samebits.report.format import (
-    COLUMNS,
-    block,
-    clock,
-    metric_name,
-    metric_value,
-    metric_width,
-    wrap_error,
-)
+from samebits.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width, wrap_error
 from samebits.report.stream import RichStream, SafeStream, is_terminal
 
 # Drawing takes 0.4 ms of rank 0's time.

@@ -160,11 +160,7 @@ class RunList(Sequence[Run]):
 
 
 def runs(
-    folder: str | Path = "runs",
-    where: str | Sequence[str] = (),
-    sort: str | None = None,
-    *,
-    reverse: bool = False,
+    folder: str | Path = "runs", where: str | Sequence[str] = (), sort: str | None = None, *, reverse: bool = False
 ) -> RunList:
     """Return the runs in a folder and up to two levels below it, as `samebits runs` lists them.
 

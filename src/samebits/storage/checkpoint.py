@@ -257,8 +257,17 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
     Raises:
         CheckpointError: `plain` does not have the form that `pack` returns.
     """
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER_STATE, AVERAGE))}
+    average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
+    entries: dict[int, dict[str, Any]] = {}
     try:
-        return _unpack(tensors, plain)
+        for name, value in {**tensors, **plain["values"]}.items():
+            if name.startswith(OPTIMIZER_STATE):
+                _, index, key = name.split(":")
+                entries.setdefault(int(index), {})[key] = value
+        step, state, groups = plain["step"], plain["state"], plain["groups"]
+        if not (isinstance(step, int) and isinstance(state, dict) and isinstance(groups, list)):
+            raise TypeError("step, state or groups is of another type")
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         # No damage, since the hashes match by now: JSON of another form.
         raise CheckpointError(
@@ -267,19 +276,8 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
             fix=f"Resume with the version that wrote it; this is {__version__}.",
         ) from None
 
-
-def _unpack(tensors: dict[str, Tensor], plain: dict[str, Any]) -> Checkpoint:
-    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER_STATE, AVERAGE))}
-    average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
-    entries: dict[int, dict[str, Any]] = {}
-    for name, value in {**tensors, **plain["values"]}.items():
-        if name.startswith(OPTIMIZER_STATE):
-            _, index, key = name.split(":")
-            entries.setdefault(int(index), {})[key] = value
-    optimizer = {"state": entries, "param_groups": plain["groups"]}
-    if not (isinstance(plain["step"], int) and isinstance(plain["state"], dict) and isinstance(plain["groups"], list)):
-        raise TypeError("step, state or groups is of another type")
-    return Checkpoint(plain["step"], weights, optimizer, plain["state"], average, run_of(plain))
+    optimizer = {"state": entries, "param_groups": groups}
+    return Checkpoint(step, weights, optimizer, state, average, run_of(plain))
 
 
 def _write(path: Path, content: bytes) -> tuple[int, str]:

@@ -49,7 +49,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
     content = read_torch_file(path)
     found = _state_in(content)
     if found is None:
-        keys = _keys_of(content)
+        first = list(content)[:8] if isinstance(content, Mapping) else []
+        # Keys that are not text or numbers could expand to any size.
+        keys = ", ".join(str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in first)
         raise CheckpointError(
             f"{path} holds no weights",
             given=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
@@ -157,12 +159,6 @@ def _start_of(path: Path) -> bytes:
     if not start:
         raise CheckpointError(f"{path} is empty", fix=FETCH)
     return start
-
-
-def _keys_of(content: Any) -> str:
-    """Format the first keys of a mapping; keys that are not text or numbers could expand to any size."""
-    keys = list(content)[:8] if isinstance(content, Mapping) else []
-    return ", ".join(str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in keys)
 
 
 def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:

@@ -28,8 +28,9 @@ def check_entries(run: Path) -> None:
     """
     folders = [run]
     for folder in (run / name for name in FOLDERS):
-        mode = _mode(folder)
-        if mode is None:
+        try:
+            mode = folder.lstat().st_mode
+        except FileNotFoundError:
             continue
         if stat.S_ISLNK(mode):
             raise _through_link(folder)
@@ -39,23 +40,14 @@ def check_entries(run: Path) -> None:
     for folder in folders:
         with os.scandir(folder) as entries:
             for entry in entries:
-                _check_entry(entry)
-
-
-def _check_entry(entry: os.DirEntry[str]) -> None:
-    if os.path.isdir(entry.path):  # follows links; unlike entry.is_dir, it does not raise for a link to itself
-        return
-    if entry.is_symlink():
-        raise _through_link(Path(entry.path))
-    if not entry.is_file() and os.path.lexists(entry.path):  # a running process may have removed it meanwhile
-        raise CheckpointError(f"{entry.path} is neither a file nor a folder, and a run might write to it", fix=_DO)
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return None
+                if os.path.isdir(entry.path):  # follows links; unlike entry.is_dir, no error for a link to itself
+                    continue
+                if entry.is_symlink():
+                    raise _through_link(Path(entry.path))
+                if not entry.is_file() and os.path.lexists(entry.path):  # a running process may have removed it
+                    raise CheckpointError(
+                        f"{entry.path} is neither a file nor a folder, and a run might write to it", fix=_DO
+                    )
 
 
 def _through_link(path: Path) -> CheckpointError:

@@ -169,18 +169,15 @@ class RunFolder:
         """Write a JSON file atomically."""
         write_atomically(self.path / name, json_text(content, indent=2) + b"\n")
 
-    def _repair(self, name: str) -> str:
-        if name == "result.json":
-            return f"Run samebits train --run-dir {self.path} --resume auto, which writes it again."
-        return "Restore the file."
-
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file.
 
         Raises:
             CheckpointError: It is missing or damaged.
         """
-        path = self.path / name
+        path, fix = self.path / name, "Restore the file."
+        if name == "result.json":
+            fix = f"Run samebits train --run-dir {self.path} --resume auto, which writes it again."
         try:
             content = parse_json(read_plain(path), MAX_MEMORY_BYTES)
         except FileNotFoundError:
@@ -189,9 +186,9 @@ class RunFolder:
             ) from None
         except (OSError, ValueError) as error:
             cause = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{path} can't be read", cause=cause, fix=self._repair(name)) from None
+            raise CheckpointError(f"{path} can't be read", cause=cause, fix=fix) from None
         if not isinstance(content, dict):
-            raise CheckpointError(f"{path} holds no JSON object", fix=self._repair(name))
+            raise CheckpointError(f"{path} holds no JSON object", fix=fix)
         return content
 
 
@@ -210,11 +207,8 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
         _try_out(_nearest(path))
     except OSError as error:
         raise cannot_make(path, error) from None
-    if path.is_dir():
-        _check_contents(path, resume, is_first)
-
-
-def _check_contents(path: Path, resume: str, is_first: bool) -> None:
+    if not path.is_dir():
+        return
     lock = path / LOCK
     is_run = is_lock(lock)
     if os.path.lexists(lock) and not is_run:
@@ -224,7 +218,8 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
         raise holds_a_run(path)
     is_resumed = resume == "auto" and has_checkpoints and (path / "config.yaml").is_file()
     if not is_run and not is_resumed:
-        found = [name for name in _WRITTEN if os.path.lexists(path / name) and not _is_empty_folder(path / name)]
+        entries = [path / name for name in _WRITTEN if os.path.lexists(path / name)]
+        found = [entry.name for entry in entries if not entry.is_dir() or any(entry.iterdir())]
         found += [f"logs/{log.name}" for log in sorted((path / "logs").glob("*")) if not is_own_log(log)]
         if found:
             raise CheckpointError(
@@ -239,13 +234,8 @@ def _check_contents(path: Path, resume: str, is_first: bool) -> None:
 def holds_a_run(path: Path) -> CheckpointError:
     """Return the error for a new run in a folder that already holds one."""
     return CheckpointError(
-        f"run folder {path} already holds a run",
-        fix="Add --resume auto to continue it, or give another --run-dir.",
+        f"run folder {path} already holds a run", fix="Add --resume auto to continue it, or give another --run-dir."
     )
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -> None:

@@ -64,9 +64,11 @@ def read_torch_file(path: Path) -> Any:
             _check_zip(file)
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        # The class that torch refused, from its long text.
+        _, is_named, rest = str(error).partition("GLOBAL ")
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, so reading it could run code from it",
-            given=_unknown_kind(str(error)),
+            given=rest.split()[0].strip("`'\"") if is_named and rest.split() else None,
             fix="If you trust its source, write its weights alone to a new file:\n"
             "content = torch.load(FILE, weights_only=False)\n"
             "torch.save(content['state_dict'], NEW)\n"
@@ -78,12 +80,6 @@ def read_torch_file(path: Path) -> Any:
         # A text without a space is the key or value that the reader failed on: `101`.
         cause = first if " " in first else f"{type(error).__name__} {first}"
         raise CheckpointError(f"{path} can't be read as weights", cause=wrapped(cause), fix=FETCH) from None
-
-
-def _unknown_kind(text: str) -> str | None:
-    """Extract the class that torch refused from its long text."""
-    _, found, rest = text.partition("GLOBAL ")
-    return rest.split()[0].strip("`'\"") if found and rest.split() else None
 
 
 def _check_zip(file: IO[bytes]) -> None:

@@ -73,15 +73,12 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", fix="Correct the path.") from None
     except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # torch raises the last two from mmap
+        cause = str(getattr(error, "strerror", None) or error)[:_MAX_NAME]
         raise CheckpointError(
-            f"{path} can't be read as safetensors", cause=_cause(error), fix="Copy or download the file again."
+            f"{path} can't be read as safetensors", cause=cause, fix="Copy or download the file again."
         ) from None
     check_names(state, path)
     return state
-
-
-def _cause(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)[:_MAX_NAME]
 
 
 def file_limits(model: nn.Module) -> dict[str, int]:

@@ -15,7 +15,7 @@ from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.doctor import machine
 from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
-from samebits.doctor.compare import code_hash, compared, fingerprint
+from samebits.doctor.compare import compared, fingerprint
 from samebits.report.console import Console
 
 
@@ -112,11 +112,6 @@ def test_a_datasets_fingerprint_follows_its_size_and_what_is_read() -> None:
     assert fingerprint(Numbers([1, 2, 3, 5])) != first
     assert fingerprint(Numbers([1, 2, 3])) != first
     assert fingerprint(Numbers([])) == "0 samples"
-
-
-def test_the_code_has_a_hash() -> None:
-    assert len(code_hash()) == 12
-    assert code_hash() == code_hash()
 
 
 def shown(results: list[CheckResult]) -> list[str]:

@@ -102,7 +102,11 @@ def sweep(
     columns = table_columns()
     console = Console(sys.stderr if as_json else sys.stdout, columns=columns)
     if is_sweep(folder := Path(source)):
-        _check_no_values(source, overrides, grid, space, search)
+        if overrides or grid or space or search:
+            raise ConfigError(
+                f"{source} is a sweep, whose settings stay as they are",
+                fix="Resume it without settings, or start another sweep from its recipe.",
+            )
         found = read_sweep(folder)
         if show:
             return _print(found, folder, console, as_json=as_json)
@@ -115,14 +119,6 @@ def sweep(
             prunes=not no_prune,
         )  # fmt: skip
     return _run(found, folder, console, jobs, procs, as_json=as_json)
-
-
-def _check_no_values(source: str, *given: object) -> None:
-    if any(given):
-        raise ConfigError(
-            f"{source} is a sweep, whose settings stay as they are",
-            fix="Resume it without settings, or start another sweep from its recipe.",
-        )
 
 
 def _define(
@@ -152,23 +148,18 @@ def _define(
         found = define_grid(source, overrides, grid)
     else:
         from samebits.sweeps.search import check_optuna
+        from samebits.sweeps.slots import make_slots
 
         check_optuna()
         # Twice: the lag follows from the number of slots, and that from the settings.
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
-        spec = SearchSpec(space, trials, min(trials, _num_slots(jobs, base)), base.seed, prunes)
+        spec = SearchSpec(space, trials, min(trials, jobs or len(make_slots(None, 1, base))), base.seed, prunes)
         found = define_search(source, overrides, spec)
     config = found.load(found.trials[0] if found.trials else []).config
     check_before_start(config, None, "never")
     folder = make_folder(found.recipe.name, sweep_dir)
     found.write(folder)
     return found, folder
-
-
-def _num_slots(jobs: int | None, config: Any) -> int:
-    from samebits.sweeps.slots import make_slots
-
-    return jobs or len(make_slots(None, 1, config))
 
 
 def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: int, *, as_json: bool) -> int:

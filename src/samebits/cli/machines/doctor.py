@@ -18,8 +18,7 @@ SourceName = Annotated[
     typer.Argument(metavar="SOURCE", help="A recipe or file as for train: its settings and data are compared too."),
 ]
 Procs = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default: 1."),
+    int | None, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default: 1.")
 ]
 Hosts = Annotated[
     str | None,
