@@ -53,15 +53,14 @@ def train_command(
     options: LaunchOptions,
     stop_after: int | None = None,
 ) -> int:
-    """Join the world that another launcher started, or start one.
+    """Join the world that another launcher started, or start one; return the exit code.
+
+    It is 0, or 128 + a signal's number if the run was stopped after it saved.
 
     Args:
         found, loaded: The recipe and its resolved settings. No process reads the user's files again.
         run_dir, resume: See `check_before_start`.
         options, stop_after: Processes and machines; the step after which training stops and is saved, or None.
-
-    Returns:
-        The exit code: 0, or 128 + a signal's number if the run was stopped after it saved.
 
     Raises:
         SamebitsError: A failure that the user can act on.

@@ -24,11 +24,7 @@ class ReservedPort:
         self._socket: socket.socket | None = None
 
     def renew(self, host: str = "127.0.0.1") -> int:
-        """Release the reserved port, if any, and reserve and return another; `host` may be "" for all addresses.
-
-        Returns:
-            The port.
-        """
+        """Release the reserved port, if any, and reserve and return another; `host` may be "" for all addresses."""
         self.close()
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -26,13 +26,12 @@ _UPWARDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDicti
 
 
 def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
-    """Select the backend from all ranks' information. Every rank computes the same result.
+    """Select the backend from all ranks' information, and return it with a warning or "".
+
+    Every rank computes the same result.
 
     Args:
         infos: All ranks, by rank.
-
-    Returns:
-        The backend, and a warning or an empty text.
 
     Raises:
         LaunchError: The ranks use different kinds of device, or the backend is not available.

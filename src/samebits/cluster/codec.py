@@ -49,10 +49,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, device: torch.device | None = None) -> Any:
-    """Decode a message of `encode`; tensors that were not on the CPU go to `device`, if one is given.
-
-    Returns:
-        The value. Tensors and arrays have the shape and dtype that they were encoded with.
+    """Decode a message of `encode`; tensors and arrays have their shapes. Those of a device go to `device`, if given.
 
     Raises:
         MessageError: The bytes are damaged, or come from another program.

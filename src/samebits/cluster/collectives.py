@@ -25,11 +25,7 @@ MAX_BYTES = 1 << 30
 
 
 def gather_object(world: World, value: T) -> list[T] | None:
-    """Gather every rank's value, of a type that `codec.encode` lists, on rank 0.
-
-    Returns:
-        The values by rank on rank 0; None elsewhere.
-    """
+    """Gather every rank's value, of a type that `codec.encode` lists, on rank 0, by rank; None elsewhere."""
     if world.size == 1:
         return [value]
     with world.activity.waiting(EXCHANGING):

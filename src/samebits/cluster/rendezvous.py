@@ -67,14 +67,11 @@ class RankInfo:
 def rendezvous(
     assignment: RankAssignment, mine: RankInfo, timeout_s: float, report: Callable[[str], None]
 ) -> tuple[SignedStore, list[RankInfo]]:
-    """Wait until every rank of the world has joined.
+    """Wait until every rank has joined; return the store, restricted to this world, and all identities by rank.
 
     Args:
         assignment, mine: This process's rank with the address of the store, and its identity.
         timeout_s, report: How long to wait for all ranks, seconds; called with a text every few seconds meanwhile.
-
-    Returns:
-        The store, restricted to this world's keys, and all ranks' identities by rank.
 
     Raises:
         LaunchError: Ranks are missing, or contradict each other; equal on all ranks.

@@ -59,10 +59,9 @@ class StackDumper:
 
 
 def request_stacks(pid: int) -> bool:
-    """Signal a process of this machine to dump its stacks, and wait for it to do so.
+    """Signal a process of this machine to dump its stacks, wait for it to do so, and return whether it was signalled.
 
-    Returns:
-        Whether it was signalled. A process that does not handle the signal would be killed by it.
+    A process that does not handle the signal would be killed by it.
     """
     if SIGNAL is None or not _catches(pid, SIGNAL):
         return False
@@ -75,14 +74,11 @@ def request_stacks(pid: int) -> bool:
 
 
 def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
-    """Write the stacks of a process of this machine that cannot do so itself.
+    """Write the stacks of a process of this machine that cannot do so itself; return whether there were any.
 
     Args:
         pid, descriptor: The process, and in it the descriptor of its anonymous file.
         path, head: The file for the stacks, and its first line.
-
-    Returns:
-        Whether there were stacks; a stopped process dumps none.
     """
     if is_stopped(pid) or not request_stacks(pid):
         return False

@@ -73,12 +73,9 @@ def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[s
 
 
 def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tuple[Store, bool]:
-    """Open the store of the launchers of several machines.
+    """Open the store of the launchers of several machines, and return whether this launcher serves it.
 
     With node ranks, node rank 0 serves it; otherwise the first launcher on the endpoint's machine.
-
-    Returns:
-        The store, and whether this launcher serves it.
 
     Raises:
         LaunchError: The store cannot be served or reached.

@@ -16,7 +16,7 @@ REPORT_EVERY_S = 5.0
 def call_with_timeout(
     call: Callable[[], T], limit_s: float, tick: Callable[[float], None] = lambda waited_s: None
 ) -> T:
-    """Run a call in a thread, and wait for its result up to a limit.
+    """Run a call in a thread, and return its result, or raise its exception, within a limit.
 
     The thread is a daemon that nothing can interrupt: after a timeout it stays in the native call, and `abort.leave`
     ends the process without it.
@@ -25,9 +25,6 @@ def call_with_timeout(
         call: The blocking call.
         limit_s: Longest wait, seconds.
         tick: Called every 20 ms with the seconds that have passed; may raise.
-
-    Returns:
-        The call's result. An exception of the call is raised here.
 
     Raises:
         TimeoutError: The call takes longer than `limit_s`.

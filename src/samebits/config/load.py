@@ -87,13 +87,12 @@ def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ())
 def preview(
     model: type[RunConfig], layers: Sequence[Layer], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Merge and validate settings for display. Unlike `load`, missing settings are left out.
+    """Merge and validate settings for display; return all values, and those that differ from the preset.
+
+    Unlike `load`, missing settings are left out.
 
     Args:
         model, layers, overrides: See `load`.
-
-    Returns:
-        All values, and those that differ from the preset, as nested plain values.
 
     Raises:
         ConfigError: As for `load`, except for a missing setting.
@@ -105,10 +104,9 @@ def preview(
 def _resolve(
     model: type[C], layers: Sequence[Layer], overrides: Sequence[str], *, may_lack: bool
 ) -> tuple[C | None, dict[str, Any], dict[str, Any]]:
-    """Merge and validate settings, of which some may be missing if `may_lack`: the config is then None.
+    """Merge and validate settings; return the config, all values, and those that differ from the preset.
 
-    Returns:
-        The config; all values; and those that differ from the preset.
+    The config is None if `may_lack` and some are missing.
     """
     values = base = describe.defaults(model)
     origins: dict[KeyPath, str] = {}

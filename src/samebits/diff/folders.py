@@ -192,13 +192,10 @@ def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
 
 
 def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None]:
-    """Find the first step whose record differs.
+    """Return the number of steps that both logs have, and the first whose record differs.
 
     All records are compared at once: a log of a million steps takes milliseconds, so that bisection over the links of
     the chains would save nothing.
-
-    Returns:
-        The number of steps that both logs have, and the first difference.
     """
     start, stop = max(a.first_step, b.first_step), min(a.stop, b.stop)
     if stop <= start:

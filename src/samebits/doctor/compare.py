@@ -38,14 +38,11 @@ FIXES = {
 
 
 def summary(world: World, config: RunConfig | None, data: Sequence[SampleSource]) -> dict[str, str]:
-    """Describe this rank's software, hardware, settings and data.
+    """Describe this rank's software, hardware, settings and data by name, to be compared over the ranks.
 
     Args:
         world, config: The world and the settings; None if `doctor` runs without a recipe.
         data: The datasets, training set first; empty without a recipe.
-
-    Returns:
-        Texts by name, to be compared over the ranks.
     """
     found = {
         "samebits": __version__,

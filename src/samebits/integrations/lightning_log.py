@@ -138,11 +138,7 @@ class ExactResults(_ResultCollection):
 
 
 def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float, int]:
-    """Merge (batch, value, number of samples) in the order of the batches, in float64, by mean, sum, min or max.
-
-    Returns:
-        The value, and the number of samples.
-    """
+    """Merge (batch, value, number of samples) in the order of the batches, in float64; return value and total."""
     items = sorted(items, key=lambda item: item[0])  # stable: a batch may log several values
     values, sizes = [value for _, value, _ in items], [size for _, _, size in items]
     total = sum(sizes)

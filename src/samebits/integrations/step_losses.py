@@ -27,10 +27,9 @@ class StepLosses:
         self._losses.append(loss.detach().double())
 
     def take(self, world: World) -> Tensor:
-        """Return the sum over micro-batches, steps and ranks, and forget it. Called on all ranks.
+        """Return the sum over micro-batches, steps and ranks, of shape (), and forget it. Called on all ranks.
 
-        Returns:
-            float64 of shape (), rounded to float32: then the mean of equal values over ranks is exact.
+        It is rounded to float32: then the mean of equal values over ranks is exact.
         """
         own = torch.stack(self._losses).tolist() if self._losses else []
         self.clear()

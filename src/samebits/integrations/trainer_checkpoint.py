@@ -32,13 +32,10 @@ def check_position(checkpoint: Path, here: dict[str, Any]) -> None:
 
 
 def load_converted(model: nn.Module, checkpoint: Path) -> bool:
-    """Load the weights of a model of transformers from a checkpoint's folder.
+    """Load the weights of a model of transformers, and return whether it is one, and was loaded.
 
     `save_pretrained` writes some models under the names of their first release. The Trainer of transformers 5.23 does
     not convert them back, and leaves out what it does not find.
-
-    Returns:
-        Whether the model is one of transformers, and was loaded.
 
     Raises:
         CheckpointError: The checkpoint lacks weights of the model.

@@ -137,15 +137,12 @@ class ExactTrainerMixin(_Base):
     # The step.
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Fetch the micro-batches that this rank runs in a step.
+        """Fetch the micro-batches that this rank runs in a step; return them and the items of the step over all ranks.
 
         Args:
             epoch_iterator: Yields each micro-batch with its position.
             num_batches: Number of micro-batches.
             device: Device of the number of items.
-
-        Returns:
-            The micro-batches, and the number of items of the step over all ranks.
         """
         self._fetched.clear()
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
@@ -167,15 +164,12 @@ class ExactTrainerMixin(_Base):
         return super()._get_num_items_in_batch(counted, device)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run a micro-batch: forward and backward pass.
+        """Run a micro-batch, forward and backward; return its loss, of shape ().
 
         Args:
             model: The model.
             inputs: The micro-batch.
             num_items_in_batch: Items, such as tokens, of the whole step; None if the loss is a mean over samples.
-
-        Returns:
-            The loss, of shape ().
         """
         assert self._loop is not None
         step, micro_batch = self._fetched.popleft()

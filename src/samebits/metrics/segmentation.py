@@ -21,11 +21,7 @@ _VALUES_AT_ONCE = 1 << 24  # of logits at the size of the mask: 64 MB
 
 
 def label_map(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the class with the largest logit, of (C, h, w) interpolated bilinearly to (H, W), of each pixel.
-
-    Returns:
-        (H, W) bytes on the CPU.
-    """
+    """Return the class with the largest logit, of (C, h, w) interpolated bilinearly, of each pixel: (H, W) bytes."""
     logits = logits.detach().to("cpu", torch.float32)
     # A few classes at a time: a large mask with many classes would take gigabytes. Of equal logits the first one is
     # taken, as by argmax.

@@ -15,16 +15,13 @@ from samebits.storage.run_folder import RunFolder
 
 
 def altered_settings(run: Path, record: RunRecord, now: dict[str, Any] | None = None) -> list[str]:
-    """Compare settings with those that the statement has, one line for each that differs.
+    """Return a line such as "config.yaml: seed is 1, recorded 0" for each setting that is not the statement's.
 
     Args:
         run: The run folder.
         record: Its record.
         now: The settings that determine the result, as the recipe resolves them, by dotted name; None: those in
             `config.yaml`, which has all of them, so that no recipe is imported.
-
-    Returns:
-        The lines, such as "config.yaml: seed is 1, recorded 0".
     """
     if now is None:
         try:

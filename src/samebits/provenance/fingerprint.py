@@ -96,9 +96,6 @@ def take_fingerprint(
         is_restart: Skip the second pass, which ran when the run started.
         is_sharded: Skip the model's passes, since no process holds all gradients of a sharded model.
 
-    Returns:
-        The fingerprint.
-
     Raises:
         ConfigError: The second pass differs.
         SamebitsError: Raised by the dataset.

@@ -11,7 +11,7 @@ from samebits.provenance.fingerprint import PACKAGE, Fingerprint
 
 
 def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
-    """Compare the fingerprint in a checkpoint with the current one.
+    """Compare the fingerprint in a checkpoint with the current one; return warnings.
 
     In exact mode, an edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
     changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
@@ -19,9 +19,6 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
 
     Args:
         before, now, config: The fingerprints of the checkpoint and of this process, and the settings.
-
-    Returns:
-        Warnings.
 
     Raises:
         DataError: Only samples or files differ.

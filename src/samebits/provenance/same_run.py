@@ -182,14 +182,11 @@ def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | Non
 def check_ranks_agree(
     world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
 ) -> list[str]:
-    """Check that all ranks have the same code, settings, data and model.
+    """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows.
 
     Args:
         world, config, model: The world, the settings and the model, on the device.
         sizes, fingerprint: Number of samples of each dataset by name, and this rank's fingerprint.
-
-    Returns:
-        Differences that fast mode allows: versions, processors, and samples that decode to other bits.
 
     Raises:
         LaunchError: A rank differs from rank 0; the error names it and the first differences.

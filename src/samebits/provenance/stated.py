@@ -62,10 +62,8 @@ def _not_stated(run: Path, file: Path, given: str, allowed: str) -> CheckpointEr
 
 
 def best_finding(run: Path, record: RunRecord) -> str:
-    """Compare `best.json`, which names the checkpoint that `--checkpoint best` takes, with the recorded evaluations.
-
-    Returns:
-        What contradicts them; empty if nothing does, or there is no such file.
+    """Compare `best.json`, which `--checkpoint best` takes, with the recorded evaluations; return what contradicts
+    them.
     """
     if not os.path.lexists(run / BEST_FILE):
         return ""

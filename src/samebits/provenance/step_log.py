@@ -176,12 +176,11 @@ def flush_steps(path: Path) -> None:
 def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
     """Copy the records before a step from another run's folder, so that a run resumed from there has a whole chain.
 
+    They are copied, and True is returned, only if they lead to the link.
+
     Args:
         source, target: The other run's `steps.bin`, and the file to write.
         step, link: The step that the run resumes at, and the link before it, 32 bytes.
-
-    Returns:
-        Whether the records lead to that link. If not, nothing is written.
 
     Raises:
         CheckpointError: The target cannot be written.

@@ -209,14 +209,11 @@ def is_drawing(path: Path) -> bool:
 
 
 def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    """Choose the output path of the drawing of each file.
+    """Choose the output path of the drawing of each file, by input file.
 
     Args:
         paths: The input files.
         draw: The option `--draw`: a file for a single input, or a folder (existing, or without a file extension).
-
-    Returns:
-        Output path by input file.
 
     Raises:
         ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.

@@ -19,11 +19,7 @@ class StepProfile:
         self._profiler: Any = None
 
     def at(self, step: int) -> Path | None:
-        """Start or end the profile before a step.
-
-        Returns:
-            The folder, if the profile was written now.
-        """
+        """Start or end the profile before a step; return the folder if it was written now."""
         if self._profiler is None and self._first <= step < self._stop:
             # Late: a run without `report.profile` need not import the profiler.
             from torch.profiler import profile
@@ -35,11 +31,7 @@ class StepProfile:
         return None
 
     def close(self) -> Path | None:
-        """End the profile, also of a run that ends before its last step, and write it.
-
-        Returns:
-            The folder; None if there is no profile.
-        """
+        """End the profile, also of a run that ends before its last step, write it, and return its folder."""
         # Cleared first, so that a second `close`, after an error in writing, does not stop it again.
         profiler, self._profiler = self._profiler, None
         if profiler is None:

@@ -28,11 +28,7 @@ class HostCopies:
         self._arrived: torch.cuda.Event | None = None
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Snapshot tensors of any shape, on any device; overwrites the previous snapshot.
-
-        Returns:
-            Copies on the host, by name. Call `wait` before reading them.
-        """
+        """Snapshot tensors of any shape and device into reused copies on the host. Call `wait` before reading them."""
         copies = {}
         self._arrived = None
         for name, tensor in tensors.items():

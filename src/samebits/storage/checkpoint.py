@@ -87,10 +87,7 @@ def name_of(step: int) -> str:
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Write a checkpoint into a run's checkpoint folder.
-
-    Returns:
-        The checkpoint's own folder.
+    """Write a checkpoint into a run's checkpoint folder, and return its own folder.
 
     Raises:
         CheckpointError: It cannot be written. All earlier checkpoints are unchanged.

@@ -85,15 +85,12 @@ def write_tensors(
     moved: Callable[[int], object] = lambda _: None,
     fetch: Callable[[str], Tensor] | None = None,
 ) -> tuple[int, str]:
-    """Write a file and flush it to disk.
+    """Write a file and flush it to disk; return its size in bytes and its SHA-256.
 
     Args:
         path, moved: The file; called with the number of bytes after each write.
         tensors: Tensors on the CPU, of any shape and strides; the file holds them contiguous.
         fetch: Returns a tensor when it is written; `tensors` then only have dtypes and shapes.
-
-    Returns:
-        The file's size in bytes, and its SHA-256.
 
     Raises:
         OSError: It cannot be written.

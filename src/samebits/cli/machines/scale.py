@@ -107,11 +107,7 @@ def _measure_all(
     num_micro_batches: int,
     run: Callable[[str, int], dict[str, Any]],
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Run the measurements, each of a variant on a number of processes, one after another, with the time left.
-
-    Returns:
-        The measurements by variant and number of processes.
-    """
+    """Run the measurements, each of a variant on a number of processes, and return them by both."""
     from samebits.report.format import clock
 
     measurements: dict[str, dict[int, dict[str, Any]]] = {}

@@ -41,13 +41,10 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def main(name: str, run: Path, *, is_new: bool) -> int:
-    """Follow a run until it ends.
+    """Follow a run until it ends; return the exit code.
 
     Args:
         name, run, is_new: The tracker, the run folder, and whether training starts from its first step.
-
-    Returns:
-        The exit code: 1 if the tracker failed.
     """
     # Before anything is imported that could print: messages and prints would share a pipe.
     send = _open_messages()
@@ -114,10 +111,9 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[
 
 
 def _wait_for_end(seconds: float) -> str | None:
-    """Wait for the word that the training process writes at its end; a closed pipe means that it was killed.
+    """Wait for the word that training writes at its end: done, stopped or failed; None while it runs.
 
-    Returns:
-        "done", "stopped" or "failed". None while it runs.
+    A closed pipe means that it was killed.
     """
     if not select.select([0], [], [], seconds)[0]:
         return None
