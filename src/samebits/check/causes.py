@@ -136,8 +136,7 @@ def explain(cause: Cause | None, stage: str, where: str) -> tuple[str, str]:
     """Return a cause and a fix in words.
 
     Args:
-        cause: The cause; None if none was found.
-        stage: The stage of the difference.
+        cause, stage: The cause, None if none was found, and the stage of the difference.
         where: As for `candidates`.
     """
     unit = "sample" if stage in (compare.SAMPLES, compare.EVALUATION) else "micro-batch"

@@ -72,11 +72,7 @@ class Cell:
 
 
 def find_cells(roots: Mapping[str, object]) -> dict[str, Cell]:
-    """Return the pieces of state that are reachable from some objects, by their path.
-
-    Args:
-        roots: Objects by name. Modules of the user can be among them.
-    """
+    """Return the pieces of state that are reachable from objects, by their path, also in modules of the user."""
     cells: dict[str, Cell] = {}
     seen: dict[int, object] = {}  # the objects themselves are kept, so that no id is used twice
     # Breadth first, so that MAX_OBJECTS leaves out what is deepest.
@@ -109,12 +105,7 @@ def snapshot(cells: Mapping[str, Cell]) -> dict[str, object]:
 
 
 def changed(roots: Mapping[str, object], call: Callable[[], object]) -> tuple[list[Cell], dict[str, Undo]]:
-    """Return the state that a call changes, generators first, and what restores each piece, by its path.
-
-    Args:
-        roots: Objects by name.
-        call: What to call.
-    """
+    """Return the state of objects that a call changes, generators first, and what restores each piece, by its path."""
     before_cells = find_cells(roots)
     before = snapshot(before_cells)
     undo = keep_all(before_cells.values())

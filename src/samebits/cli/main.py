@@ -36,7 +36,10 @@ def main() -> None:
     # torch warns about every address without a name and every closed connection.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _open_closed_streams()
-    _write_any_text()
+    for stream in (sys.stdout, sys.stderr):
+        # Characters that the terminal's encoding lacks are printed as escapes, instead of failing.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     stop_at_eof()
     # Removed, so that child processes do not overwrite this process's error file.
     error_file = os.environ.pop(ERROR_FILE, None)
@@ -57,7 +60,8 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
         sys.stdout.flush()
     except SamebitsError as error:
         if error_file is not None:
-            _write_error(error, error_file)
+            with suppress(OSError):  # the caller then has the exit code and the text
+                Path(error_file).write_text(json.dumps(to_json(error)), encoding="utf-8")
         _print_error(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as stop:
@@ -97,11 +101,6 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
 @cache  # it reads the signatures of all commands
 def _command() -> Any:
     return get_command(app)
-
-
-def _write_error(error: SamebitsError, path: str) -> None:
-    with suppress(OSError):  # the caller then has the exit code and the text
-        Path(path).write_text(json.dumps(to_json(error)), encoding="utf-8")
 
 
 def _print_error(error: SamebitsError) -> None:
@@ -145,13 +144,6 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
-
-
-def _write_any_text() -> None:
-    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_current_folder() -> None:

@@ -121,8 +121,6 @@ def train(
     `samebits config SOURCE` shows every setting. Under torchrun, srun or mpirun the command joins their world.
     """
     from samebits.cluster.env import read_assignment
-    from samebits.config.process_range import MAX_NODES, MAX_PROCS, parse_range
-    from samebits.cores import num_cores
     from samebits.launch import forkserver
     from samebits.recipes.catalog import command_arguments, find
     from samebits.recipes.trust import check_tracker_files, trust_named
@@ -132,15 +130,11 @@ def train(
     if source is not None and "=" in source and not Path(source).exists():
         overrides, source = [source, *(overrides or [])], None  # settings for the run in --run-dir
     # Checked before torch is imported, so that a wrong option is refused at once.
-    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
-        if text is not None:
-            parse_range(text, option, limit)
+    _check_ranges(procs, nodes)
     here = read_assignment(os.environ, init, rank, world_size)
     source, overrides = _stored_source(source, overrides or [], run_dir, None if here is None else here.restart)
-    # Whether the training probably runs in processes of their own, as far as that is known without the settings.
-    is_launched = here is None and (nodes is not None or (num_cores() > 1 if procs is None else procs != "1"))
     # The launcher imports torch too for a recipe file, so both imports run at the same time.
-    is_early = source.endswith(".py") and hosts is None and is_launched
+    is_early = source.endswith(".py") and here is None and hosts is None and _starts_processes(procs, nodes)
     with forkserver.early() if is_early else nullcontext():
         found = find(source)
         loaded = found.load(overrides)
@@ -165,6 +159,21 @@ def train(
         options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
                                 _with_port(master, master_port))  # fmt: skip
         return start_run.train_command(found, loaded, run_dir, resume, options, stop_after)
+
+
+def _starts_processes(procs: str | None, nodes: str | None) -> bool:
+    """Whether the training probably runs in processes of their own, as far as that is known without the settings."""
+    from samebits.cores import num_cores
+
+    return nodes is not None or (num_cores() > 1 if procs is None else procs != "1")
+
+
+def _check_ranges(procs: str | None, nodes: str | None) -> None:
+    from samebits.config.process_range import MAX_NODES, MAX_PROCS, parse_range
+
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+        if text is not None:
+            parse_range(text, option, limit)
 
 
 def _on_hosts(

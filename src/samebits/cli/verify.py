@@ -79,6 +79,9 @@ def verify(
     from samebits.verify.verify import Request, console_for
     from samebits.verify.verify import verify as verify_run
 
+    number, num_parts = _pair(part, "--part", "/")
+    if not 1 <= number <= num_parts <= MAX_PROCS:
+        raise ConfigError(f"--part is {part!r}", allowed="K/N with 1 <= K <= N", fix="Give a part such as --part 2/8.")
     request = Request(
         run=run,
         overrides=tuple(overrides or ()),
@@ -86,7 +89,7 @@ def verify(
         steps=None if steps is None else _pair(steps, "--steps", ":"),
         from_scratch=from_scratch,
         challenge=challenge,
-        part=_part(part),
+        part=(number, num_parts),
         procs=procs,
     )
     return _report(verify_run(request, console_for(as_json)), as_json)
@@ -121,13 +124,6 @@ def _pair(text: str, option: str, sign: str) -> tuple[int, int]:
             f"{option} is {text!r}", allowed=f"two whole numbers: 1{sign}2", fix=f"Give {option} 1{sign}2."
         )
     return int(match[1]), int(match[2])
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, num_parts = _pair(text, "--part", "/")
-    if not 1 <= part <= num_parts <= MAX_PROCS:
-        raise ConfigError(f"--part is {text!r}", allowed="K/N with 1 <= K <= N", fix="Give a part such as --part 2/8.")
-    return part, num_parts
 
 
 def _run_with(code: Path) -> None:

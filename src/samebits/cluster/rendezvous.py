@@ -203,7 +203,13 @@ class Rendezvous:
                 missing = self._find_missing(infos)
                 # Rank 0 reports for all ranks; the others report only while rank 0 is missing.
                 if rank == 0 or 0 in missing:
-                    self.report(f"{self._state(missing)}, {waited:.0f} s\n{self._advice(missing, waited)}")
+                    command = command_for(self.assignment, missing[0]) if missing else ""
+                    its = "its" if len(missing) == 1 else "the first one’s"
+                    self.report(
+                        f"{self._state(missing)}, {waited:.0f} s\n  missing {ranks_text(missing)}"
+                        + (f". On {its} machine:  {command}" if command else "")
+                        + f"\n  giving up in {as_clock(self.timeout_s - waited)} (cluster.join_timeout_s)"
+                    )
             if waited >= next_claim:
                 next_claim = waited + RANK_INFO_S
                 self._claim()
@@ -223,14 +229,6 @@ class Rendezvous:
         joined = sorted({*range(self.mine.world_size)}.difference(missing))
         verb = "has" if len(joined) == 1 else "have"
         return f"waiting for {self.mine.world_size} processes: {len(joined)} {verb} joined ({ranks_text(joined)})"
-
-    def _advice(self, missing: Sequence[int], waited: float) -> str:
-        command = command_for(self.assignment, missing[0]) if missing else ""
-        return (
-            f"  missing {ranks_text(missing)}"
-            + (f". On {'its' if len(missing) == 1 else 'the first one’s'} machine:  {command}" if command else "")
-            + f"\n  giving up in {as_clock(self.timeout_s - waited)} (cluster.join_timeout_s)"
-        )
 
     def _give_up(self, missing: Sequence[int], waited: float) -> NoReturn:
         command = command_for(self.assignment, missing[0]) if missing else ""

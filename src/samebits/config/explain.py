@@ -109,9 +109,15 @@ class _Reader:
         location = tuple(str(key) for key in fault["loc"])
         if fault["type"] == "extra_forbidden":
             return self._unknown(location)
-        path = self._setting_of(location)
+        path = location
+        while path and path not in self.settings:  # pydantic may extend the location into a list or a union
+            path = path[:-1]
         if is_missing(fault):
-            return self._missing(path)
+            setting = self.settings[path]
+            return f"{setting.key} is missing", {
+                "allowed": wrapped(f"{setting.type}: {setting.meaning}"),
+                "fix": f"Add {setting.key}=VALUE to the command, or set it in a YAML file.",
+            }
         if fault["type"] == "missing":
             location = path  # its value is the list
         message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else ""
@@ -120,12 +126,6 @@ class _Reader:
         if message and self.settings[path].is_section:
             return self._clash(path, message)
         return self._wrong(path, location, fault["input"], message)
-
-    def _setting_of(self, location: KeyPath) -> KeyPath:
-        """Return the setting of a location, which pydantic may extend into a list or a union."""
-        while location and location not in self.settings:
-            location = location[:-1]
-        return location
 
     def _unknown(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
         value = describe.at(self.values, path)
@@ -147,13 +147,6 @@ class _Reader:
         if not near and inside is not None:
             near = self._use_nearest((*path, inside), sections=False)
         return f"{'.'.join(path)} is not a section of the settings", {"given": self._origin(path), "fix": near}
-
-    def _missing(self, path: KeyPath) -> tuple[str, dict[str, Any]]:
-        setting = self.settings[path]
-        return f"{setting.key} is missing", {
-            "allowed": wrapped(f"{setting.type}: {setting.meaning}"),
-            "fix": f"Add {setting.key}=VALUE to the command, or set it in a YAML file.",
-        }
 
     def _clash(self, section: KeyPath, message: str) -> tuple[str, dict[str, Any]]:
         """Explain settings that contradict each other. The message names them."""
@@ -181,7 +174,8 @@ class _Reader:
         if setting.is_section:
             keys = [other[-1] for other in self.settings if other[:-1] == path]
             allowed = f"a section with {', '.join(keys)}"
-        return f"{setting.key}{inside} can't be {_quoted(value)}", {
+        text = f'"{value}"' if isinstance(value, str) else describe.show(value)
+        return f"{setting.key}{inside} can't be {text if len(text) <= 40 else text[:39] + '…'}", {
             "given": self._origin(path),
             "allowed": f"{wrapped(allowed)}\n{wrapped(setting.meaning)}".rstrip(),
             "fix": fix or self._better_value(setting, value),
@@ -234,11 +228,6 @@ def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
         if near:
             return names[near[0]]
     return None
-
-
-def _quoted(value: Any) -> str:
-    text = f'"{value}"' if isinstance(value, str) else describe.show(value)
-    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def wrapped(text: str) -> str:

@@ -84,20 +84,17 @@ def _newest_equal(sides: Sides, common: Sequence[int]) -> int | None:
     low, high = -1, len(common)
     while high - low > 1:
         middle = (low + high) // 2
-        if _is_equal_at(sides, common[middle]):
+        step = common[middle]
+        is_equal = step and sides[0].recorded.checkpoints[step] == sides[1].recorded.checkpoints[step]
+        if not is_equal:
+            for side in sides:
+                side.go_to(step)
+            is_equal = sides[0].state() == sides[1].state()
+        if is_equal:
             low = middle
         else:
             high = middle
     return None if low < 0 else common[low]
-
-
-def _is_equal_at(sides: Sides, step: int) -> bool:
-    a, b = sides
-    if step and a.recorded.checkpoints[step] == b.recorded.checkpoints[step]:
-        return True
-    for side in sides:
-        side.go_to(step)
-    return a.state() == b.state()
 
 
 def _within_step(

@@ -31,10 +31,7 @@ class ExactOptimizer(AcceleratedOptimizer):
     def watch(self) -> None:
         """Note from now on when the optimizer acts."""
         self._has_acted = True
-        self.optimizer.register_step_post_hook(self._note)
-
-    def _note(self, *_: Any) -> None:
-        self._has_acted = True
+        self.optimizer.register_step_post_hook(lambda *_: setattr(self, "_has_acted", True))
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Call `zero_grad` of the optimizer."""

@@ -230,7 +230,10 @@ class ExactStrategy(DDPStrategy):
         callbacks = [(each._on_before_step, each._on_after_step) for each in self._lightning_optimizers]
         for number, micro_batch in enumerate(run.step.micro_batches):
             if number:
-                self._batch = self._moved(run.begin_next())
+                # What Lightning has done with the step's first micro-batch.
+                batch = self.precision_plugin.convert_input(run.begin_next())
+                batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+                self._batch = self.batch_to_device(batch, dataloader_idx=0)
                 # The user's hook of zero_grad counts steps too, as an average of the weights does.
                 loops.automatic_optimization._on_before_zero_grad = lambda optimizer: None
             for wrapper, (before, after) in zip(self._lightning_optimizers, callbacks, strict=True):
@@ -257,12 +260,6 @@ class ExactStrategy(DDPStrategy):
                 return work()
         finally:
             self._is_running = False
-
-    def _moved(self, batch: Any) -> Any:
-        """Do with a micro-batch what Lightning does with the first one of a step."""
-        batch = self.precision_plugin.convert_input(batch)
-        batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-        return self.batch_to_device(batch, dataloader_idx=0)
 
     def _end_step(self) -> None:
         assert self._loader is not None

@@ -231,7 +231,12 @@ class ExactTrainerMixin(_Base):
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         # A collective call: also for a repeated micro-batch, whose tokens do not count.
-        super()._track_num_input_tokens(inputs if self._is_counted else _without_rows(inputs))
+        if not self._is_counted:
+            inputs = {
+                name: value[:0] if isinstance(value, Tensor) and value.dim() else value
+                for name, value in inputs.items()
+            }
+        super()._track_num_input_tokens(inputs)
 
     @property
     def _is_counted(self) -> bool:
@@ -284,7 +289,3 @@ def _without_items(batch: Any) -> Any:
         name: torch.full_like(value, -100) if name in names and isinstance(value, Tensor) else value
         for name, value in batch.items()
     }
-
-
-def _without_rows(batch: Any) -> Any:
-    return {name: value[:0] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}

@@ -56,10 +56,8 @@ class RecipeSpec:
         return load(self.config_class, self.layers, overrides)
 
     def dataset_info(self, config: RunConfig) -> Mapping[str, Any]:
-        """Read from the dataset what the run stores: classes, alphabet, split.
-
-        Returns:
-            Plain JSON; empty if the recipe defines no `dataset_info`.
+        """Read from the dataset what the run stores, as plain JSON: classes, alphabet, split; empty if there is
+        nothing.
         """
         module = self.load_module()
         info: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
@@ -141,11 +139,9 @@ def find(name: str) -> RecipeSpec:
 
 
 def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
-    """Build arguments of `samebits train` that have the same effect without reading the user's YAML file again.
+    """Build arguments of `samebits train` that set what differs from the recipe's preset.
 
-    Args:
-        spec: The recipe.
-        diff: The settings that differ from its preset, as nested plain values.
+    They have the same effect without reading the user's YAML file again.
     """
     source = spec.recipe if spec.preset_name is None else f"{spec.recipe}/{spec.preset_name}"
     keys = {setting.path for setting in describe.settings(spec.config_class)}

@@ -63,9 +63,6 @@ def expand_user(text: str) -> Path:
 def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
     """Check a recipe file, and import the bytes that were checked. One that FILE:LINE `named_in` names must be trusted.
 
-    Returns:
-        The resolved path, and the module.
-
     Raises:
         ConfigError: There is no such file, it is not trusted, or it raises an exception.
     """

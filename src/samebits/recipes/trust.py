@@ -50,10 +50,7 @@ def read_recipe(path: Path) -> bytes:
 
 
 def trust(path: Path) -> str:
-    """Add a recipe file with its current content to the list.
-
-    Returns:
-        Its SHA-256.
+    """Add a recipe file with its current content to the list, and return its SHA-256.
 
     Raises:
         ConfigError: The file can't be read, or the list can't be written or is not safe to use.
@@ -92,10 +89,8 @@ def check_trusted(path: Path, content: bytes, named_in: str, kind: str = "recipe
     """Check that a recipe or tracker file may be executed although the command line does not name it.
 
     Args:
-        path: The file, resolved.
-        content: Its bytes.
-        named_in: FILE:LINE that names it.
-        kind: What it is.
+        path, content: The file, resolved, and its bytes.
+        named_in, kind: FILE:LINE that names it, and what it is.
 
     Raises:
         ConfigError: It is not in the list.
@@ -113,11 +108,9 @@ def check_trusted(path: Path, content: bytes, named_in: str, kind: str = "recipe
 
 
 def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> None:
-    """Check that tracker files may be executed: the command line names them, or they are in the list.
+    """Check that tracker files may be executed: they are in the list, or overrides of the command line name them.
 
-    Args:
-        trackers: `report.trackers`.
-        overrides: The settings that the command line gives. Files that they name are added to the list.
+    Those that overrides name are added to the list.
 
     Raises:
         ConfigError: Only a YAML file or a run folder names a file, and it is not in the list.

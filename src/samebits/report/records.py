@@ -129,9 +129,14 @@ class Records:
                 part.unlink(missing_ok=True)  # it may be a link or a FIFO
                 # "x": it fails if another process makes the same file, instead of writing into it.
                 with part.open("xb") as new:
-                    # An evaluation follows its step, so a run that stopped
-                    # between the two repeats the evaluation alone.
-                    new.writelines(line for line in _lines(old) if _step(line) <= (last if _is_eval(line) else step))
+                    for line in _lines(old):
+                        record = _record(line)
+                        # An evaluation follows its step, so a run that stopped
+                        # between the two repeats the evaluation alone.
+                        if record is not None and float(record["step"]) <= (
+                            last if record.get("kind") == "eval" else step
+                        ):
+                            new.write(line)
                     new.flush()
                     # On the disk before the rename: otherwise a power
                     # cut could leave an empty file under the final name.
@@ -206,13 +211,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return record if isinstance(record, dict) and float(record["step"]) < math.inf else None
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _step(line: bytes) -> float:
-    record = _record(line)
-    return math.inf if record is None else float(record["step"])
-
-
-def _is_eval(line: bytes) -> bool:
-    # As text, since this is called for each line of a long file, and parsing takes most of the time.
-    return b'"kind": "eval"' in line

@@ -263,15 +263,11 @@ def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -
 
 def _nearest(path: Path) -> Path:
     """Return the path itself or its closest parent that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if _is_there(each))
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    for each in (path.absolute(), *path.absolute().parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            each.stat()
+            return each
+    return Path("/")
 
 
 def _try_out(folder: Path) -> None:

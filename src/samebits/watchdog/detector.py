@@ -177,7 +177,8 @@ class HangDetector:
         for rank, info in enumerate(self._infos):
             is_me = rank == world.rank
             last = self._own_status() if is_me else self._last_reported[rank] if self._last_reported else never
-            is_here = self._is_here(rank)
+            mine = self._infos[world.rank]
+            is_here = info.host == mine.host and info.namespace == mine.namespace != ""
             statuses.append(
                 RankStatus(
                     rank,
@@ -191,10 +192,6 @@ class HangDetector:
                 )
             )
         return statuses
-
-    def _is_here(self, rank: int) -> bool:
-        theirs, mine = self._infos[rank], self._infos[self._world.rank]
-        return theirs.host == mine.host and theirs.namespace == mine.namespace != ""
 
     def _abort(self) -> None:
         assert self._timeout_s is not None

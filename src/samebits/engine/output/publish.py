@@ -24,16 +24,11 @@ _NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
 
 
 def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
-    """Write `provenance.json` into the folder of a complete run. Called on rank 0.
+    """Write `provenance.json` into the folder of a complete run, and return its root. Called on rank 0.
 
     Args:
-        spec: The specification of the run.
-        job: The run.
-        folder: Its folder, with the final weights.
-        weights_sha256: Hash of the final weights.
-
-    Returns:
-        The root: the SHA-256 of the run's record.
+        spec, job: The specification of the run, and the run.
+        folder, weights_sha256: Its folder, with the final weights, and their hash.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -93,10 +88,9 @@ def evaluations_of(folder: RunFolder) -> list[Evaluation]:
 
 
 def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
-    """Compare the evaluations in `metrics.jsonl`, from which the statement is made, with a resumed checkpoint's hash.
+    """Compare the evaluations in `metrics.jsonl`, which the statement will have, with a resumed checkpoint's hash.
 
-    Returns:
-        A warning if they differ; empty if they are equal, or the run has none of them, as with another's checkpoint.
+    A warning is returned if they differ; "" if the run has none of them, as with another's checkpoint.
     """
     found, every = "", evaluations_of(folder)
     for each in every:

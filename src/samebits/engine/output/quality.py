@@ -25,8 +25,7 @@ class Quality:
 
         Args:
             metric: The recipe's metric, merged over the ranks.
-            step: Steps done.
-            num_steps: Steps of the whole run.
+            step, num_steps: Steps done, and of the whole run.
             is_last: Whether no validation follows.
         """
         self._num_evaluations += 1
@@ -47,8 +46,7 @@ def is_telling(step: int, num_steps: int, num_evaluations: int) -> bool:
     """Return whether poor results within a run are worth a notice: at the start, all results are poor.
 
     Args:
-        step: Steps done.
-        num_steps: Steps of the whole run.
+        step, num_steps: Steps done, and of the whole run.
         num_evaluations: Validations since training started or resumed.
     """
     return 2 * step >= num_steps and num_evaluations >= _MIN_EVALUATIONS

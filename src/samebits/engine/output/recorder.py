@@ -38,9 +38,7 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
     """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
 
     Args:
-        order: The order of samples.
-        start: First step.
-        stop: The step after the last one.
+        order, start, stop: The order of samples, the first step, and the step after the last one.
     """
     if order.groups is not None:
         # Groups have micro-batches of one width each, so a step's positions are not consecutive.
@@ -73,17 +71,15 @@ def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) ->
     """Return the record of a completed step.
 
     Args:
-        step: The step's plan.
-        result: The step's result.
-        samples: Digest of the step's sample ids, 16 bytes.
-        content: Digest of the samples' values, 16 bytes.
+        step, result: The step's plan and result.
+        samples, content: Digests of the step's sample ids and of the samples' values, 16 bytes each.
     """
     outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED
     return StepRecord(step.number, result.loss, result.norm, result.lr, samples, content, outcome)
 
 
 def recover_chain(job: Job, folder: Path) -> str:
-    """Return the link before the next step, from the records of a process that was lost.
+    """Return the link before the job's next step, from the records of a process that was lost.
 
     The record of the last step is written if that process was lost before it had written it.
 
@@ -116,10 +112,9 @@ class StepRecorder:
         self._next_id = -1  # the step whose digest `_ids` yields next
 
     def start(self, job: Job) -> str:
-        """Start or resume at the job's step. Records of later steps, which will be repeated, are removed.
+        """Start or resume at the job's step; return a warning if earlier steps are not in the file, otherwise "".
 
-        Returns:
-            A warning if earlier steps are not in the file; otherwise an empty text.
+        Records of later steps, which will be repeated, are removed.
 
         Raises:
             CheckpointError: The file cannot be written.
@@ -148,9 +143,7 @@ class StepRecorder:
         """Record a completed step. Called on all ranks.
 
         Args:
-            job: The run, after the step.
-            step: The step's plan.
-            result: The step's result.
+            job, step, result: The run after the step, and the step's plan and result.
 
         Raises:
             CheckpointError: The record cannot be written.

@@ -73,9 +73,7 @@ class Reports:
         """Write a title and a line per row; see `Console.block`.
 
         Args:
-            title: The first line.
-            rows: Texts by name.
-            whole: Names of rows that are not shortened.
+            title, rows, whole: The first line, texts by name, and the names of rows that are not shortened.
         """
         if self._console is not None:
             self._console.block(title, rows, whole)
@@ -95,7 +93,9 @@ class Reports:
             altered = "" if self._records is None else altered_evaluations(self._folder, job.progress)
             for text in filter(None, (self._recorder.start(job), altered)):
                 self.notify(text)
-            self._quality.trend.start(job.progress.step, self._first_loss() if job.progress.step else None)
+            is_resumed = job.progress.step and self._records is not None
+            first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if is_resumed else None
+            self._quality.trend.start(job.progress.step, first if isinstance(first, float) else None)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
@@ -121,9 +121,7 @@ class Reports:
         """Report and record a completed step.
 
         Args:
-            job: The run, after the step.
-            step: The step's plan.
-            result: The step's result.
+            job, step, result: The run after the step, and the step's plan and result.
         """
         self._recorder.step(job, step, result)
         now = time.perf_counter()
@@ -167,9 +165,7 @@ class Reports:
         """Report a completed validation.
 
         Args:
-            job: The run.
-            metrics: The metrics, by name.
-            metric: The recipe's metric, merged over the ranks on rank 0.
+            job, metrics, metric: The run, its metrics by name, and the recipe's metric, merged on rank 0.
         """
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
@@ -266,11 +262,6 @@ class Reports:
             LOGGER.exception("pictures")
             self.notify(f"pictures could not be drawn: {type(error).__name__}: {error}")
         self._drawn_at = time.perf_counter()
-
-    def _first_loss(self) -> float | None:
-        """Return the first loss in the records of a resumed run, if it is there and a number."""
-        first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if self._records else None
-        return first if isinstance(first, float) else None
 
     def _samples_until(self, job: Job, step: int) -> int:
         epochs, steps = divmod(step, job.order.steps_per_epoch)

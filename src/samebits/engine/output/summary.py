@@ -35,8 +35,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     """Return the title and rows of the block that a run prints at its start.
 
     Args:
-        spec: The specification of the run.
-        job: The run, before its first step.
+        spec, job: The specification of the run, and the run before its first step.
         started: The recipe's rows on where training starts, such as pretrained weights.
     """
     config, world, order = job.config, job.world, job.order
@@ -109,11 +108,8 @@ def finish(
     """Write the final weights and `result.json`, and print the closing block. Called on rank 0 of a complete run.
 
     Args:
-        spec: The specification of the run.
-        job: The run.
-        folder: Its folder.
-        reports: Prints the block.
-        state: The final weights, in the shapes of the unsharded model.
+        spec, job, folder: The specification of the run, the run and its folder.
+        reports, state: Prints the block; the final weights, in the shapes of the unsharded model.
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
@@ -125,6 +121,8 @@ def finish(
     root = write_provenance(spec, job, folder, sha256)
     seconds = time.time() - spec.started_at
     first_step = reports.first_step_at and reports.first_step_at - spec.started_at
+    compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
+    parts = {"training": progress.seconds, "data_wait": progress.data_s, **_summing(waits), **compiling}
     result: dict[str, Any] = {
         "name": spec.name,
         "metrics": progress.metrics,
@@ -139,15 +137,20 @@ def finish(
         "worlds": progress.worlds,
         "samples_per_s": progress.num_samples / progress.seconds if progress.seconds else None,
         "first_step_at": reports.first_step_at,
-        "seconds": {"first_step": first_step, **_seconds(job, waits), "all": seconds},
+        "seconds": {"first_step": first_step, **parts, "all": seconds},
     }
     folder.write_json("result.json", result)
     LOGGER.info("complete after step %d", progress.step)  # for the events in `samebits report`
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
-    name = job.parts.monitor[0]
-    quoted = shlex.quote(str(folder.path))
+    # Restarts and rollbacks belong to the same command, and are part of its time.
+    is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
+    name, quoted = job.parts.monitor[0], shlex.quote(str(folder.path))
+    commands = [f"samebits eval {quoted}"]
+    commands += [f"samebits verify {quoted}"] if job.config.mode == "exact" else []
+    commands += [f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []
+    commands += [_tensorboard(quoted)] if job.config.report.tensorboard else []
     reports.block(
-        f"done in {_time_taken(spec, job, seconds)}: "
+        f"done in {duration(seconds)}{' since the resume' if is_resumed else ''}: "
         f"validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
         f"({len(job.eval_data):,} samples, each once)",
         {
@@ -157,29 +160,10 @@ def finish(
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
             "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / PROVENANCE}",
-            "next": "\n".join(
-                [
-                    f"samebits eval {quoted}",
-                    *([f"samebits verify {quoted}"] if job.config.mode == "exact" else []),
-                    *([f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []),
-                    *([_tensorboard(quoted)] if job.config.report.tensorboard else []),
-                ]
-            ),
+            "next": "\n".join(commands),
         },
         whole=("weights", "root", "next"),
     )
-
-
-def _time_taken(spec: RunSpec, job: Job, seconds: float) -> str:
-    # Restarts and rollbacks belong to the same command, and are part of its time.
-    is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
-    return duration(seconds) + (" since the resume" if is_resumed else "")
-
-
-def _seconds(job: Job, waits: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return how long the parts of training took, seconds."""
-    compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
-    return {"training": job.progress.seconds, "data_wait": job.progress.data_s, **_summing(waits), **compiling}
 
 
 def _best(job: Job) -> str:

@@ -39,14 +39,11 @@ class Waits:
 
     def notice_data(self, job: Job) -> None:
         """Report that data is the bottleneck, once."""
-        if text := self._data.notice(job.progress.seconds, job.progress.data_s, _advice(job)):
+        data: Any = getattr(job.config, "data", None)
+        what_to_do = advice(
+            num_workers=job.loader.num_workers if job.loader is not None else 0,
+            num_free_cores=num_cores() // job.world.num_ranks_here - 1,
+            can_cache=hasattr(data, "cache") and data.cache is None,
+        )
+        if text := self._data.notice(job.progress.seconds, job.progress.data_s, what_to_do):
             self._notify(text)
-
-
-def _advice(job: Job) -> str:
-    data: Any = getattr(job.config, "data", None)
-    return advice(
-        num_workers=job.loader.num_workers if job.loader is not None else 0,
-        num_free_cores=num_cores() // job.world.num_ranks_here - 1,
-        can_cache=hasattr(data, "cache") and data.cache is None,
-    )

@@ -88,6 +88,9 @@ def chart(
         drawn.append({"name": line.name, "color": color, "dash": dash, "points": points, "has_dots": has_dots})
         data.append({"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values})
     lasts = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
+    # The epochs at which the x axis has a label: 0, the end, and round numbers between them.
+    step = max(_round_step(end / 5), 1.0 if end >= 3 else 0.0) or end
+    inner = [index * step for index in range(1, int(end / step) + 1) if index * step < end - step / 2]
     half = metric_value(name, 0.5)
     percent = len(half.partition(".")[2]) - 1 if half.endswith("%") else 0  # decimals
     shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": percent}
@@ -96,7 +99,7 @@ def chart(
         "label": f"{title}; last values: {lasts}. Left and right arrow keys read single points.",
         "lines": drawn,
         "y_labels": [(1 - scale.position(tick), _tick(name, tick)) for tick in ticks],
-        "x_labels": _epochs(end),
+        "x_labels": [0.0, *inner, round(end, 2) if end != int(end) else end],
         "size": (_WIDTH, _HEIGHT),
         "data": {**shown, "lines": data},
     }
@@ -133,13 +136,6 @@ def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:
 def _round_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-
-
-def _epochs(end: float) -> list[float]:
-    """Return the epochs at which the x axis has a label: 0, the end, and round numbers between them."""
-    step = max(_round_step(end / 5), 1.0 if end >= 3 else 0.0) or end
-    inner = [index * step for index in range(1, int(end / step) + 1) if index * step < end - step / 2]
-    return [0.0, *inner, round(end, 2) if end != int(end) else end]
 
 
 def _tick(name: str, value: float) -> str:

@@ -31,7 +31,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("samebits.run_views.page", ""),
         autoescape=True,
-        finalize=_finalize,
+        # HTML has no form for control characters; changes of the text direction could hide a part of a line.
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
         trim_blocks=True,
         lstrip_blocks=True,
         # A misspelled name is an error, not an empty text.
@@ -48,8 +49,3 @@ def _environment() -> Environment:
         "sha256_base64": lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode(),
     }
     return environment
-
-
-def _finalize(value: Any) -> Any:
-    # HTML has no form for control characters; changes of the text direction could hide a part of a line.
-    return value if isinstance(value, Markup) else printable(str(value))
