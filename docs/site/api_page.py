@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -58,9 +59,20 @@ def _entry(name: str, title: str) -> Iterator[str]:
     elif not hasattr(thing, "model_fields") and not getattr(thing, "_is_protocol", False):
         # Settings have pages of their own, and a protocol is not called.
         yield f"```py\n{_signature(name, thing)}\n```\n"
-    yield docstring_to_markdown(inspect.getdoc(thing) or "")
+    yield docstring_to_markdown((inspect.getdoc(thing) or "") + _attributes(thing))
     if inspect.isclass(thing):
         yield from _members(thing)
+
+
+def _attributes(thing: Any) -> str:
+    """Return the section `Attributes` of the fields of a data class, from the comments `#:` behind or above them."""
+    entries, above = [], ""
+    for line in inspect.getsource(thing).splitlines() if dataclasses.is_dataclass(thing) else []:
+        field = re.match(r"    (\w+): [^#]*(?:#: (.*))?$", line)
+        if field and (field[2] or above):
+            entries.append(f"    {field[1]}: {field[2] or above}")
+        above = f"{above} {line[7:]}".strip() if line.startswith("    #: ") else ""
+    return "\n".join(["\n\nAttributes:", *entries]) if entries else ""
 
 
 def _members(cls: type) -> Iterator[str]:

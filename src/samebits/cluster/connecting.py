@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -126,9 +125,7 @@ class _Monitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over = True
         self._wake.set()
         self._thread.join(1.0)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection, parent_process
-from types import FrameType, TracebackType
+from types import FrameType
 
 from samebits.cluster.env import LAUNCHED
 
@@ -60,9 +60,7 @@ class StopSignal:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             # None: the handler was not set from Python, and cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal returns

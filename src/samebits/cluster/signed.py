@@ -97,17 +97,11 @@ class Seal:
 
 
 class SignedStore:
-    """Signed JSON values in a store. A value with a wrong signature counts as missing, and is logged once.
-
-    Attributes:
-        store: The underlying store, for counters.
-        seal: The key and the purpose of its signatures.
-        refused: Names of refused values, with the reason.
-    """
+    """Signed JSON values in a store. A value with a wrong signature counts as missing, and is logged once."""
 
     def __init__(self, store: Store, seal: Seal) -> None:
         self.store, self.seal = store, seal
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  #: Names of refused values, with the reason.
 
     def clone(self) -> SignedStore:
         """Return the same store over a connection of its own."""

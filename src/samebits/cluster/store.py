@@ -243,8 +243,13 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
         nonlocal looked_s
         if waited_s >= looked_s + min(0.5, HANDSHAKE_S):
             looked_s = waited_s
-            if not _is_listening(host, port):
-                raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=f"Read the output of {peer}.")
+            try:
+                socket.create_connection((host, port), timeout=5.0).close()
+            except ConnectionRefusedError:
+                fix = f"Read the output of {peer}."
+                raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=fix) from None
+            except OSError:
+                pass  # it is busy, or the link is slow
 
     limit_s = min(HANDSHAKE_S, timeout_s)
     try:
@@ -260,11 +265,3 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
         given=port_holder(port),
         fix="Choose another port, the same on all machines.",
     )
-
-
-def _is_listening(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=5.0).close()
-    except OSError as error:
-        return not isinstance(error, ConnectionRefusedError)  # else it is busy, or the link is slow
-    return True

@@ -44,37 +44,24 @@ class _BarrierCount:
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them.
+    """The processes of a run, seen from one of them."""
 
-    Attributes:
-        rank: 0 <= rank < size.
-        size: Number of processes.
-        local_rank: Rank among the processes of this machine.
-        device: Device of this process.
-        backend: What carries tensors: gloo, nccl or mpi; none in a world of one process.
-        host: Name of this machine.
-        store: Keys and values that all processes share; None in a world of one process.
-        assignment: How this process was started.
-        num_hosts: Number of machines.
-        restart: How many worlds this run has had before, at least.
-        signed: Values in the store that only processes with the run's key can write; None in a world of one process.
-        activity: What the main thread is doing now; the hang detector reads it.
-        membership: The members that the launcher names, where they may change during a run; otherwise None.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    device: torch.device
-    backend: str
-    host: str
-    store: Store | None
-    assignment: RankAssignment
-    num_hosts: int = 1
-    restart: int = 0
+    rank: int  #: 0 <= rank < size.
+    size: int  #: Number of processes.
+    local_rank: int  #: Rank among the processes of this machine.
+    device: torch.device  #: Device of this process.
+    backend: str  #: What carries tensors: gloo, nccl or mpi; none in a world of one process.
+    host: str  #: Name of this machine.
+    store: Store | None  #: Keys and values that all processes share; None in a world of one process.
+    assignment: RankAssignment  #: How this process was started.
+    num_hosts: int = 1  #: Number of machines.
+    restart: int = 0  #: How many worlds this run has had before, at least.
+    #: Values in the store that only processes with the run's key can write; None in a world of one process.
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
     turns: _BarrierCount = field(default_factory=_BarrierCount, repr=False, compare=False)
+    #: What the main thread is doing now; the hang detector reads it.
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
+    #: The members that the launcher names, where they may change during a run; otherwise None.
     membership: Membership | None = field(default=None, repr=False, compare=False)
 
     @property

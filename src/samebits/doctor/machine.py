@@ -41,13 +41,17 @@ def short(run_folder: Path, *, needs_shared_memory: bool) -> list[CheckResult]:
 
 def whole(run_folder: Path) -> list[CheckResult]:
     """Run all checks of this machine."""
+    text, is_notable = describe_other_load()
+    load = [CheckResult("load", text)] if text else []
+    if is_notable:
+        load = [CheckResult("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
     return [
         CheckResult("samebits", __version__),
         CheckResult("python", platform.python_version()),
         *_torch(),
         *_gpus(),
         *_cores(),
-        *_load(),
+        *load,
         _memory(),
         disk_space(run_folder),
         disk_speed(run_folder),
@@ -131,13 +135,6 @@ def _cores() -> list[CheckResult]:
         return [CheckResult("cores", text, "warning", fix)]
     total = os.cpu_count() or usable
     return [CheckResult("cores", f"{usable}" if usable == total else f"{usable} of the machine's {total}")]
-
-
-def _load() -> list[CheckResult]:
-    text, is_notable = describe_other_load()
-    if is_notable:
-        return [CheckResult("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
-    return [CheckResult("load", text)] if text else []
 
 
 def _memory() -> CheckResult:

@@ -66,11 +66,6 @@ class TrainingLoader(_PreparedLoader):
             self._loader = self._make()
         return self._loader
 
-    @property
-    def has_started(self) -> bool:
-        """Whether the exact loop exists."""
-        return self._loader is not None
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, from 0; see `ExactLoader.set_epoch`."""
         self.loader.set_epoch(epoch)

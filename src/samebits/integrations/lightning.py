@@ -224,14 +224,14 @@ class ExactStrategy(DDPStrategy):
     def _run_micro_batches(self, work: Callable[[], Any]) -> Any:
         """Run all micro-batches of the current step; the last one stays open."""
         assert self._loader is not None
-        run, result = self._loader.run, None
+        loader, result = self._loader, None
         loops = self._trainer.fit_loop.epoch_loop
         results: ExactResults = loops._results
         callbacks = [(each._on_before_step, each._on_after_step) for each in self._lightning_optimizers]
-        for number, micro_batch in enumerate(run.step.micro_batches):
+        for number, micro_batch in enumerate(loader.step.micro_batches):
             if number:
                 # What Lightning has done with the step's first micro-batch.
-                batch = self.precision_plugin.convert_input(run.begin_next())
+                batch = self.precision_plugin.convert_input(loader.begin_next())
                 batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
                 self._batch = self.batch_to_device(batch, dataloader_idx=0)
                 # The user's hook of zero_grad counts steps too, as an average of the weights does.
@@ -243,7 +243,7 @@ class ExactStrategy(DDPStrategy):
             result = self._run_one(micro_batch, work, results)
         vars(loops.automatic_optimization).pop("_on_before_zero_grad", None)
         self._batch = None
-        results.num_samples = run.step.num_samples
+        results.num_samples = loader.step.num_samples
         results.merge()
         return result
 

@@ -23,31 +23,10 @@ from samebits.own_loop.session import ExactLoop
 CPU = torch.device("cpu")
 
 
-class StepRun:
-    """One step on this rank, while Lightning runs it.
-
-    Args:
-        step: The step, with this rank's micro-batches, padded.
-        read, loop: Reads the samples of the next micro-batch; the engine.
-    """
-
-    def __init__(self, step: Step, read: Callable[[MicroBatch], Any], loop: ExactLoop) -> None:
-        self.step, self._read, self._loop = step, read, loop
-        self._num_begun = 0
-
-    def begin_next(self) -> Any:
-        """Begin the next micro-batch, and return its samples as the collate_fn returned them."""
-        micro_batch = self.step.micro_batches[self._num_begun]
-        self._num_begun += 1
-        samples = self._read(micro_batch)
-        self._loop.begin(self.step, micro_batch)
-        return samples
-
-
 class StepLoader:
     """Replaces the training DataLoader. An item is the first micro-batch that this rank has in a step.
 
-    The strategy runs the step's other micro-batches (`run`) before it takes the next item.
+    The strategy runs the step's other micro-batches (`begin_next`) before it takes the next item.
 
     Args:
         source, order, world: Dataset, collation and workers; the order of the samples; the ranks.
@@ -61,7 +40,9 @@ class StepLoader:
         self._source, self._order, self._world, self._loop = source, order, world, loop
         self._fit_loop = fit_loop
         self._epoch = 0
-        self._run: StepRun | None = None
+        self._step: Step | None = None
+        self._read: Callable[[MicroBatch], Any] | None = None
+        self._num_begun = 0
         self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
         self.sampler = self  # Lightning calls set_epoch() of a loader's sampler
 
@@ -70,16 +51,24 @@ class StepLoader:
         return self._order.steps_per_epoch
 
     @property
-    def run(self) -> StepRun:
-        """The step of the current item."""
-        assert self._run is not None
-        return self._run
+    def step(self) -> Step:
+        """The step of the current item, with this rank's micro-batches, padded."""
+        assert self._step is not None
+        return self._step
+
+    def begin_next(self) -> Any:
+        """Begin the step's next micro-batch, and return its samples as the collate_fn returned them."""
+        assert self._read is not None
+        micro_batch = self.step.micro_batches[self._num_begun]
+        self._num_begun += 1
+        samples = self._read(micro_batch)
+        self._loop().begin(self.step, micro_batch)
+        return samples
 
     def end_step(self) -> None:
         """Note that the step of the current item is done."""
-        assert self._run is not None
-        is_last = (self._run.step.number + 1) % len(self) == 0
-        self._run = None
+        is_last = (self.step.number + 1) % len(self) == 0
+        self._step = None
         if is_last:
             self._loop().leave()  # Lightning does not ask for an item more, and its hooks may take any time
 
@@ -120,7 +109,7 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # Runs with the first item: Lightning makes the iterator before it restores the position.
-        self._run = None
+        self._step = None
         loop, first = self._loop(), self._epoch * len(self)
         loop.step = first + self._start()
         check_equal_state(loop, self._world)
@@ -130,14 +119,11 @@ class StepLoader:
             CPU,  # Lightning moves batches, after its own hooks
             num_ranks_here=self._world.num_ranks_here,
         )
-
-        def read(micro_batch: MicroBatch) -> Any:
-            return loader.batch(micro_batch.indices, micro_batch.keys).inputs
-
+        self._read = lambda micro_batch: loader.batch(micro_batch.indices, micro_batch.keys).inputs
         try:
             for step in steps:
-                self._run = StepRun(step, read, loop)
-                yield self._run.begin_next()
+                self._step, self._num_begun = step, 0
+                yield self.begin_next()
         finally:
             loop.leave()
             loader.close()

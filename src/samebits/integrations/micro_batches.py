@@ -41,21 +41,13 @@ class _Batches(Dataset[tuple[Position, Any]]):
 
 
 class MicroBatchSampler(Sampler[list[_Request]]):
-    """The requests of this rank's micro-batches, epoch by epoch.
-
-    Args:
-        order: The order of the samples.
-        place: Rank and world size.
-
-    Attributes:
-        order: The order of the samples.
-        num_rounds: Micro-batches that each rank runs in a step, except for a smaller last one of an epoch.
-    """
+    """The requests of this rank's micro-batches in an order of the samples, epoch by epoch."""
 
     def __init__(self, order: Order, place: Place) -> None:
         self.order, self._place = order, place
         self._epoch = 0
         self._steps: dict[int, Step] = {}
+        #: Micro-batches that each rank runs in a step, except for a smaller last one of an epoch.
         self.num_rounds = self._count(min(order.global_batch, order.num_samples))
 
     @property

@@ -45,9 +45,6 @@ class TorchMetrics:
     Args:
         source: A metric, whose value is named by its class; a MetricCollection; or a dict of metrics by name.
 
-    Attributes:
-        metrics: The metrics by name; after `result`, with the states of all samples.
-
     Raises:
         ConfigError: A metric has a state that does not merge exactly.
     """
@@ -59,6 +56,7 @@ class TorchMetrics:
             named = dict(source.items(copy_state=False))
         else:
             named = {type(source).__name__: source}
+        #: The metrics by name; after `result`, with the states of all samples.
         # Copies: the recipe's own objects are given again for each validation, and have to stay empty.
         self.metrics: dict[str, Any] = {name: copy.deepcopy(metric) for name, metric in named.items()}
         self._states = {name: _States(name, metric) for name, metric in self.metrics.items()}

@@ -206,16 +206,12 @@ class StepWriter:
         link: The link before that step, 32 bytes. If the file leads to another one, it belongs to another run or was
             altered, and a new file starts here.
 
-    Attributes:
-        link: The link before the next step, 32 bytes.
-        is_continued: Whether all earlier steps are in the file.
-
     Raises:
         CheckpointError: The file cannot be written.
     """
 
     def __init__(self, path: Path, step: int, link: bytes) -> None:
-        self._path, self.link = path, link
+        self._path, self.link = path, link  #: The link before the next step, 32 bytes.
         try:
             log = read_steps(path)
         except CheckpointError:
@@ -223,7 +219,7 @@ class StepWriter:
         kept = log.head(step)
         is_continued = kept.stop == step and kept.link() == link
         write_steps(path, kept if is_continued else StepLog(b"", link, step))
-        self.is_continued = is_continued and kept.is_whole
+        self.is_continued = is_continued and kept.is_whole  #: Whether all earlier steps are in the file.
         self._file: BinaryIO | None = None
 
     def append(self, record: StepRecord) -> None:

@@ -48,9 +48,6 @@ class DeviceUse:
         device, precision: The device and the setting.
         peak: Peak TFLOP/s of one device; None: that of a known GPU.
         read_busy: Returns how busy the GPU is, 0 to 1; None: NVIDIA's driver is asked.
-
-    Attributes:
-        peak: Peak TFLOP/s of one device; None if it is not known.
     """
 
     def __init__(
@@ -62,7 +59,8 @@ class DeviceUse:
             properties = torch.cuda.get_device_properties(device)
             peak = peak if peak is not None else peak_tflops(properties.name, precision)
             read_busy = read_busy or nvml_reader(str(properties.uuid))
-        self.peak, self._read_busy = peak, read_busy or (lambda: None)
+        self._read_busy = read_busy or (lambda: None)
+        self.peak = peak  #: Peak TFLOP/s of one device; None if it is not known.
 
     def values(self, flops_per_s: float | None, num_devices: int) -> dict[str, float | None]:
         """Return the values of a record, with the names in `NAMES`; `flops_per_s` is that of all devices, or None."""

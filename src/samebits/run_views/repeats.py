@@ -25,16 +25,11 @@ _MAX_CELL = 24
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Complete runs whose settings differ only in the seed.
+    """Complete runs whose settings differ only in the seed."""
 
-    Attributes:
-        settings: The settings that differ from those of other groups, by dotted name.
-        seeds: The seeds, each once.
-        metrics: Mean and standard deviation (that of a sample, None for one seed) by name of the metric.
-    """
-
-    settings: dict[str, Any]
-    seeds: list[Any]
+    settings: dict[str, Any]  #: The settings that differ from those of other groups, by dotted name.
+    seeds: list[Any]  #: The seeds, each once.
+    #: Mean and standard deviation (that of a sample, None for one seed) by name of the metric.
     metrics: dict[str, tuple[float, float | None]]
 
     def to_plain(self) -> dict[str, Any]:

@@ -62,23 +62,15 @@ OPTIMIZER_STATE, AVERAGE = "optimizer:", "average:"
 
 @dataclass
 class Checkpoint:
-    """The complete state of a run at one step.
+    """The complete state of a run at one step."""
 
-    Attributes:
-        step: Number of optimizer steps done. Sample order, random keys and learning rate follow from it.
-        weights: The model's state_dict.
-        optimizer: The optimizer's state_dict.
-        state: All other state, as plain JSON.
-        average: The exponential moving average of the weights; empty without one.
-        run: The run's identity, compared at a resume; see `run_identity`.
-    """
-
-    step: int
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    state: dict[str, Any] = field(default_factory=dict)
+    step: int  #: Number of optimizer steps done. Sample order, random keys and learning rate follow from it.
+    weights: dict[str, Tensor]  #: The model's state_dict.
+    optimizer: dict[str, Any]  #: The optimizer's state_dict.
+    state: dict[str, Any] = field(default_factory=dict)  #: All other state, as plain JSON.
+    #: The exponential moving average of the weights; empty without one.
     average: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)  #: The run's identity, compared at a resume; see `run_identity`.
 
 
 def name_of(step: int) -> str:

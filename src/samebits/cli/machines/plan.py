@@ -37,20 +37,15 @@ def plan(
     try:
         dataset_info = find_dataset_info(found, config)
     except DataError as error:
-        cause = "\n".join(filter(None, [error.slots.get("cause"), _why_data(found.recipe)]))
+        from samebits.recipes.makers import list_makers
+
+        why = "the size of the model depends on the data, such as its number of classes"
+        if found.recipe in (maker.recipe for maker in list_makers()):
+            why += f"\nsynthetic data is enough: samebits data make {found.recipe} --out DIR"
+        cause = "\n".join(filter(None, [error.slots.get("cause"), why]))
         raise error.with_slots(cause=cause) from error
     planned = plan_values(config, lambda: found.build(config, dataset_info), procs, memory_gb)
     if as_json:
         print(json.dumps(planned))
         return
     show(Console(sys.stdout, strict=True), found.name, planned)
-
-
-def _why_data(recipe: str) -> str:
-    """Return why a plan reads data, and how to plan without."""
-    from samebits.recipes.makers import list_makers
-
-    why = "the size of the model depends on the data, such as its number of classes"
-    if recipe not in (maker.recipe for maker in list_makers()):
-        return why
-    return f"{why}\nsynthetic data is enough: samebits data make {recipe} --out DIR"

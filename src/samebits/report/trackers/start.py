@@ -74,9 +74,6 @@ class TrackerProcess:
         is_new: Whether training starts from its first step.
         is_patient: Wait for its end as long as it takes, and let Ctrl-C end it.
 
-    Attributes:
-        has_failed: Whether it failed or was killed.
-
     Raises:
         OSError: It cannot be started.
     """
@@ -87,7 +84,8 @@ class TrackerProcess:
         self._name, self._run, self._notify, self._is_patient = name, run, notify, is_patient
         self._began = self._last_sign = time.monotonic()
         self._ends = self._patience_s = 0.0
-        self._is_started = self.has_failed = False
+        self._is_started = False
+        self.has_failed = False  #: Whether it failed or was killed.
         log = run / "logs" / f"tracker-{label(name)}.log"
         log.parent.mkdir(exist_ok=True)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

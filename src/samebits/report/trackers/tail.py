@@ -71,21 +71,12 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class ReadPosition:
-    """Which records a tracker has received, in a file of the run folder.
-
-    Attributes:
-        id: The tracked run, eight hex digits.
-        is_resumed: Whether the file existed.
-
-    Args:
-        path: The file.
-        is_new: Start a new tracked run, because training starts from its first step.
-    """
+    """Which records a tracker has received, in a file of the run folder; none if a new tracked run starts."""
 
     def __init__(self, path: Path, *, is_new: bool) -> None:
         self._path = path
-        self.id, self._logged = secrets.token_hex(4), dict[str, int]()
-        self.is_resumed = False
+        self.id, self._logged = secrets.token_hex(4), dict[str, int]()  #: The tracked run, eight hex digits.
+        self.is_resumed = False  #: Whether the file existed.
         if is_new:
             return
         try:

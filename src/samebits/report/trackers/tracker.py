@@ -17,27 +17,16 @@ Outcome = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker is started for.
+    """The run that a tracker is started for."""
 
-    Attributes:
-        name: The name of the run folder.
-        id: Eight hex digits, the same after each resume. A new run in the same folder has another one.
-        project: `report.project`; None if it is not set.
-        recipe: What is trained: the recipe or preset.
-        settings: All settings, nested by section as in config.yaml.
-        run_folder: The run folder.
-        folder: A folder of the tracker's own inside the run folder, for its files.
-        is_resumed: Whether this tracker has received records of this run before.
-    """
-
-    name: str
-    id: str
-    project: str | None
-    recipe: str
-    settings: Mapping[str, Any]
-    run_folder: Path
-    folder: Path
-    is_resumed: bool
+    name: str  #: The name of the run folder.
+    id: str  #: Eight hex digits, the same after each resume. A new run in the same folder has another one.
+    project: str | None  #: `report.project`; None if it is not set.
+    recipe: str  #: What is trained: the recipe or preset.
+    settings: Mapping[str, Any]  #: All settings, nested by section as in config.yaml.
+    run_folder: Path  #: The run folder.
+    folder: Path  #: A folder of the tracker's own inside the run folder, for its files.
+    is_resumed: bool  #: Whether this tracker has received records of this run before.
 
 
 class Tracker(ABC):
