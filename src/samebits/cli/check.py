@@ -61,5 +61,5 @@ def _report(check: Callable[[Callable[[str, int, int], None]], Any], what: str, 
         print(json.dumps(report.to_json()))
     else:
         console.say(f"check    {what}  {clock(report.seconds)}")
-        console.table(table(report.passed, report.findings))
+        console.draw(table(report.passed, report.findings))
     return NOT_EXACT if report.findings else 0

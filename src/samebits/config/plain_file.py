@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
@@ -16,27 +16,32 @@ MAX_MEMORY_BYTES = 512 * 1024 * 1024
 _BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
 
-def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the bytes of a regular file.
+def open_plain(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a regular file; `flags` are further ones of `os.open`.
 
     A FIFO, a device or a folder is refused before the first read, which might block or never end.
 
     Raises:
-        OSError: The file is missing, is not a regular file, is larger than `max_bytes`, or cannot be read. `strerror`
-            holds the reason.
+        OSError: The file is missing, is not a regular file, or cannot be read. `strerror` holds the reason.
     """
-    # Without O_NONBLOCK, opening a FIFO waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if status.st_size > max_bytes:
-            raise OSError(
-                errno.EFBIG, f"it has {status.st_size:,} bytes, and at most {max_bytes:,} are read", str(path)
-            )
+    # Without O_NONBLOCK, opening a FIFO waits for a writer. It changes nothing for a regular file.
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags), "rb")  # noqa: SIM115 - by the caller
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the bytes of a regular file, as `open_plain` opens it.
+
+    Raises:
+        OSError: The file cannot be opened or read, or is larger than `max_bytes`. `strerror` holds the reason.
+    """
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {max_bytes:,} are read", str(path))
         # With a limit again: the file may have grown since its size was read.
         return file.read(max_bytes)
 

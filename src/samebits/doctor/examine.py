@@ -76,5 +76,5 @@ def _show(world: World, results: list[CheckResult], as_json: bool) -> None:
     hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
     console = Console(sys.stdout, strict=True)
     console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
-    console.table(table(results))
+    console.draw(table(results))
     console.say(verdict_line(results))

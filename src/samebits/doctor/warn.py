@@ -18,5 +18,5 @@ def warn_before(folder: Path, config: RunConfig) -> None:
     results = short(folder, needs_shared_memory=needs_shared_memory)
     if found := [result for result in results if result.verdict in ("warning", "problem")]:
         console = Console(sys.stderr)
-        console.table(table(found))
+        console.draw(table(found))
         console.say("For all checks: samebits doctor")

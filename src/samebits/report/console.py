@@ -96,10 +96,6 @@ class Console:
         text.highlight_regex(r"(?m)^  \S+( \S+)*(?=  )", "dim")
         self._print(text)
 
-    def table(self, table: Table) -> None:
-        """Write a table, no wider than the terminal."""
-        self._print(table, wraps=True)
-
     def draw(self, renderable: RenderableType, *, wraps: bool = True) -> None:
         """Write a table or a text with styles. The caller has replaced control characters in it."""
         self._print(renderable, wraps=wraps)

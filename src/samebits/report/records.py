@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from samebits.config.plain_file import parse_json
+from samebits.config.plain_file import open_plain, parse_json
 from samebits.errors import cannot_write
 
 if TYPE_CHECKING:
@@ -125,7 +123,7 @@ class Records:
                 return
             last = step if last_eval is None else last_eval
             part = self._path.with_suffix(".part")
-            with _writing(self._path), _opened(self._path) as old:
+            with _writing(self._path), open_plain(self._path) as old:
                 part.unlink(missing_ok=True)  # it may be a link or a FIFO
                 # "x": it fails if another process makes the same file, instead of writing into it.
                 with part.open("xb") as new:
@@ -172,20 +170,10 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     path = folder / FILE_NAME
     if not path.exists():
         return []
-    with _writing(path), _opened(path) as file:
+    with _writing(path), open_plain(path) as file:
         # One record at a time, and only those that may be of the kind: a run of weeks has millions of steps.
         parsed = (_record(line) for line in _lines(file) if kind is None or f'"{kind}"'.encode() in line)
         return [record for record in parsed if record and kind in (None, record.get("kind"))]
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open the records if they are a regular file: opening a FIFO would wait for a writer."""
-    # Non-blocking at `open` only: it changes nothing for a regular file.
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - by the caller
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return file
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

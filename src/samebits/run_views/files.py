@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import parse_json, read_plain
+from samebits.config.plain_file import open_plain, parse_json, read_plain
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _MAX_JSON_MEMORY_BYTES = 64 * 1024 * 1024
@@ -33,21 +32,14 @@ def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
         path, num_bytes, is_end: The file, the bytes to read at most, and whether those at its end.
     """
     try:
-        # Opening a FIFO without O_NONBLOCK waits for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            # `read` takes memory for all bytes that it is asked for.
+            num_bytes = min(num_bytes, size)
+            file.seek(size - num_bytes if is_end else 0)
+            return file.read(num_bytes)
     except OSError:
         return b""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return b""
-        # `pread` takes memory for all bytes that it is asked for.
-        num_bytes = min(num_bytes, status.st_size)
-        return os.pread(descriptor, num_bytes, status.st_size - num_bytes if is_end else 0)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
 
 
 def number(value: object) -> float | None:

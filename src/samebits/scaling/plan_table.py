@@ -111,7 +111,7 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     rows.add_row("total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold")
     rows.add_row("sent per step", *(f"{ways[way]['sent_bytes'] / 1e6:,.1f}" for way in names))
     console.say("")
-    console.table(rows)
+    console.draw(rows)
     notes = _fitting(planned, names) if planned["memory_gb"] is not None else []
     if planned["no_fsdp_with"] and procs > 1:
         notes.append(f"fsdp cannot be combined with {planned['no_fsdp_with']}.")

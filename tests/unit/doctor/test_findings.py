@@ -116,7 +116,7 @@ def test_a_datasets_fingerprint_follows_its_size_and_what_is_read() -> None:
 
 def shown(results: list[CheckResult]) -> list[str]:
     out = io.StringIO()
-    Console(out, False).table(table(results))
+    Console(out, False).draw(table(results))
     return out.getvalue().splitlines()
 
 

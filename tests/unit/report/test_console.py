@@ -197,7 +197,7 @@ def test_markup_and_escapes_of_others_have_no_effect() -> None:
         console.evaluation(1, {"[u]g": 1.0}, 1)
         rows = Table.grid()
         rows.add_row("[blink]h")
-        console.table(rows)
+        console.draw(rows)
         shown = plain(out.getvalue())
         for text in ("[bold red]a[/] \\x1b[31mb :smile: 'c' 12", "[b]d", "[i]e", "[link=x]f\\x07", "[u]g", "[blink]h"):
             assert text in shown
@@ -221,7 +221,7 @@ def test_a_table_in_a_file_is_80_columns_wide_and_has_no_blanks_at_the_end(monke
     out = io.StringIO()
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_row("ok", "word " * 30)
-    Console(out, False).table(rows)
+    Console(out, False).draw(rows)
     lines = out.getvalue().splitlines()
     assert 70 < max(map(len, lines)) <= 80
     assert lines == [line.rstrip() for line in lines]

@@ -18,7 +18,7 @@ def speeds(**by_name: dict[int, float]) -> dict[str, dict[int, dict[str, Any]]]:
 
 def shown(figures: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
     out = io.StringIO()
-    Console(out, False).table(table(figures))
+    Console(out, False).draw(table(figures))
     return out.getvalue().splitlines()
 
 

@@ -130,7 +130,7 @@ def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str,
     from samebits.scaling.table import FOOTNOTE, conclusions, table
 
     console.say("")
-    console.table(table(measurements))
+    console.draw(table(measurements))
     console.say(f"\n{FOOTNOTE}\n")
     console.say("\n".join(conclusions(measurements, cores)))
 

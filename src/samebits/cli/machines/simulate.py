@@ -66,7 +66,7 @@ def simulate(
     if as_json:
         print(json.dumps({"runs": [_plain(each) for each in done], "exponents": table.exponents(done)}))
     else:
-        console.table(table.table(done))
+        console.draw(table.table(done))
         console.say(f"\n{table.FOOTNOTE}\n")
         console.say(table.conclusion(done))
     if len({each.sha256 for each in done}) > 1:

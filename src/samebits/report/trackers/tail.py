@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import secrets
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import parse_json, read_plain
+from samebits.config.plain_file import open_plain, parse_json, read_plain
 from samebits.report.records import FILE_NAME
 from samebits.storage.run_folder import write_atomically
 
@@ -34,13 +34,13 @@ class Tail:
         """Yield records that were not yielded before, except after the file was replaced."""
         try:
             # No link, and no FIFO: the run folder may be a stranger's.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
+            opened = open_plain(self._path, os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EINVAL):  # it is not there yet, or is no regular file
                 return
+            raise
+        with opened as file:
+            status = os.fstat(file.fileno())
             # A new inode: a resume wrote a new file. A smaller size: the inode was used again.
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0
