@@ -21,7 +21,6 @@ Source = Annotated[
         metavar="SOURCE",
         help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
         "Default: the recipe of the run folder.",
-        show_default=False,
     ),
 ]
 Procs = Annotated[
@@ -32,7 +31,6 @@ Procs = Annotated[
         metavar="N",
         help="Processes on this machine; default: one per GPU, or one per core. MIN:MAX: if one is lost for good, "
         "continue with the rest.",
-        show_default=False,
     ),
 ]
 NumNodes = Annotated[
@@ -42,7 +40,6 @@ NumNodes = Annotated[
         "--nnodes",
         metavar="N",
         help="Nodes; run this command on each. MIN:MAX: continue without a lost node, and accept it when it returns.",
-        show_default=False,
     ),
 ]
 Endpoint = Annotated[
@@ -60,10 +57,7 @@ MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT"
 RunId = Annotated[
     str | None,
     typer.Option(
-        "--rdzv-id",
-        metavar="NAME",
-        help="Name of the run at the rendezvous; default: the name of the run folder.",
-        show_default=False,
+        "--rdzv-id", metavar="NAME", help="Name of the run at the rendezvous; default: the name of the run folder."
     ),
 ]
 Hosts = Annotated[
@@ -71,7 +65,6 @@ Hosts = Annotated[
     typer.Option(
         metavar="A,B:4",
         help="Start on these hosts by ssh; 4 processes on B. Folder and Python need the same paths on each.",
-        show_default=False,
     ),
 ]
 

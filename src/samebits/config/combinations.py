@@ -21,21 +21,13 @@ _WHOLE_TENSORS = ", because it needs whole tensors"
 # The first row that applies is reported.
 EXCLUSIONS = (
     Exclusion("loss_scale!=dynamic", "precision!=fp16", "Set precision=fp16, or loss_scale=dynamic."),
-    Exclusion(
-        "parallel=dp",
-        "mode=exact",
-        "Set mode=fast, or parallel=ddp.",
-        ", because its order of summation depends on the number of GPUs",
-    ),
+    Exclusion("parallel=dp", "mode=exact", "Set mode=fast, or parallel=ddp.",
+              ", because its order of summation depends on the number of GPUs"),
     Exclusion("watch.recheck", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
     Exclusion("record.content=true", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
     Exclusion("parallel!=ddp", "batch_norm=sync", "Set batch_norm=micro."),
-    Exclusion(
-        "activation_checkpointing",
-        "batch_norm=sync",
-        "Set batch_norm=micro.",
-        ", because recomputation would run its all-reduce twice",
-    ),
+    Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
+              ", because recomputation would run its all-reduce twice"),
     Exclusion("activation_checkpointing", "parallel=dp", "Set parallel=ddp.", ", which copies the model"),
     Exclusion("compress!=none", "parallel!=ddp", "Set compress=none, or parallel=ddp."),
     Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
@@ -43,30 +35,18 @@ EXCLUSIONS = (
     Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
     Exclusion("optim.name=muon", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
     Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
-    Exclusion(
-        "compile=true",
-        "batch_norm=sync",
-        "Set compile=false, or batch_norm=micro.",
-        ", whose micro-batches wait for each other inside the model",
-    ),
-    Exclusion(
-        "watch.recheck",
-        "mode!=exact",
-        "Set mode=exact, or watch.recheck=null.",
-        ", in which ranks may compute other bits",
-    ),
-    Exclusion(
-        "watch.recheck",
-        "batch_norm=sync",
-        "Set batch_norm=micro, or watch.recheck=null.",
-        ", in which no micro-batch can be computed without the others",
-    ),
+    Exclusion("compile=true", "batch_norm=sync", "Set compile=false, or batch_norm=micro.",
+              ", whose micro-batches wait for each other inside the model"),
+    Exclusion("watch.recheck", "mode!=exact", "Set mode=exact, or watch.recheck=null.",
+              ", in which ranks may compute other bits"),
+    Exclusion("watch.recheck", "batch_norm=sync", "Set batch_norm=micro, or watch.recheck=null.",
+              ", in which no micro-batch can be computed without the others"),
     Exclusion("cluster.load_balancing=true", "mode!=exact", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "parallel!=ddp", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "batch_norm=sync", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "watch.recheck", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "record.content=true", "Set cluster.load_balancing=false."),
-)
+)  # fmt: skip
 
 
 def find_exclusion(config: Settings) -> str | None:

@@ -21,42 +21,32 @@ _WIDTH = 68  # of a slot's text: 80 columns less the slot's name
 FIX = "; fix: "
 
 # Names that other tools give to a setting. Such a name, or one with a typing error in it, leads to the setting.
-_ALIASES = {
-    "accumulate": "micro_batch",
-    "amp": "precision",
-    "arch": "model.name",
-    "backbone": "model.name",
-    "batch_size": "global_batch",
-    "beta1": "optim.betas",
-    "clip_grad": "optim.clip_norm",
-    "criterion": "loss",
-    "dataset": "data.root",
-    "decay": "optim.weight_decay",
-    "dtype": "precision",
-    "ema_decay": "optim.ema",
-    "grad_clip": "optim.clip_norm",
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_clip_val": "optim.clip_norm",
-    "learning_rate": "optim.lr",
-    "lr_scheduler": "optim.schedule",
-    "max_epochs": "epochs",
-    "max_grad_norm": "optim.clip_norm",
-    "nonfinite": "watch.nonfinite",
-    "num_epochs": "epochs",
-    "optimizer": "optim.name",
-    "per_device_batch_size": "micro_batch",
-    "pretrained": "model.weights",
-    "random_seed": "seed",
-    "save_every": "checkpoint.every",
-    "scheduler": "optim.schedule",
-    "sync_bn": "batch_norm",
-    "sync_batchnorm": "batch_norm",
-    "train_batch_size": "global_batch",
-    "val_batch_size": "eval_batch",
-    "val_every": "eval_every",
-    "warmup": "optim.warmup_epochs",
-    "wd": "optim.weight_decay",
+_ELSEWHERE = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "batch_norm": "sync_bn sync_batchnorm",
+    "checkpoint.every": "save_every",
+    "data.root": "dataset",
+    "epochs": "max_epochs num_epochs",
+    "eval_batch": "val_batch_size",
+    "eval_every": "val_every",
+    "global_batch": "batch_size train_batch_size",
+    "loss": "criterion",
+    "micro_batch": "accumulate per_device_batch_size",
+    "model.name": "arch backbone",
+    "model.weights": "pretrained",
+    "optim.betas": "beta1",
+    "optim.clip_norm": "clip_grad grad_clip gradient_clip_val max_grad_norm",
+    "optim.ema": "ema_decay",
+    "optim.lr": "learning_rate",
+    "optim.name": "optimizer",
+    "optim.schedule": "lr_scheduler scheduler",
+    "optim.warmup_epochs": "warmup",
+    "optim.weight_decay": "decay wd",
+    "precision": "amp dtype",
+    "seed": "random_seed",
+    "watch.nonfinite": "nonfinite",
 }
+_ALIASES = {alias: setting for setting, aliases in _ELSEWHERE.items() for alias in aliases.split()}
 
 
 def explain(
@@ -70,8 +60,7 @@ def explain(
 
     Args:
         model, error, values: The settings' model, and what pydantic reported about the merged values.
-        origins: Where each key was given.
-        source: The argument of `samebits config` that shows these settings.
+        origins, source: Where each key was given, and the argument of `samebits config` that shows the settings.
     """
     reader = _Reader(model, values, origins)
     # Unknown keys first: one of them often is why another key is missing.

@@ -61,8 +61,7 @@ def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = F
     """Make a layer of settings that were given in Python.
 
     Args:
-        values: The settings, nested as in a YAML file.
-        origin: Where they were given, for errors.
+        values, origin: The settings, nested as in a YAML file, and where they were given, for errors.
         is_preset: Whether the layer is a preset: settings that differ from it are shown as changed.
     """
     return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)

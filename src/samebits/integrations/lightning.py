@@ -204,10 +204,8 @@ class ExactStrategy(DDPStrategy):
         """Run the step's micro-batches, then let the optimizer act once.
 
         Args:
-            optimizer: The optimizer.
+            optimizer, model, **kwargs: As in Lightning.
             closure: In automatic optimization: training_step, zero_grad and backward on the current micro-batch.
-            model: As in Lightning.
-            **kwargs: Arguments of `optimizer.step`.
         """
         if self.lightning_module.automatic_optimization:
             loss = self._run_micro_batches(closure)

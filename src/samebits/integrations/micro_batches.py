@@ -93,9 +93,7 @@ def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchS
     """Return a DataLoader of (position, batch), with the workers and memory settings of another one.
 
     Args:
-        data: The DataLoader to replace.
-        source: What it reads.
-        sampler: The order of the micro-batches.
+        data, source, sampler: The DataLoader to replace, what it reads, and the order of the micro-batches.
     """
     has_workers = data.num_workers > 0
     return DataLoader(

@@ -140,9 +140,7 @@ class ExactTrainerMixin(_Base):
         """Fetch the micro-batches that this rank runs in a step; return them and the items of the step over all ranks.
 
         Args:
-            epoch_iterator: Yields each micro-batch with its position.
-            num_batches: Number of micro-batches.
-            device: Device of the number of items.
+            epoch_iterator, num_batches, device: Yields so many micro-batches with their positions; device of the count.
         """
         self._fetched.clear()
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
@@ -167,8 +165,7 @@ class ExactTrainerMixin(_Base):
         """Run a micro-batch, forward and backward; return its loss, of shape ().
 
         Args:
-            model: The model.
-            inputs: The micro-batch.
+            model, inputs: The model and the micro-batch.
             num_items_in_batch: Items, such as tokens, of the whole step; None if the loss is a mean over samples.
         """
         assert self._loop is not None

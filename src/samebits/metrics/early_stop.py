@@ -50,8 +50,7 @@ def last_step(
 
     Args:
         evaluations: Step and metrics of each validation, in order; None is a value that is not finite.
-        config: The settings.
-        monitor: `Parts.monitor`.
+        config, monitor: The settings, and `Parts.monitor`.
     """
     name, sign = metric_of(config, monitor)
     patience = Patience()

@@ -41,8 +41,6 @@ def describe_set(name: str, metrics: Mapping[str, float], num_samples: int) -> s
     """Return a line on a validation set for the console.
 
     Args:
-        name: The set.
-        metrics: Its metrics, by their names without the set.
-        num_samples: Its samples.
+        name, metrics, num_samples: The set, its metrics by their names without it, and its samples.
     """
     return f"  {name} ({num_samples:,} samples)  {metrics_line(metrics)}"

@@ -38,8 +38,7 @@ def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
     With so few samples that a perfect classifier could not be distinguished from these, it is False.
 
     Args:
-        labels: (C,) number of samples of each class.
-        answers: (C,) number of times that each class was the answer.
+        labels, answers: (C,) number of samples of each class, and of times that it was the answer.
         num_correct: Number of correct answers.
     """
     num_samples = int(labels.sum())

@@ -23,9 +23,7 @@ def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
     """Set torch's switches, as `use_deterministic_algorithms` does for the settings of a run.
 
     Args:
-        num_threads: CPU threads.
-        device: Device of the computation.
-        exact: Use deterministic kernels.
+        num_threads, device, exact: CPU threads, device of the computation, and whether kernels are deterministic.
     """
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(exact)

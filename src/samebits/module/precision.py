@@ -27,8 +27,7 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
 
     Args:
         model: The model, on its device. Its class is replaced by a subclass with another `forward`.
-        config: The settings.
-        device: The model's device.
+        config, device: The settings, and the model's device.
 
     Raises:
         ConfigError: The device does not support the precision.

@@ -65,8 +65,7 @@ def draw_rates(
 
     Args:
         rates, losses: The learning rates, and the loss at each.
-        path, name: Where the PNG goes, and what was trained.
-        suggestion: The rate to mark, if any.
+        path, name, suggestion: Where the PNG goes, what was trained, and the rate to mark, if any.
 
     Raises:
         CheckpointError: The PNG cannot be written.

@@ -25,8 +25,7 @@ def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), widt
 
     Args:
         title, width: First line, which is not wrapped, and columns.
-        rows: Texts by label; empty ones are left out.
-        whole: Labels of rows that are not wrapped, since users copy them.
+        rows, whole: Texts by label, without empty ones, and labels of rows that stay whole, since users copy them.
     """
     rows = {name: value for name, value in rows.items() if value}
     first = max(map(len, rows), default=0)

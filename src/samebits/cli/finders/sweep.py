@@ -63,11 +63,7 @@ NoPrune = Annotated[bool, typer.Option("--no-prune", help="Train trials of a sea
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=1024,
-        metavar="N",
-        help="Trials side by side; default: as many as there are cores, or GPUs.",
-        show_default=False,
+        min=1, max=1024, metavar="N", help="Trials side by side; default: as many as there are cores, or GPUs."
     ),
 ]
 Procs = Annotated[int, typer.Option(min=1, metavar="N", help="Processes of each trial; does not change results.")]

@@ -22,11 +22,7 @@ Procs = Annotated[
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B",
-        help="Check these hosts by ssh, with one process each. Needs the same paths on each.",
-        show_default=False,
-    ),
+    typer.Option(metavar="A,B", help="Check these hosts by ssh, with one process each. Needs the same paths on each."),
 ]
 RunDir = Annotated[Path, path_option("--run-dir", "DIR", "Folder of the runs; its disk is checked.")]
 
