@@ -12,26 +12,16 @@ READING, COMPUTING, REDUCING, UPDATING = "reading samples", "forward and backwar
 
 
 class Activity:
-    """Current activity of the main thread; other threads may read it without a lock.
-
-    Attributes:
-        doing: Name of the current activity.
-        waits: Whether the activity waits for other ranks.
-        step: The optimizer step, from 0; None outside of steps.
-        is_paused: Whether no timeout applies, such as between the epochs of a script.
-        num_beats: Number of activities entered so far. A rank makes progress if this grows.
-        work_s: Seconds of own work in steps so far: reading, forward, backward, without waits for other ranks.
-        wait_s: Seconds of waiting in steps so far: for other ranks and for the network.
-        num_steps: Steps that `work_s` covers.
-        num_micro_batches: Micro-batches that `work_s` covers.
-    """
+    """Current activity of the main thread; other threads may read it without a lock."""
 
     def __init__(self) -> None:
-        self.doing, self.waits = "starting", False
-        self.step: int | None = None
-        self.is_paused = False
-        self.num_beats = 0
-        self.work_s, self.wait_s, self.num_steps, self.num_micro_batches = 0.0, 0.0, 0, 0
+        self.doing, self.waits = "starting", False  #: Its name, and whether it waits for other ranks.
+        self.step: int | None = None  #: The optimizer step, from 0; None outside of steps.
+        self.is_paused = False  #: Whether no timeout applies, such as between the epochs of a script.
+        self.num_beats = 0  #: Number of activities entered so far. A rank makes progress if this grows.
+        self.work_s = 0.0  #: Seconds of own work in steps: reading, forward, backward, without waits for other ranks.
+        self.num_steps, self.num_micro_batches = 0, 0  #: Those that `work_s` covers.
+        self.wait_s = 0.0  #: Seconds of waiting in steps so far: for other ranks and for the network.
         self._step_began, self._waited_s, self._work_before = 0.0, 0.0, 0.0
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 

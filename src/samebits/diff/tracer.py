@@ -237,19 +237,24 @@ class _Operations(TorchDispatchMode):
         return result
 
 
-class _TracedReducer:
-    """A reducer between hooks."""
+class _Traced:
+    """An object that shows what it does to the tracer; what it does not define is the object's own."""
 
-    def __init__(self, reducer: Any, tracer: _Tracer) -> None:
-        self._reducer, self._tracer = reducer, tracer
+    def __init__(self, own: Any, tracer: _Tracer) -> None:
+        # Past __setattr__, which a subclass has.
+        vars(self).update(_own=own, _tracer=tracer)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
+        return getattr(vars(self)["_own"], name)
+
+
+class _TracedReducer(_Traced):
+    """A reducer between hooks."""
 
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """See `Reducer.micro_batch`."""
-        with self._reducer.micro_batch(micro_batch), self._tracer.micro_batch(micro_batch):
+        with self._own.micro_batch(micro_batch), self._tracer.micro_batch(micro_batch):
             yield
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
@@ -261,32 +266,23 @@ class _TracedReducer:
             tracer.traces[index].loss = digest(values)
             tracer.keep_if_wanted((LOSS, index, 0), values)
         tracer.phase[index] = BACKWARD
-        self._reducer.backward(loss, extras)
+        self._own.backward(loss, extras)
 
     def reduce(self, flag: float = 0.0) -> None:
         """See `Reducer.reduce`."""
-        self._reducer.reduce(flag)
+        self._own.reduce(flag)
         self._tracer.take(SUMMED)
 
 
-class _TracedLoader:
+class _TracedLoader(_Traced):
     """A loader that shows its batches to the tracer."""
 
-    def __init__(self, loader: Any, tracer: _Tracer) -> None:
-        self._loader, self._tracer = loader, tracer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
     def __setattr__(self, name: str, value: Any) -> None:
-        # Others, such as `digests`, are meant for the loader itself, which reads them.
-        if name in ("_loader", "_tracer"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._loader, name, value)
+        # Such as `digests`: meant for the loader itself, which reads them.
+        setattr(self._own, name, value)
 
     def batch(self, *request: Any, **how: Any) -> Batch:
         """See `Loader.batch`."""
-        batch: Batch = self._loader.batch(*request, **how)
+        batch: Batch = self._own.batch(*request, **how)
         self._tracer.batch(batch)
         return batch

@@ -67,7 +67,15 @@ def examine(world: World, own: Mapping[str, str]) -> list[CheckResult]:
     hosts = [host for host, _ in gathered]
     names = dict.fromkeys(name for _, texts in gathered for name in texts)
     findings = [compared(name, [texts.get(name, "none") for _, texts in gathered], hosts) for name in names]
-    return [*findings, _clock(world)]
+    # So that all ranks take the time at nearly the same moment.
+    collectives.barrier(world, 60)
+    times = collectives.all_gather_object(world, time.time())
+    apart = max(times) - min(times)
+    clocks = CheckResult("clocks", f"at most {apart:.2f} s apart")
+    if apart > CLOCK_S:
+        text = f"{clocks.value}: rank {times.index(max(times))} is ahead"
+        clocks = CheckResult("clocks", text, "warning", "Set the time: timedatectl set-ntp true")
+    return [*findings, clocks]
 
 
 def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckResult:
@@ -99,15 +107,3 @@ def fingerprint(samples: SampleSource) -> str:
     indices = np.unique(np.array([0, count // 2, count - 1]))
     batch = samples.batch(indices, keys(0, 0, indices))
     return f"{count:,} samples {digest_of(batch).hex()[:12]}"
-
-
-def _clock(world: World) -> CheckResult:
-    # So that all ranks take the time at nearly the same moment.
-    collectives.barrier(world, 60)
-    times = collectives.all_gather_object(world, time.time())
-    apart = max(times) - min(times)
-    text = f"at most {apart:.2f} s apart"
-    if apart > CLOCK_S:
-        text += f": rank {times.index(max(times))} is ahead"
-        return CheckResult("clocks", text, "warning", "Set the time: timedatectl set-ntp true")
-    return CheckResult("clocks", text)

@@ -40,21 +40,16 @@ class AllReduce:
 
 def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     """Test every pair of processes, then the all-reduce. Returns the same list on every rank."""
-    pairs = [_interface(world), *_pairs(world, timeout_s)]
-    if any(result.verdict == "problem" for result in pairs):
-        return pairs
-    return [*pairs, *_all_reduce(world)]
-
-
-def _interface(world: World) -> CheckResult:
     own = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(world.assignment.init) or "chosen by the system"
     hosts_of: dict[str, list[str]] = {}
     for host, name in collectives.all_gather_object(world, (world.host, own)):
         hosts_of.setdefault(name, []).append(host)
-    if len(hosts_of) == 1:
-        return CheckResult("interface", own)
     texts = [f"{name} on {', '.join(dict.fromkeys(hosts))}" for name, hosts in hosts_of.items()]
-    return CheckResult("interface", "; ".join(texts))
+    interface = CheckResult("interface", own if len(hosts_of) == 1 else "; ".join(texts))
+    pairs = [interface, *_pairs(world, timeout_s)]
+    if any(result.verdict == "problem" for result in pairs):
+        return pairs
+    return [*pairs, *_all_reduce(world)]
 
 
 def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:

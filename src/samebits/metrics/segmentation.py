@@ -68,7 +68,10 @@ class SegmentationMetric:
         for logits, mask, index in zip(outputs, batch.targets["masks"], batch.indices.tolist(), strict=True):
             mask = mask.to("cpu")
             predicted = label_map(logits, (mask.shape[0], mask.shape[1]))
-            counts = _confusion(mask, predicted, len(self._classes))
+            is_counted, num_classes = mask != IGNORED, len(self._classes)
+            # The (C, C) pairs of label and prediction of the counted pixels.
+            cells = mask[is_counted].to(torch.int64) * num_classes + predicted[is_counted]
+            counts = torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
             self._counts += counts
             self._num_samples += 1
             ious = _ious(counts)
@@ -115,13 +118,6 @@ class SegmentationMetric:
     def _keep_worst(self, rows: list[tuple[float, int, list[list[int]]]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
         self._worst = sorted(self._worst + rows, key=lambda row: row[:2])[: self._num_worst]
-
-
-def _confusion(mask: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
-    """Count the (C, C) pairs of label and prediction of the counted pixels of (H, W) maps."""
-    is_counted = mask != IGNORED
-    cells = mask[is_counted].to(torch.int64) * num_classes + predicted[is_counted]
-    return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def _unions(counts: Tensor) -> Tensor:

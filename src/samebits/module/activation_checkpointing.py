@@ -9,7 +9,7 @@ So no bit of the result changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -84,10 +84,6 @@ def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractCo
     before = [buffer.clone() for buffer in module.buffers()]
 
     @contextmanager
-    def first() -> Iterator[None]:
-        yield
-
-    @contextmanager
     def second() -> Iterator[None]:
         buffers = list(module.buffers())
         now = [buffer.clone() for buffer in buffers]
@@ -99,7 +95,7 @@ def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractCo
             with torch.no_grad():
                 _fill(buffers, now)
 
-    return first(), second()
+    return nullcontext(), second()
 
 
 def _fill(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -90,8 +90,11 @@ def read_summaries(folder: Path) -> list[RunSummary]:
         if summary is None:
             summary, is_changed = read_summary(run), True
             kept[key] = {"signature": signature, "summary": summary.to_plain()}
-        elif _may_change(summary, signature):
-            summary.refresh_state()
+        elif summary.state != "done":
+            # The state can change without a change of the files: a process ends, or time passes.
+            is_locked = signature[FILES.index(LOCK)][0] > 0
+            if is_locked or summary.state == "running" or time.time() - newest_write(run) < _SETTLED_S:
+                summary.refresh_state()
         summaries.append(summary)
     if is_changed or kept.keys() != known.keys():
         # A read-only home folder or a full disk only costs time at the next call.
@@ -128,13 +131,6 @@ def _signature(run: Path) -> list[list[int]]:
         except OSError:
             found.append([-1, 0])
     return found
-
-
-def _may_change(summary: RunSummary, signature: list[list[int]]) -> bool:
-    """Return whether the state can change without a change of the files: a process ends, or time passes."""
-    is_locked = signature[FILES.index(LOCK)][0] > 0
-    is_recent = time.time() - newest_write(summary.path) < _SETTLED_S
-    return summary.state != "done" and (is_locked or is_recent or summary.state == "running")
 
 
 def _from_cache(entry: object, signature: list[list[int]], run: Path) -> RunSummary | None:

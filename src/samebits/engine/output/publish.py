@@ -34,7 +34,12 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         CheckpointError: The file cannot be written.
     """
     checkpoints = kept_checkpoints(folder)
-    progress = job.progress
+    progress, evaluations = job.progress, evaluations_of(folder)
+    # The last evaluation may be in another run folder, if this run resumed from a checkpoint there. Looked up by step,
+    # since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
+    if all(each.step != progress.evaluated_step for each in evaluations):
+        finite = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
+        evaluations.append(Evaluation.of(progress.evaluated_step, finite))
     record = RunRecord(
         # Through JSON: the root is the hash of what a verifier reads again, so both need the same types (ADR 36).
         settings=json.loads(json.dumps(result_settings(job.config))),  # lists for tuples, as they are read again
@@ -44,7 +49,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         environment=distinct(world.get("environment", {}) for world in progress.worlds),
         data=job.fingerprint.data,
         dataset_info_sha256=str(job.identity.get(DATASET_INFO, "")),
-        evaluations=_with_last(evaluations_of(folder), job),
+        evaluations=evaluations,
         checkpoints=checkpoints,
         weights_sha256=weights_sha256,
     )
@@ -67,16 +72,6 @@ def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
             continue  # damaged: no run can start there
         found[name_of(step)] = {name: str(manifest[name].get("sha256")) for name in (WEIGHTS, OPTIMIZER)}
     return found
-
-
-def _with_last(evaluations: list[Evaluation], job: Job) -> list[Evaluation]:
-    """Add the run's last evaluation, if another run folder has it: this one resumed from a checkpoint there."""
-    # Looked up by step, since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
-    step, metrics = job.progress.evaluated_step, job.progress.metrics
-    if any(each.step == step for each in evaluations):
-        return evaluations
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    return [*evaluations, Evaluation.of(step, finite)]
 
 
 def evaluations_of(folder: RunFolder) -> list[Evaluation]:
