@@ -11,7 +11,7 @@ from typing import Any
 from samebits.config.plain_file import read_plain
 from samebits.cores import num_cores
 from samebits.data.names import left_out_row, skipped_row
-from samebits.errors import DataError
+from samebits.errors import DataError, cannot_read
 
 
 def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
@@ -29,7 +29,7 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
     try:
         return read_plain(path, max_bytes)
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror or error}", allowed=allowed, fix=fix) from error
+        raise cannot_read(DataError, path, error, fix, allowed=allowed) from error
 
 
 def find_faults(names: Sequence[str], read: Callable[[str], object], max_threads: int = 256) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from samebits.data.names import ENDINGS, check_names, count_left_out, is_image, is_of_system, left_out_row, walk
 from samebits.data.sources.plain_text import is_invisible
-from samebits.errors import DataError
+from samebits.errors import DataError, cannot_read
 from samebits.recipes.listing import some
 
 # Common names of the folders of a training and a validation split. The first that exists is used.
@@ -71,11 +71,8 @@ def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None
         names = sorted(name for name in folders if not is_of_system(name))
         count_left_out(root, folders, (), left_out)
     except OSError as error:
-        raise DataError(
-            f"the folder {root} can't be read: {error.strerror or error}",
-            given=f"{setting}={folder}",
-            fix=f"Set {setting} to a readable folder.",
-        ) from error
+        fix = f"Set {setting} to a readable folder."
+        raise cannot_read(DataError, f"the folder {root}", error, fix, given=f"{setting}={folder}") from error
     if not names:
         num_images = sum(is_image(name) for name in os.listdir(root))
         raise DataError(
