@@ -174,7 +174,13 @@ class _Monitor:
             passed_s, looked_at, pause_s = min(now - looked_at, 2 * self._period_s), now, self._period_s
             try:
                 store = store or self._store.clone()
-                self._look(store, passed_s)
+                store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
+                if (verdict := store.get(VERDICT)) is not None:
+                    self._adopt(store.store, verdict)
+                elif (ended := self._find_ended(store.store)) is not None:
+                    self._decide(store, peer_errors.lost(self._infos[ended], "its process has ended"), num_lost=1)
+                else:
+                    self._judge(store, passed_s)
                 if self._verdict is not None:
                     return
             except dist.DistError as error:
@@ -182,22 +188,19 @@ class _Monitor:
                 return
             self._unanswered_s = 0.0
 
-    def _look(self, store: SignedStore, passed_s: float) -> None:
-        store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
-        if (verdict := store.get(VERDICT)) is not None:
-            self._adopt(store.store, verdict)
-        elif (ended := self._find_ended(store.store)) is not None:
-            self._decide(store, peer_errors.lost(self._infos[ended], "its process has ended"), num_lost=1)
-        else:
-            self._judge(store, passed_s)
-
     def _judge(self, signed: SignedStore, passed_s: float) -> None:
         """Find a silent rank; only the lowest rank that is alive and not connected does this, for all ranks."""
         store = signed.store
         for other in self._others():
             if self._is_done(store, other):
                 continue
-            self._update_silence(store, other, passed_s)
+            report, before = peek(store, f"{_ALIVE}/{other}"), self._reported.get(other)
+            if report is not None and report != before:
+                self._silent_s[other], self._reported[other] = 0.0, report
+                if before is not None:  # the first report may be old
+                    self._alive.add(other)
+            else:
+                self._silent_s[other] = self._silent_s.get(other, 0.0) + passed_s
             if other < self._rank and not self._is_quiet(other) and self._failure is None:
                 self._is_lowest = False
                 return
@@ -243,16 +246,6 @@ class _Monitor:
         """Return whether a rank's process id is valid in this process's scope: same host and container."""
         mine = self._infos[self._rank]
         return info.host == mine.host and info.namespace == mine.namespace != ""
-
-    def _update_silence(self, store: Store, other: int, passed_s: float) -> None:
-        report = peek(store, f"{_ALIVE}/{other}")
-        before = self._reported.get(other)
-        if report is not None and report != before:
-            self._silent_s[other], self._reported[other] = 0.0, report
-            if before is not None:  # the first report may be old
-                self._alive.add(other)
-        else:
-            self._silent_s[other] = self._silent_s.get(other, 0.0) + passed_s
 
     def _is_quiet(self, other: int) -> bool:
         return self._silent_s.get(other, 0.0) >= QUIET_S + self._period_s

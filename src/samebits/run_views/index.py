@@ -85,8 +85,11 @@ def read_summaries(folder: Path) -> list[RunSummary]:
     kept: dict[str, Any] = {}
     summaries, is_changed = [], False
     for run in runs:
-        key, signature = str(run.absolute()), _signature(run)
-        summary, kept[key] = _from_cache(known.get(key), signature, run), known.get(key)
+        key, signature, summary = str(run.absolute()), _signature(run), None
+        entry = kept[key] = known.get(key)
+        if isinstance(entry, dict) and entry.get("signature") == signature and isinstance(entry.get("summary"), dict):
+            with suppress(ValueError, TypeError):
+                summary = RunSummary.from_plain({**entry["summary"], "path": str(run)})
         if summary is None:
             summary, is_changed = read_summary(run), True
             kept[key] = {"signature": signature, "summary": summary.to_plain()}
@@ -131,15 +134,6 @@ def _signature(run: Path) -> list[list[int]]:
         except OSError:
             found.append([-1, 0])
     return found
-
-
-def _from_cache(entry: object, signature: list[list[int]], run: Path) -> RunSummary | None:
-    if not (isinstance(entry, dict) and entry.get("signature") == signature and isinstance(entry.get("summary"), dict)):
-        return None
-    try:
-        return RunSummary.from_plain({**entry["summary"], "path": str(run)})
-    except (ValueError, TypeError):
-        return None
 
 
 def _read_cache(path: Path) -> dict[str, Any]:

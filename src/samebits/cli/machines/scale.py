@@ -74,6 +74,7 @@ def scale(
     pin_kernels(config.kernels)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.scaling.measure"], config.num_threads)
     from samebits.report.console import Console
+    from samebits.scaling.table import FOOTNOTE, conclusions, table
 
     console = Console(sys.stdout, strict=True)
     jobs = [(name, size) for size in sizes for name in names]
@@ -95,7 +96,10 @@ def scale(
             fix="Use fewer processes (--procs) or a smaller micro_batch.",
         )
     is_on_cpu = any(row["device"] == "cpu" for rows in measurements.values() for row in rows.values())
-    _show(console, measurements, num_cores() if is_on_cpu else None)
+    console.say("")
+    console.draw(table(measurements))
+    console.say(f"\n{FOOTNOTE}\n")
+    console.say("\n".join(conclusions(measurements, num_cores() if is_on_cpu else None)))
     if not is_busy and describe_other_load()[1]:
         console.say("Other programs have started to use this machine: the measurements are not reliable.")
     _keep(console, measurements, out, found.name)
@@ -124,15 +128,6 @@ def _measure_all(
             left = f"  {clock(left_s)} left" if left_s else ""
             console.say(f"{label:<26} {measured['samples_per_s']:>9,.0f} samples/s{left}")
     return measurements
-
-
-def _show(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str, Any]]], cores: int | None) -> None:
-    from samebits.scaling.table import FOOTNOTE, conclusions, table
-
-    console.say("")
-    console.draw(table(measurements))
-    console.say(f"\n{FOOTNOTE}\n")
-    console.say("\n".join(conclusions(measurements, cores)))
 
 
 def _measured(config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int) -> dict[str, Any]:

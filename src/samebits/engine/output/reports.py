@@ -172,7 +172,13 @@ class Reports:
         if self._console is not None and self._records is not None:
             self._evaluated_step = job.progress.step
             self._records.write("eval", job.progress.step, epoch, metrics)
-            self._records.describe({**_main_settings(job), **self.settings}, metrics)
+            config = job.config
+            # What runs are compared by, whether or not a user has set it.
+            main = {
+                "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed,
+                "mode": config.mode, "optim.name": config.optim.name, "optim.lr": config.optim.lr,
+            }  # fmt: skip
+            self._records.describe({**main, **self.settings}, metrics)
             best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
             others = {name: metrics_of(name, metrics) for name in job.eval_sets}
@@ -266,12 +272,3 @@ class Reports:
     def _samples_until(self, job: Job, step: int) -> int:
         epochs, steps = divmod(step, job.order.steps_per_epoch)
         return epochs * len(job.train_data) + steps * job.order.global_batch
-
-
-def _main_settings(job: Job) -> dict[str, Any]:
-    """Return the settings that runs are compared by, whether or not a user has set them."""
-    config = job.config
-    return {
-        "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed, "mode": config.mode,
-        "optim.name": config.optim.name, "optim.lr": config.optim.lr,
-    }  # fmt: skip
