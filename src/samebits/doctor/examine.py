@@ -49,8 +49,14 @@ def examine(
             parts = Bench(found, config, world, dataset_info_for(found, config, world, None)).parts()
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
         results = _examine(world, config if found is not None else None, data, run_dir)
-        if world.is_main:
-            _show(world, results, as_json)
+        if world.is_main and as_json:
+            print(json.dumps({"world_size": world.size, "findings": [result.to_json() for result in results]}))
+        elif world.is_main:
+            hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
+            console = Console(sys.stdout, strict=True)
+            console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
+            console.draw(table(results))
+            console.say(verdict_line(results))
     return PROBLEM if any(result.verdict == "problem" for result in results) else 0
 
 
@@ -67,14 +73,3 @@ def _examine(world: World, config: RunConfig | None, data: list[SampleSource], r
     # A check that is also compared over the ranks has only the row of the comparison.
     names = {result.check for result in compared}
     return [*(each for each in machines if each.check not in names), *compared, *links.examine(world)]
-
-
-def _show(world: World, results: list[CheckResult], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"world_size": world.size, "findings": [result.to_json() for result in results]}))
-        return
-    hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
-    console = Console(sys.stdout, strict=True)
-    console.say(f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})")
-    console.draw(table(results))
-    console.say(verdict_line(results))

@@ -32,16 +32,26 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
     Raises:
         ConfigError: The device does not support the precision.
     """
-    _check(config.precision, device)
-    tf32 = "tf32" if config.precision == "tf32" else "ieee"
+    precision, where = config.precision, torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise ConfigError(
+            f"precision=tf32 needs an NVIDIA GPU, Ampere or newer, and the device is {where}",
+            allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
+            fix="Set precision=fp32.",
+        )
+    if precision in LOW and not _can_autocast(device, LOW[precision]):
+        raise ConfigError(
+            f"{where} can't compute in {precision} with torch {torch.__version__}", fix="Set precision=fp32."
+        )
+    tf32 = "tf32" if precision == "tf32" else "ieee"
     backends: Any = torch.backends
     # Parts of torch (torch.export) still read the older flags, and raise an error if the two disagree.
-    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = config.precision == "tf32"
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
     for operations in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operations.fp32_precision = tf32
-    if config.precision not in LOW:
+    if precision not in LOW:
         return
-    kind, dtype = type(model), LOW[config.precision]
+    kind, dtype = type(model), LOW[precision]
     # Autocast caches converted weights for all threads of a process. With batch_norm=sync, several micro-batches are
     # in flight at once, and which one fills the cache would depend on the number of processes.
     keep = config.batch_norm != "sync"
@@ -75,20 +85,6 @@ def describe_precision(config: RunConfig) -> str:
     """Describe the precision for the run's header."""
     scale = f", loss scale {config.loss_scale}" if config.precision == "fp16" else ""
     return f"{config.precision} in the model, fp32 in weights, loss and optimizer{scale}"
-
-
-def _check(precision: str, device: torch.device) -> None:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise ConfigError(
-            f"precision=tf32 needs an NVIDIA GPU, Ampere or newer, and the device is {where}",
-            allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
-            fix="Set precision=fp32.",
-        )
-    if precision in LOW and not _can_autocast(device, LOW[precision]):
-        raise ConfigError(
-            f"{where} can't compute in {precision} with torch {torch.__version__}", fix="Set precision=fp32."
-        )
 
 
 def _can_autocast(device: torch.device, dtype: torch.dtype) -> bool:

@@ -194,7 +194,7 @@ def check_ranks_agree(
     import torch
 
     from samebits.cluster import collectives
-    from samebits.provenance.environment import PROCESSOR, device_name
+    from samebits.provenance.environment import HARDWARE, PROCESSOR, device_name
 
     mine = {
         "samebits": __version__,
@@ -227,23 +227,15 @@ def check_ranks_agree(
         else:
             differing = [*other_kernels, *differing]
         if differing:
-            raise LaunchError(
-                f"rank {rank} differs from rank 0 in {len(differing)} thing{'s' if len(differing) > 1 else ''}",
-                given="\n".join(differing[:5]),
-                fix=_fix(other_kernels),
-            )
+            fix = "Start all ranks with the same command, code, packages and data."
+            if any(line.split(":")[0] in HARDWARE for line in other_kernels):
+                fix = (
+                    "Start all ranks on machines of one kind. For a new run on several kinds of x86-64 processors,\n"
+                    "set kernels=avx2 or kernels=portable, or mode=fast."
+                )
+            num = f"{len(differing)} thing{'s' if len(differing) > 1 else ''}"
+            raise LaunchError(f"rank {rank} differs from rank 0 in {num}", given="\n".join(differing[:5]), fix=fix)
     return allowed
-
-
-def _fix(other_kernels: list[str]) -> str:
-    from samebits.provenance.environment import HARDWARE
-
-    if any(line.split(":")[0] in HARDWARE for line in other_kernels):
-        return (
-            "Start all ranks on machines of one kind. For a new run on several kinds of x86-64 processors,\n"
-            "set kernels=avx2 or kernels=portable, or mode=fast."
-        )
-    return "Start all ranks with the same command, code, packages and data."
 
 
 def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:

@@ -56,7 +56,11 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         draw.text((left - 10, y + _CELL_PX // 2), name, _INK, font, anchor="rm")
         middle = left + label * _CELL_PX + _CELL_PX // 2
         if is_upright:
-            _draw_upright(image, (middle, top - 6), name, font)
+            # Rotated by 90 degrees: the name starts at the middle of its lower edge.
+            strip = Image.new("RGB", (int(font.getlength(name)) + 1, 2 * _TEXT_PX), _PAPER)
+            ImageDraw.Draw(strip).text((0, _TEXT_PX), name, _INK, font, anchor="lm")
+            strip = strip.transpose(Image.Transpose.ROTATE_90)
+            image.paste(strip, (middle - strip.width // 2, top - 6 - strip.height))
         else:
             draw.text((middle, top - 8), name, _INK, font, anchor="ms")
         share = metric_value("recall", row[label] / total) if total else "-"
@@ -166,14 +170,6 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
             rest = rest[at:].lstrip()
         lines.append(_cut(rest, font, most_px))
     return [line for line in lines if line]
-
-
-def _draw_upright(image: Image.Image, foot: tuple[int, int], text: str, font: Font) -> None:
-    """Draw a text rotated by 90 degrees; it starts at `foot`, the middle of its lower edge."""
-    strip = Image.new("RGB", (int(font.getlength(text)) + 1, 2 * _TEXT_PX), _PAPER)
-    ImageDraw.Draw(strip).text((0, _TEXT_PX), text, _INK, font, anchor="lm")
-    strip = strip.transpose(Image.Transpose.ROTATE_90)
-    image.paste(strip, (foot[0] - strip.width // 2, foot[1] - strip.height))
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

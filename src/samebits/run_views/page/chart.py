@@ -79,7 +79,12 @@ def chart(
     drawn, data = [], []
     for line in lines:
         color = line.color % NUM_COLORS
-        epochs, steps, values = _thinned(line.curve)
+        # Means of neighbors, where there are more values than a screen shows.
+        every, curve = math.ceil(len(line.curve) / _MAX_POINTS), line.curve
+        parts = [curve.values[start : start + every] for start in range(0, len(curve), every)]
+        lasts = [min(start + every, len(curve)) - 1 for start in range(0, len(curve), every)]
+        epochs, steps = [round(curve.epochs[last], 4) for last in lasts], [curve.steps[last] for last in lasts]
+        values = [float(f"{sum(part) / len(part):.5g}") for part in parts]
         points = [
             f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
             for epoch, value in zip(epochs, values, strict=True)
@@ -87,7 +92,7 @@ def chart(
         dash, has_dots = " dash" if line.is_dashed else "", len(points) <= _MAX_DOTS
         drawn.append({"name": line.name, "color": color, "dash": dash, "points": points, "has_dots": has_dots})
         data.append({"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values})
-    lasts = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
+    last_values = ", ".join(f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines)
     # The epochs at which the x axis has a label: 0, the end, and round numbers between them.
     step = max(_round_step(end / 5), 1.0 if end >= 3 else 0.0) or end
     inner = [index * step for index in range(1, int(end / step) + 1) if index * step < end - step / 2]
@@ -96,26 +101,13 @@ def chart(
     shown = {"end": end, "low": scale.low, "high": scale.high, "log": scale.is_log, "percent": percent}
     return {
         "title": title,
-        "label": f"{title}; last values: {lasts}. Left and right arrow keys read single points.",
+        "label": f"{title}; last values: {last_values}. Left and right arrow keys read single points.",
         "lines": drawn,
         "y_labels": [(1 - scale.position(tick), _tick(name, tick)) for tick in ticks],
         "x_labels": [0.0, *inner, round(end, 2) if end != int(end) else end],
         "size": (_WIDTH, _HEIGHT),
         "data": {**shown, "lines": data},
     }
-
-
-def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
-    """Return epochs, steps and values of a curve: means of neighbors where there are more than a screen shows."""
-    every = -(-len(curve) // _MAX_POINTS)
-    starts = range(0, len(curve), every)
-    parts = [curve.values[start : start + every] for start in starts]
-    lasts = [min(start + every, len(curve)) - 1 for start in starts]
-    return (
-        [round(curve.epochs[last], 4) for last in lasts],
-        [curve.steps[last] for last in lasts],
-        [float(f"{sum(part) / len(part):.5g}") for part in parts],
-    )
 
 
 def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:

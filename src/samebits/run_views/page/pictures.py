@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +104,19 @@ def matrix(confusion: Confusion) -> dict[str, Any]:
         num = sum(row)
         cells = [(value, _heat(value, num, is_right=at == index)) for at, value in enumerate(row)]
         rows.append({"name": name, "cells": cells, "recall": metric_value("recall", row[index] / num) if num else "-"})
+    pairs = [
+        (value, labels[truth], labels[prediction])
+        for truth, row in enumerate(counts)
+        for prediction, value in enumerate(row)
+        if value and truth != prediction
+    ]
+    pairs.sort(key=lambda pair: -pair[0])
     return {
         "heads": ["", *labels, "recall"],
         "total": sum(map(sum, counts)),
         "correct": sum(row[index] for index, row in enumerate(counts)),
         "rows": rows if len(labels) <= _MAX_MATRIX else None,
-        "pairs": _confused_most(labels, counts) if len(labels) > 6 else None,
+        "pairs": [(truth, guess, f"{num:,}") for num, truth, guess in pairs[:15]] if len(labels) > 6 else None,
         "is_upright": len(labels) > 6 or max(map(len, labels)) > 10,
     }
 
@@ -121,14 +127,3 @@ def _heat(value: int, total: int, *, is_right: bool) -> str | None:
         return None
     share = value / total if is_right else min(1.0, 3 * value / total)
     return f"{'right' if is_right else 'wrong'} h{max(1, round(10 * share))}"
-
-
-def _confused_most(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, str]]:
-    pairs = [
-        (value, labels[truth], labels[prediction])
-        for truth, row in enumerate(counts)
-        for prediction, value in enumerate(row)
-        if value and truth != prediction
-    ]
-    pairs.sort(key=lambda pair: -pair[0])
-    return [(truth, prediction, f"{value:,}") for value, truth, prediction in pairs[:15]]
