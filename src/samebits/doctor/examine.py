@@ -24,11 +24,7 @@ PROBLEM = 1
 
 
 def examine(
-    source: str | None,
-    overrides: list[str],
-    run_dir: Path,
-    as_json: bool,
-    assignment: RankAssignment | None = None,
+    source: str | None, overrides: list[str], run_dir: Path, as_json: bool, assignment: RankAssignment | None = None
 ) -> int:
     """Run the checks of one process. Rank 0 prints the results.
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Procs = Annotated[str, typer.Option(metavar="1,2,4", help="Numbers of processes on this machine.")]
 Compare = Annotated[
-    str,
-    typer.Option(metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, ddp (torch's own)."),
+    str, typer.Option(metavar="NAMES", help="Variants: exact, fast, sync, bf16, compile, bf16-sums, ddp (torch's own).")
 ]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
 Out = Annotated[Path, path_option("--out", "DIR", "Folder for scale.json and scale.png.")]
@@ -106,10 +105,7 @@ def scale(
 
 
 def _measure_all(
-    console: Console,
-    jobs: list[tuple[str, int]],
-    num_micro_batches: int,
-    run: Callable[[str, int], dict[str, Any]],
+    console: Console, jobs: list[tuple[str, int]], num_micro_batches: int, run: Callable[[str, int], dict[str, Any]]
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Run the measurements, each of a variant on a number of processes, and return them by both."""
     from samebits.report.format import clock
