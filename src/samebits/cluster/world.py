@@ -117,11 +117,10 @@ def join(
         return
     raise_open_files()
     kind = _device_kind(device)
+    start, limit_s = time.monotonic(), join_timeout_s + UNANSWERED_S
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    start = time.monotonic()
     who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
     mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace())
-    limit_s = join_timeout_s + UNANSWERED_S
     try:
         # In a thread, since torch reads a file that another program has damaged forever.
         store, infos = call_with_timeout(
@@ -155,16 +154,11 @@ def join(
                 fix="Read the output of the other ranks, or logs/ in the run folder.",
             ) from error
         raise
-    _leave(world, store, chosen)
-
-
-def _leave(world: World, store: SignedStore, backend: str) -> None:
-    """Wait for the others' connections, end the group, and leave the rendezvous."""
     assert world.signed is not None
     shared = world.signed.store
     # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
-        if backend != "mpi":
+        if chosen != "mpi":
             call_with_timeout(lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S)
     _end_group()
     with suppress(TimeoutError):

@@ -37,17 +37,14 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
             rows = rows[:0]
         elif loader.num_counted is not None and len(rows) == loader.batch_size:
             rows = rows[: loader.num_counted]  # the Trainer repeats a mean loss batch_size times
-        return rows if accelerator.num_processes == 1 else _gather_rows(rows)
+        if accelerator.num_processes == 1:
+            return rows
+        # `gather` needs tensors of equal size on all ranks, which have different numbers of rows.
+        lengths = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
+        longest = max(lengths)
+        if len(rows) < longest:
+            rows = torch.cat([rows, rows.new_zeros((longest - len(rows), *rows.shape[1:]))])
+        parts = gather(rows.contiguous()).split(longest) if longest else [rows]
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=False)])
 
     return recursively_apply(counted, data)
-
-
-def _gather_rows(rows: Tensor) -> Tensor:
-    """Gather rows, (N, ...), of which ranks have different numbers."""
-    # `gather` needs tensors of equal size on all ranks.
-    lengths = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
-    longest = max(lengths)
-    if len(rows) < longest:
-        rows = torch.cat([rows, rows.new_zeros((longest - len(rows), *rows.shape[1:]))])
-    parts = gather(rows.contiguous()).split(longest) if longest else [rows]
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=False)])

@@ -111,13 +111,19 @@ class ExactStrategy(DDPStrategy):
         self._world = current_world(self.root_device)
         settings = {"global_batch": self._global_batch, "micro_batch": self._micro_batch, "seed": self._seed}
         check_same_script(self._world, settings)
-        self._replace_loops()
+        # The loops of the trainer merge what is logged, and skip the batches of other ranks.
+        module = self.lightning_module
+        self._eval_steps = EvalSteps(trainer, self.root_device)
+        fit = trainer.fit_loop.epoch_loop
+        fit._results = ExactResults(True, module, self._world)
+        for loop in (fit.val_loop, trainer.validate_loop, trainer.test_loop):
+            loop._results = ExactResults(False, module, self._world)
+            self._eval_steps.install(loop)
         if is_fit:
             self.setup_optimizers(trainer)
             refusals.check_optimizers(self.optimizers)
             self._loop = self._make_loop()
         else:
-            module = self.lightning_module
             collectives.broadcast_tensors(self._world, [*module.parameters(), *module.buffers()])
         self.setup_precision_plugin()  # wraps the optimizers again, with the class that they have now
 
@@ -135,16 +141,6 @@ class ExactStrategy(DDPStrategy):
             for config in self.lr_scheduler_configs:
                 follow(config.scheduler, loop)
         return loop
-
-    def _replace_loops(self) -> None:
-        """Let the loops of the trainer merge what is logged, and skip the batches of other ranks."""
-        trainer, module = self._trainer, self.lightning_module
-        self._eval_steps = EvalSteps(trainer, self.root_device)
-        fit = trainer.fit_loop.epoch_loop
-        fit._results = ExactResults(True, module, self.world)
-        for loop in (fit.val_loop, trainer.validate_loop, trainer.test_loop):
-            loop._results = ExactResults(False, module, self.world)
-            self._eval_steps.install(loop)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Replace a DataLoader by one of equal content at any world size."""

@@ -195,7 +195,13 @@ class HangDetector:
 
     def _abort(self) -> None:
         assert self._timeout_s is not None
-        self._write_stacks()
+        for status in self._statuses():
+            head = f"rank {status.rank} (host {status.host}, pid {status.pid}): {status.where}"
+            if status.rank == self._world.rank:
+                self._stacks.write(self._path(status.rank), head)
+            elif status.is_here and is_silent(status, self._timeout_s):
+                # A silent rank cannot dump its stacks; ranks of its machine do it, and all of them write the same.
+                stacks.write_for(status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head)
         # Time for the verdict to reach the others, for their stacks, and to read an earlier verdict.
         time.sleep(self._ending_s)
         assert self._verdict is not None
@@ -210,16 +216,6 @@ class HangDetector:
     @property
     def _ending_s(self) -> float:
         return 3 * self._period_s + 2 * stacks.WRITING_S
-
-    def _write_stacks(self) -> None:
-        assert self._timeout_s is not None
-        for status in self._statuses():
-            head = f"rank {status.rank} (host {status.host}, pid {status.pid}): {status.where}"
-            if status.rank == self._world.rank:
-                self._stacks.write(self._path(status.rank), head)
-            elif status.is_here and is_silent(status, self._timeout_s):
-                # A silent rank cannot dump its stacks; ranks of its machine do it, and all of them write the same.
-                stacks.write_for(status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head)
 
     def _path(self, rank: int) -> Path:
         return self._log_dir / f"stacks-rank-{rank}.txt"
