@@ -21,32 +21,32 @@ def simulated(printed: Callable[..., str], *arguments: object) -> list[dict[str,
     return runs
 
 
-def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_virtual_ranks_end_in_the_weights_of_a_run(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder = tmp_path / "run"
     samebits("train", TINY, *SMALL, "max_steps=3", "--procs", 1, "--run-dir", folder, cwd=tmp_path)
-    runs = simulated(capsys, TINY, *SMALL, "max_steps=3", "--steps", 9, "--procs", "1,2,5,33,40-17-1,50")
+    runs = simulated(printed, TINY, *SMALL, "max_steps=3", "--steps", 9, "--procs", "1,2,5,33,40-17-1,50")
     assert [each["procs"] for each in runs] == [[1], [2], [5], [33], [40, 17, 1], [50]]
     assert {each["steps"] for each in runs} == {3}
     assert {each["sha256"] for each in runs} == {weights(folder)}
 
 
-def test_synchronized_batch_norm_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_synchronized_batch_norm_is_simulated(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder, settings = tmp_path / "run", [*SMALL, "batch_norm=sync", "max_steps=3"]
     samebits("train", TINY, *settings, "--procs", 1, "--run-dir", folder, cwd=tmp_path)
-    runs = simulated(capsys, TINY, *settings, "--steps", 3, "--procs", "1,3,20,40-17-1")
+    runs = simulated(printed, TINY, *settings, "--steps", 3, "--procs", "1,3,20,40-17-1")
     assert {each["sha256"] for each in runs} == {weights(folder)}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("batch_norm", ["micro", "sync"])
-def test_every_number_of_ranks_up_to_64_has_one_hash(batch_norm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_number_of_ranks_up_to_64_has_one_hash(batch_norm: str, printed: Callable[..., str]) -> None:
     settings = ["global_batch=70", "micro_batch=1", f"batch_norm={batch_norm}", "--steps", 2]
-    runs = simulated(capsys, TINY, *settings, "--procs", ",".join(map(str, range(1, 65))))
+    runs = simulated(printed, TINY, *settings, "--procs", ",".join(map(str, range(1, 65))))
     assert len({each["sha256"] for each in runs}) == 1
 
 
-def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, two, many = simulated(capsys, TINY, "global_batch=32", "micro_batch=1", "--procs", "1,2,32", "--steps", 1)
+def test_what_a_rank_sends_is_counted(printed: Callable[..., str]) -> None:
+    alone, two, many = simulated(printed, TINY, "global_batch=32", "micro_batch=1", "--procs", "1,2,32", "--steps", 1)
     assert (alone["messages"], alone["num_bytes"], alone["rounds"]) == (0, 0, 0)
     assert (two["messages"], two["num_bytes"], two["rounds"]) == (1, two["gradient_bytes"], 1)
     assert (many["messages"], many["rounds"]) == (10, 10)
@@ -55,12 +55,12 @@ def test_what_a_rank_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.lab
-def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(printed: Callable[..., str]) -> None:
     settings = ["data.num_samples=1030", "global_batch=1024", "micro_batch=1"]
-    *_, most = runs = simulated(capsys, TINY, *settings, "--procs", "1,127,256,1000,1024", "--steps", 1)
+    *_, most = runs = simulated(printed, TINY, *settings, "--procs", "1,127,256,1000,1024", "--steps", 1)
     assert len({each["sha256"] for each in runs}) == 1
     assert most["messages"] <= most["rounds"] == 20  # of its 1,024 chunks some are empty
-    alone, changing = simulated(capsys, TINY, *settings, "--procs", "1,1024-1000-64", "--steps", 3)
+    alone, changing = simulated(printed, TINY, *settings, "--procs", "1,1024-1000-64", "--steps", 3)
     assert alone["sha256"] == changing["sha256"]
 
 
