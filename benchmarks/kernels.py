@@ -3,8 +3,8 @@
     python -m benchmarks.kernels
     python -m benchmarks.kernels --emulator qemu-x86_64-static     also on emulated processors (a quarter of an hour)
 
-Each operation runs on the same inputs in a process of its own for each column, with the variables that `kernels=auto`,
-`avx2` and `portable` pin; its result, and its gradients where it has some, are hashed. `=` means equal bits, and
+Each operation runs on the same inputs in a process of its own for each column, as `kernels=auto`, `avx2` and `portable`
+compute it; its result, and its gradients where it has some, are hashed. `=` means equal bits, and
 operations with the same row are joined. Emulated processors show what the setting cannot pin: the libraries also look
 at vendor, model and caches, and libm at FMA. QEMU computes with IEEE's rounding, as processors do, but for the
 approximate instructions (rcpps, rsqrtps).
@@ -44,10 +44,16 @@ class Variant:
         return f"{self.kernels}{threads}{f' on {self.cpu}' if self.cpu else ''}"
 
 
+# Portable arithmetic on the kernels of a processor without AVX.
+PLAIN = "portable without AVX"
+VARIABLES = {
+    **PINNED,
+    PLAIN: {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+}
 AUTO, AVX2, PORTABLE = Variant("auto"), Variant("avx2"), Variant("portable")
 COLUMNS = [
     ("auto = avx2", AUTO, AVX2),
-    ("avx2 = portable", AVX2, PORTABLE),
+    ("portable = portable without AVX", PORTABLE, Variant(PLAIN)),
     *((f"{one.kernels}: 1 = 2 threads", one, Variant(one.kernels, 2)) for one in (AUTO, AVX2, PORTABLE)),
 ]
 EMULATED = [
@@ -59,9 +65,13 @@ EMULATED = [
 NOT_EMULATED = "lstm"  # QEMU 7.2 crashes in oneDNN's
 
 
-def child(path: str, threads: int, without: str) -> None:
+def child(path: str, threads: int, without: str, *, is_portable: bool) -> None:
     import torch
 
+    from samebits.errors import ConfigError
+    from samebits.portable.arithmetic import use_portable_arithmetic
+
+    use_portable_arithmetic(is_portable)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     found = {}
@@ -69,7 +79,11 @@ def child(path: str, threads: int, without: str) -> None:
         if without and name.startswith(without):
             continue
         digest = hashlib.sha256()
-        for tensor in run():
+        try:
+            tensors = run()
+        except ConfigError:  # it has no portable form
+            continue
+        for tensor in tensors:
             digest.update(tensor.detach().contiguous().numpy().tobytes())
         found[name] = digest.hexdigest()[:12]
     Path(path).write_text(json.dumps(found))
@@ -78,7 +92,7 @@ def child(path: str, threads: int, without: str) -> None:
 def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
     out = folder / "result.json"
     environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
-    environ |= {**PINNED[variant.kernels], "OMP_NUM_THREADS": str(variant.threads)}
+    environ |= {**VARIABLES[variant.kernels], "OMP_NUM_THREADS": str(variant.threads)}
     before = [str(emulator), "-cpu", variant.cpu] if variant.cpu else []
     command = [
         *before,
@@ -91,6 +105,7 @@ def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
         str(variant.threads),
     ]
     command += ["--without", NOT_EMULATED] if variant.cpu else []
+    command += ["--portable"] if variant.kernels.startswith("portable") else []
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{variant.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
@@ -100,7 +115,7 @@ def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
 def digits_sha256(variant: Variant, folder: Path) -> str:
     """Train one epoch of digits, and return the SHA-256 of the weights."""
     run_dir = folder / f"digits-{variant.kernels}-{variant.threads}"
-    settings = ["epochs=1", f"kernels={variant.kernels}", f"num_threads={variant.threads}"]
+    settings = ["epochs=1", f"kernels={variant.kernels.partition(' ')[0]}", f"num_threads={variant.threads}"]
     command = [
         sys.executable,
         "-m",
@@ -114,12 +129,14 @@ def digits_sha256(variant: Variant, folder: Path) -> str:
         str(run_dir),
     ]
     environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
+    if variant.kernels == PLAIN:
+        environ |= VARIABLES[PLAIN]
     subprocess.run(command, env=environ, check=True, capture_output=True)
     return str(json.loads((run_dir / "result.json").read_text())["weights_sha256"])
 
 
-def cell(one: str, other: str | None) -> str:
-    return "-" if other is None else "=" if one == other else "≠"
+def cell(one: str | None, other: str | None) -> str:
+    return "-" if one is None or other is None else "=" if one == other else "≠"
 
 
 def shortened(names: list[str]) -> list[str]:
@@ -142,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--emulator", help="qemu-x86_64-static, version 7.2 or newer")
     parser.add_argument("--digits", action="store_true", help="only the hashes of the recipe digits")
+    parser.add_argument("--portable", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(arguments.child, arguments.threads, arguments.without)
+        child(arguments.child, arguments.threads, arguments.without, is_portable=arguments.portable)
         return
     emulator = arguments.emulator and shutil.which(arguments.emulator)
     if arguments.emulator and emulator is None:
@@ -168,7 +186,7 @@ def main() -> None:
     print("|---|" + "---|" * len(columns))
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in found[AUTO]:
-        cells = tuple(cell(found[one][name], found[other].get(name)) for _, one, other in columns)
+        cells = tuple(cell(found[one].get(name), found[other].get(name)) for _, one, other in columns)
         rows.setdefault(cells, []).append(name)
     for cells, names in rows.items():
         print(f"| {'; '.join(shortened(names))} | " + " | ".join(cells) + " |")

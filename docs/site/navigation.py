@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
             "Check and share a model": ["trust", "diff", "export", "publish"],
             "Several machines": ["two-machines", "slurm", "launchers", "containers", "clusters", "simulate"],
             "When something fails": ["debug-a-hang", "faults", "recovery"],
-            "Memory and speed": ["memory", "speed", "kernels"],
+            "Memory and speed": ["memory", "speed", "kernels", "portable"],
             "Recipes": [f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")],
         },
     ),

@@ -1,7 +1,6 @@
 """A run on a processor with other kernels, as ATEN_CPU_CAPABILITY makes one: refused at a resume and between ranks."""
 
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +66,40 @@ def trained(run: Path) -> Any:
     return json.loads((run / "result.json").read_text())["weights_sha256"]
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels= is for x86-64")
-def test_pinned_kernels_are_used_in_every_way_to_start_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)  # set where the tests run as on another processor
-    command = ["train", TINY, "epochs=1", "kernels=portable"]
-    samebits(*command, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
-    samebits(*command, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path)
+PORTABLE = ("epochs=1", "kernels=portable")
+
+
+def test_a_portable_run_has_one_hash_in_any_world_on_any_processor(tmp_path: Path) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(own_port())}  # fmt: skip
-    samebits(*command, "--run-dir", tmp_path / "joined", cwd=tmp_path, **world)
+    samebits("train", TINY, *PORTABLE, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
+    samebits("train", TINY, *PORTABLE, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path, **OTHER)
+    samebits("train", TINY, *PORTABLE, "--run-dir", tmp_path / "joined", cwd=tmp_path, **world, MKL_CBWR="COMPATIBLE")
     assert trained(tmp_path / "one") == trained(tmp_path / "two") == trained(tmp_path / "joined")
-    for run in ("one", "two", "joined"):
-        (found,) = json.loads((tmp_path / run / "environment.json").read_text())["worlds"]
-        assert found["environment"]["CPU capability"] == "DEFAULT"
-        assert found["environment"]["MKL_CBWR"] == "COMPATIBLE"
+    samebits("eval", tmp_path / "one", cwd=tmp_path, **OTHER)
+    verified = samebits("verify", tmp_path / "one", cwd=tmp_path, **OTHER)
+    assert "verified" in verified.stdout
     refused = samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "one", "--resume", "auto",
                        cwd=tmp_path, code=2)  # fmt: skip
     assert "kernels: portable in the run, auto now" in refused.stderr
-    samebits("eval", tmp_path / "one", cwd=tmp_path)
+
+
+def test_a_portable_run_is_resumed_on_another_processor(tmp_path: Path) -> None:
+    whole, command = tmp_path / "whole", ["train", TINY, "kernels=portable", "epochs=2", "--procs", 1]
+    samebits(*command, "--run-dir", whole, cwd=tmp_path)
+    samebits(*command, "--run-dir", tmp_path / "run", "--stop-after", 3, cwd=tmp_path)
+    resumed = samebits(*command, "--run-dir", tmp_path / "run", "--resume", "auto", cwd=tmp_path, **OTHER)
+    assert "changed since the checkpoint" not in resumed.stdout
+    assert trained(tmp_path / "run") == trained(whole)
+
+
+def test_ranks_on_several_kinds_of_processors_train_one_portable_model(tmp_path: Path) -> None:
+    join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "mixed"]
+    ranks = [
+        start("train", TINY, *PORTABLE, *join, "--rank", rank, cwd=tmp_path, **more)
+        for rank, more in enumerate([{}, OTHER])
+    ]
+    errors = communicate_all(ranks)
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    samebits("train", TINY, *PORTABLE, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
+    assert trained(tmp_path / "mixed") == trained(tmp_path / "one")

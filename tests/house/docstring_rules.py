@@ -27,6 +27,8 @@ SHAPE = re.compile(
     rf"\({_AXIS},(?: {_AXIS},?)*\)"  # (N, C, H, W), (n,), (..., 2)
     r"|\b(scalars?|0-d|[Aa]ny shape|same shapes?|shapes? of|[Ss]hapes? \(|parameters' shapes)"
 )
+# Modules of functions that stand in for torch's operations: torch's documentation has their parameters.
+ATEN = "of torch's operations (ATen)"
 SEE = re.compile(r"See `(\w+\.\w+)`\.")
 
 
@@ -99,7 +101,12 @@ def _array_aliases(root: Path) -> dict[str, set[str]]:
 
 def _to_explain(root: Path) -> Iterator[Found]:
     """Public functions and methods of the package that no other docstring explains."""
-    found = [each for name, path in sources(root, "src") for each in _public_functions(name, path)]
+    found = [
+        each
+        for name, path in sources(root, "src")
+        if ATEN not in (ast.get_docstring(parsed(path)) or "")
+        for each in _public_functions(name, path)
+    ]
     methods = {f"{owner.name}.{node.name}" for _, node, owner in found if owner}
     bases = {owner.name: [ast.unparse(base).partition("[")[0] for base in owner.bases] for *_, owner in found if owner}
     for name, node, owner in found:

@@ -106,8 +106,9 @@ class RunConfig(Settings):
     )
     kernels: Annotated[Literal["auto", "avx2", "portable"], Mark.RESULT] = Field(
         default="auto",
-        description="CPU kernels. auto: the fastest ones of each processor; avx2: those for AVX2, for runs on several "
-        "kinds of x86-64 processors; portable: without AVX, slow. Another choice changes the last bits of the result.",
+        description="Arithmetic. auto: the fastest kernels of each processor; avx2: those for AVX2, for runs on "
+        "several kinds of Intel processors; portable: one result on every processor, at several times the cost "
+        "(docs/portable.md). Another choice changes the result.",
     )
     channels_last: Annotated[bool, Mark.RESULT] = Field(
         default=True, description="Store images in channels-last memory format, which is faster."

@@ -17,6 +17,7 @@ from torch import Tensor
 from samebits.data.images import SCALES, ByteArray
 from samebits.data.keyed import KeyArray, uniforms
 from samebits.data.opencv import cv2
+from samebits.portable import floats
 
 # As many as in torchvision's RandomResizedCrop, whose distribution this one has.
 _NUM_TRIES = 10
@@ -52,7 +53,7 @@ class RandomBoxes:
         self, keys: KeyArray, *, area: tuple[float, float], ratio: tuple[float, float], first_column: int = 0
     ) -> None:
         self._area, self._ratio = area, ratio
-        self._shape = (math.log(ratio[0]), math.log(ratio[1]))
+        self._shape = (floats.log(ratio[0]), floats.log(ratio[1]))
         # All tries of all images in one call, since numpy's overhead per call is high.
         self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
 
@@ -71,7 +72,7 @@ def _try_box(
 ) -> Box | None:
     width, height = size
     target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
-    shape = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
+    shape = floats.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
     box_width, box_height = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
     if not (0 < box_width <= width and 0 < box_height <= height):
         return None

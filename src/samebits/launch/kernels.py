@@ -23,17 +23,12 @@ PINNED: Mapping[str, Mapping[str, str]] = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "MKL_CBWR": "AVX2",
     },
-    "portable": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "MKL_CBWR": "COMPATIBLE",
-    },
+    "portable": {},  # any kernels compute portable arithmetic
 }
 # The variables that `pin_kernels` may set.
 PINS = tuple(PINNED["avx2"])
 # What torch then reports as its capability.
-CAPABILITY = {"avx2": "AVX2", "portable": "DEFAULT"}
+CAPABILITY = {"avx2": "AVX2"}
 # Instruction sets by which libraries choose kernels, as /proc/cpuinfo names them: those of x86-64, then those of ARM.
 INSTRUCTIONS = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni",
@@ -41,7 +36,7 @@ INSTRUCTIONS = (
     "asimd", "asimdhp", "asimddp", "asimdfhm", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
 # What the pinned libraries and libm, which nothing pins, still choose by.
-_LEFT = {"avx2": ("f16c", "fma", "avx2"), "portable": ("fma", "avx2")}
+_LEFT = {"avx2": ("f16c", "fma", "avx2")}
 
 _pinned: str | None = None  # by this process
 
@@ -59,7 +54,7 @@ def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
     global _pinned
     wanted = PINNED[kernels]
     # The libraries read the variables once in a process, so another value would have no effect and no error.
-    if _pinned not in (None, kernels):
+    if _pinned not in (None, kernels) and kernels != "portable":
         raise ConfigError(
             f"kernels={kernels} has no effect in this process, which has used kernels={_pinned} before",
             fix="Start another Python process.",
@@ -71,10 +66,9 @@ def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
                 f"{name} is {found}, but kernels={kernels} sets it to {value}",
                 fix=f"Unset {name}, or set kernels=auto.",
             )
-    if kernels != "auto":
+    if wanted:
         _check_processor(kernels)
-    os.environ.update(wanted)
-    if kernels != "auto":
+        os.environ.update(wanted)
         _pinned = kernels
     if not only_children and not has_effect(kernels):
         raise too_late(kernels)

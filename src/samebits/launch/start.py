@@ -206,10 +206,14 @@ def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
     """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
     # Late: it imports torch, and most uses of this module come before that.
     from samebits.cluster.views.regroup import join_any
+    from samebits.portable.arithmetic import use_portable_arithmetic
 
     cluster = config.cluster
     with join_any(here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s) as joined:
-        yield joined
+        try:
+            yield joined
+        finally:
+            use_portable_arithmetic(False)  # a notebook computes on in this process
 
 
 def launch_here(

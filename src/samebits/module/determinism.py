@@ -8,6 +8,7 @@ import torch
 
 from samebits.config.schema import RunConfig
 from samebits.launch.kernels import has_effect, too_late
+from samebits.portable.arithmetic import use_portable_arithmetic
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
@@ -17,6 +18,7 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
     operation without a deterministic kernel raises an error with its name.
     """
     set_kernels(config.num_threads, device, exact=config.mode == "exact")
+    use_portable_arithmetic(config.kernels == "portable")
 
 
 def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.portable import floats
+
 
 class Lamb(torch.optim.Optimizer):
     """The LAMB optimizer. The norms are of whole tensors, so each rank needs whole parameters.
@@ -52,11 +54,11 @@ class Lamb(torch.optim.Optimizer):
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         state["step"] += 1
-        num_steps, (beta1, beta2) = state["step"].item(), group["betas"]
+        num_steps, (beta1, beta2) = int(state["step"].item()), group["betas"]
         state["exp_avg"].lerp_(grad, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = (state["exp_avg_sq"] / (1 - beta2**num_steps)).sqrt_().add_(group["eps"])
-        update = (state["exp_avg"] / (1 - beta1**num_steps)).div_(root)
+        root = (state["exp_avg_sq"] / (1 - floats.power(beta2, num_steps))).sqrt_().add_(group["eps"])
+        update = (state["exp_avg"] / (1 - floats.power(beta1, num_steps))).div_(root)
         if not group["weight_decay"]:
             parameter.sub_(update, alpha=group["lr"])
             return

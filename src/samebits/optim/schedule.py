@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from samebits.config.sections import OptimConfig
+from samebits.portable import floats
 
 # Of a run. A preset's warmup of two epochs would otherwise be the whole of a run of two epochs, which would end at the
 # peak learning rate and never train at lower ones.
@@ -57,4 +58,4 @@ def num_warmup_steps(num_steps: int, steps_per_epoch: int, config: OptimConfig) 
 
 
 def _cosine(start: float, end: float, share: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+    return end + (start - end) * (1 + floats.cos(math.pi * share)) / 2

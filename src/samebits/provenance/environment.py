@@ -16,6 +16,7 @@ import torch
 from samebits.cluster.world import World
 from samebits.config.plain_file import read_plain
 from samebits.launch.kernels import cpu_info, describe_processor
+from samebits.portable.arithmetic import VERSION
 from samebits.version import __version__
 
 # Libraries that compute parts of a run's result.
@@ -55,6 +56,11 @@ def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
 
     What the setting `kernels` pins is not a property of the processor any more.
     """
+    if kernels == "portable":
+        # What computes has no part in the bits; what decodes and draws samples has.
+        decoders = {name: version_of(name) for name in COMPUTING if not name.startswith("torch")}
+        own = {"samebits": __version__, "arithmetic": VERSION, **decoders}
+        return {name: value for name, value in own.items() if value}
     # Versions of the libraries that torch found when it was loaded; some builds share the system's MKL.
     text = torch.__config__.show()
     libraries = {

@@ -198,8 +198,7 @@ def check_ranks_agree(
 
     mine = {
         "samebits": __version__,
-        "torch": torch.__version__,
-        "device": device_name(world.device),
+        **({} if config.kernels == "portable" else {"torch": torch.__version__, "device": device_name(world.device)}),
         **{
             f"setting {name}": value
             for name, value in flat(config.model_dump(mode="json")).items()
@@ -230,8 +229,8 @@ def check_ranks_agree(
             fix = "Start all ranks with the same command, code, packages and data."
             if any(line.split(":")[0] in HARDWARE for line in other_kernels):
                 fix = (
-                    "Start all ranks on machines of one kind. For a new run on several kinds of x86-64 processors,\n"
-                    "set kernels=avx2 or kernels=portable, or mode=fast."
+                    "Start all ranks on machines of one kind. For a new run on several kinds of processors,\n"
+                    "set kernels=portable, or mode=fast."
                 )
             num = f"{len(differing)} thing{'s' if len(differing) > 1 else ''}"
             raise LaunchError(f"rank {rank} differs from rank 0 in {num}", given="\n".join(differing[:5]), fix=fix)

@@ -29,7 +29,13 @@ def test_vendor_and_instructions_are_recorded_as_far_as_kernels_may_follow_from_
     assert found["CPU vendor"] == "GenuineIntel"
     assert found["CPU instructions"] == "sse4_2 avx f16c fma avx2 avx512f avx512bw amx_tile"
     assert describe_kernels(CPU, "avx2")["CPU instructions"] == "f16c fma avx2"
-    assert describe_kernels(CPU, "portable")["CPU instructions"] == "fma avx2"
+
+
+def test_portable_arithmetic_leaves_the_processor_and_torch_out() -> None:
+    found = describe_kernels(CPU, "portable")
+    assert found["arithmetic"] == "portable v1"
+    assert "numpy" in found
+    assert not {"torch", "MKL", "CPU capability", "CPU vendor", "processor"} & found.keys()
 
 
 def test_the_variables_that_libraries_read_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from samebits.data.keyed import uniform
 from samebits.data.opencv import cv2
+from samebits.portable import floats
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.skeletons import Skeleton
 
@@ -36,7 +37,7 @@ class Placement:
         """Return the (2, 3) matrix from image points to points of a square of this size, before the flip."""
         factor = size_px / (UNIT_PX * self.scale)
         turn = -math.radians(self.rotation_deg)
-        linear = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        linear = factor * np.array([[floats.cos(turn), -floats.sin(turn)], [floats.sin(turn), floats.cos(turn)]])
         offset = size_px / 2 - linear @ np.array(self.center)
         return np.column_stack([linear, offset])
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from samebits.data.opencv import cv2
+from samebits.portable import floats
 from samebits.recipes.text.config import HEIGHT_PX
 from samebits.recipes.text.images import GrayArray
 
@@ -28,7 +29,7 @@ def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random
     scale_x = width_px / width * (1 + 0.12 * draw[0])
     scale_y = HEIGHT_PX / height * (1 + 0.15 * draw[1])
     shear, turn = 0.25 * draw[2], math.radians(5 * draw[3])
-    matrix = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]) @ np.array(
+    matrix = np.array([[floats.cos(turn), -floats.sin(turn)], [floats.sin(turn), floats.cos(turn)]]) @ np.array(
         [[scale_x, shear * scale_y], [0.0, scale_y]]
     )
     center = np.array([width_px / 2 * (1 + 0.08 * draw[4]), HEIGHT_PX / 2 * (1 + 0.2 * draw[5])])

@@ -1,0 +1,47 @@
+"""Whether this process computes in portable arithmetic (`kernels=portable`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from samebits.portable.mode import PortableMode
+
+VERSION = "portable v1"
+
+_entered: ExitStack | None = None  # by the thread that trains
+
+
+@contextmanager
+def portable_arithmetic() -> Iterator[None]:
+    """Compute in portable arithmetic in this thread.
+
+    Raises:
+        ConfigError: Inside, at an operation that has no portable form.
+    """
+    # Fused attention and encoder layers are one operation each; without them, they are products and softmax.
+    is_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    # oneDNN's LSTM and GRU are one operation too; torch's own are products and gates.
+    is_mkldnn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), PortableMode():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+        torch._C._set_mkldnn_enabled(is_mkldnn)
+
+
+def use_portable_arithmetic(on: bool) -> None:
+    """Compute in portable arithmetic from now on in this thread, or as torch does."""
+    global _entered
+    if on and _entered is None:
+        _entered = ExitStack()
+        _entered.enter_context(portable_arithmetic())
+    elif not on and _entered is not None:
+        _entered.close()
+        _entered = None

@@ -1,0 +1,96 @@
+"""Elementary functions of Python floats, correctly rounded: learning rates and augmentation are part of the result.
+
+`math.cos` and its like are the C library's, which differ between machines in their last bit. These compute in integers
+of 160 bits after the point and round once. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+_BITS = 160
+_ONE = 1 << _BITS
+
+
+def _artanh(inverse: int) -> int:
+    """Inverse hyperbolic tangent of 1 / inverse."""
+    total, term, n = 0, _ONE // inverse, 1
+    while term:
+        total, term, n = total + term // n, term // (inverse * inverse), n + 2
+    return total
+
+
+def _arctan(inverse: int) -> int:
+    total, term, n, sign = 0, _ONE // inverse, 1, 1
+    while term:
+        total, term, n, sign = total + sign * (term // n), term // (inverse * inverse), n + 2, -sign
+    return total
+
+
+_LN2 = 2 * _artanh(3)
+_HALF_PI = 2 * (4 * _arctan(5) - _arctan(239))  # Machin's formula
+
+
+def _fixed(x: float) -> int:
+    numerator, denominator = x.as_integer_ratio()
+    return (numerator << _BITS) // denominator
+
+
+def _float(x: int) -> float:
+    return x / _ONE  # Python rounds a quotient of integers correctly
+
+
+def exp(x: float) -> float:
+    """e**x."""
+    if not math.isfinite(x) or abs(x) > 800:
+        return x if x > 0 or math.isnan(x) else 0.0
+    k, rest = divmod(_fixed(x), _LN2)
+    total, term, n = 0, _ONE, 1
+    while term:
+        total, term, n = total + term, term * rest // (n * _ONE), n + 1
+    return math.ldexp(_float(total), k)
+
+
+def log(x: float) -> float:
+    """Natural logarithm of a positive number."""
+    mantissa, exponent = math.frexp(x)
+    if mantissa < 0.75:  # otherwise the terms of x near 1 cancel
+        mantissa, exponent = 2 * mantissa, exponent - 1
+    value = _fixed(mantissa)
+    s = ((value - _ONE) << _BITS) // (value + _ONE)
+    square = s * s >> _BITS
+    total, term, n = 0, s, 1
+    while abs(term) > 1:
+        total, term, n = total + term // n, term * square >> _BITS, n + 2
+    return _float(2 * total + exponent * _LN2)
+
+
+def power(base: float, exponent: int) -> float:
+    """base**exponent for a base from 0 to 1, to 45 decimal places."""
+    result, factor = _ONE, _fixed(base)
+    while exponent:
+        if exponent & 1:
+            result = result * factor >> _BITS
+        factor, exponent = factor * factor >> _BITS, exponent >> 1
+    return _float(result)
+
+
+def cos(x: float) -> float:
+    """Cosine of a finite number."""
+    return _sine(_fixed(x) + _HALF_PI)
+
+
+def sin(x: float) -> float:
+    """Sine of a finite number."""
+    return _sine(_fixed(x))
+
+
+def _sine(x: int) -> float:
+    quadrant, rest = divmod(x + _HALF_PI // 2, _HALF_PI)
+    rest -= _HALF_PI // 2
+    odd = quadrant & 1
+    square = rest * rest >> _BITS
+    total, term, n = 0, _ONE if odd else rest, 0 if odd else 1
+    while abs(term) > 1:
+        total, term, n = total + term, -(term * square >> _BITS) // ((n + 1) * (n + 2)), n + 2
+    return _float(-total if quadrant & 2 else total)

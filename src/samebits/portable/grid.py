@@ -1,0 +1,83 @@
+"""Numbers on a common power-of-two grid, and sums of them that no order changes.
+
+A sum is the same in every order if no addition rounds. Values become integers times one power of two, so few bits that
+every partial sum is an integer below 2**53, which float64 holds. Then no library, vector width, thread count or device
+can change the result, and any of them may compute it. `docs/portable.md` defines each number exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BITS = 20  # of a factor of a product: 8,192 products of two such integers are below 2**53
+SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms are added
+# Below this, a maximum counts as this large: the power of two that scales it must be a normal float32.
+SMALLEST = 2.0**-80
+# 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
+ROUNDING = 12_582_912.0
+
+_EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
+
+
+def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the powers of two between values and integers of at most `bits` bits.
+
+    Args:
+        x: Any shape, float32 or float64.
+        bits: |x * up| is at most 2**bits.
+        dims: Dimensions that share a power.
+
+    Returns:
+        `up` and `down` = 1 / up, with size 1 in `dims`. Where a value is infinite or NaN, `down` is NaN.
+    """
+    # A maximum has no order. In two stages where the first dimension is among others: torch is slow at once.
+    inner = tuple(dim for dim in dims if dim != 0) or tuple(dims)
+    largest = x.abs().amax(inner, keepdim=True)
+    if len(inner) < len(dims):
+        largest = largest.amax(0, keepdim=True)
+    integer, mask = _EXPONENT[x.dtype]
+    power = (largest.view(integer) & mask).view(x.dtype).clamp_(min=SMALLEST)  # power <= largest < 2 * power
+    # Both are powers of two, so the division is exact. largest - largest is 0, or NaN if it is not finite.
+    return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
+
+
+def integers(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return float32 values of any shape as integers of at most BITS bits, and the power of two to multiply them by."""
+    up, down = grid(x, BITS, dims)
+    return (x * up).add_(ROUNDING).sub_(ROUNDING), down
+
+
+def num_bits(num_terms: int) -> int:
+    """Return the bits of the terms of a sum, so that the sum of their integers is at most 2**53."""
+    return min(SUM_BITS, 53 - max(num_terms - 1, 1).bit_length())
+
+
+def exact_sum(x: Tensor, dims: Sequence[int], *, keepdim: bool = False) -> Tensor:
+    """Sum over dimensions in an arithmetic that no order changes.
+
+    Args:
+        x: Any shape, float32 or float64.
+        dims: Dimensions to sum over.
+        keepdim: Whether they stay, with size 1.
+
+    Returns:
+        float64. Infinite or NaN terms give NaN.
+    """
+    terms = math.prod(x.shape[dim] for dim in dims)
+    if not dims or terms == 1:
+        return (
+            x.double() if keepdim else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+        )
+    if not x.numel():
+        return x.double().sum(tuple(dims), keepdim=keepdim)
+    up, down = grid(x, num_bits(terms), dims)
+    total = (x * up).round_().double().sum(tuple(dims), keepdim=True) * down.double()
+    return total if keepdim else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+
+
+def _all(x: Tensor, dims: Sequence[int]) -> set[int]:
+    return {dim % x.dim() for dim in dims}

@@ -1,0 +1,140 @@
+"""Run each operation of torch in portable arithmetic, or refuse it.
+
+A dispatch mode sees every operation below autograd, also those of the backward pass, of optimizers and of initializers.
+`table.py` lists which have a portable form here and which are portable as they are. All others are refused by name.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # no public name
+
+from samebits.errors import ConfigError
+from samebits.portable.table import AS_IT_IS, HANDLERS, NOT_AS_IT_IS, WITH_ALPHA, with_alpha
+
+_NARROW = (torch.bfloat16, torch.float16)
+# Spaces of names, and names, of what computes nothing: marks for the profiler, messages between ranks.
+HARMLESS = frozenset({"profiler", "c10d", "torchvision::_cuda_version"})
+
+
+class PortableMode(TorchDispatchMode):
+    """Replaces operations by portable ones while it is entered, in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise each operation passes through three more frames. What is compiled is refused anyway.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        function = self._functions.get(func)
+        if function is None:
+            function = self._functions[func] = self._resolve(func)
+        return function(*args, **(kwargs or {}))
+
+    def _resolve(self, func: Any) -> Callable[..., Any]:
+        """Return the portable form of an operation.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        space, _, full_name = func.name().partition("::")
+        name = full_name.partition(".")[0]
+        is_safe = name in AS_IT_IS and full_name not in NOT_AS_IT_IS
+        if space in HARMLESS or func.name() in HARMLESS or is_safe:
+            return func  # type: ignore[no-any-return]
+        if name in WITH_ALPHA:
+            return with_alpha(func)
+        if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
+            return _converting(func, handler)
+        if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
+            return _in_place(_converting(func, handler))
+        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            return partial(self._decompose, func)
+        raise _refused(func.name())
+
+    def _decompose(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        # Without autograd, operations that consist of others arrive here whole.
+        with self:
+            return func.decompose(*args, **kwargs)
+
+
+def _converting(func: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Use the handler for floating-point values only, in float32 at least; and write into `out`, if given."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values = [each for each in args if isinstance(each, Tensor)] or [
+            each for part in args if isinstance(part, (list, tuple)) for each in part if isinstance(each, Tensor)
+        ]
+        if values and not any(each.is_floating_point() for each in values):
+            if any(each.is_complex() for each in values):
+                raise _refused(f"{func.name()} of complex numbers")
+            dtype = kwargs.get("dtype") or torch.int64
+            if not dtype.is_floating_point and _base(func) not in _FLOATING:
+                return func(*args, **kwargs)  # whole numbers
+            args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
+        narrow = next((each.dtype for each in values if each.dtype in _NARROW), None)
+        if narrow is not None:
+            args = tuple(_widened(each) for each in args)
+        out = kwargs.pop("out", None)
+        result = handler(*args, **kwargs)
+        if result is NotImplemented:
+            raise _refused(f"{func.name()} with these arguments")
+        if narrow is not None and kwargs.get("dtype") is None:
+            result = _narrowed(result, narrow)
+        if out is not None:
+            return out.resize_(result.shape).copy_(result)
+        return result
+
+    return run
+
+
+# Functions whose result has a fraction, whatever their arguments.
+_FUNCTIONS = "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
+_FLOATING = frozenset(_FUNCTIONS.split())
+
+
+def _base(func: Any) -> str:
+    """Name without space, overload and the mark of an operation in place."""
+    return str(func.name()).partition("::")[2].partition(".")[0].removesuffix("_")
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _NARROW else value
+
+
+def _narrowed(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_narrowed(each, dtype) for each in value)
+    return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(function(x, *args, **kwargs))
+
+    return run
+
+
+def _refused(name: str) -> ConfigError:
+    where = next(
+        (f"{each.filename}:{each.lineno}: {each.line}" for each in reversed(traceback.extract_stack())
+         if "/torch/" not in each.filename and "/samebits/portable/" not in each.filename), None,
+    )  # fmt: skip
+    return ConfigError(
+        f"{name} has no portable form",
+        where=where,
+        cause="With kernels=portable every operation must have equal bits on each processor.",
+        fix="Use another operation, or set kernels=auto.",
+    )

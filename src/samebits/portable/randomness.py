@@ -1,0 +1,101 @@
+"""Random numbers that are equal on every device: a counter-based hash of a key that the CPU's generator draws.
+
+torch's generators differ between CPU and CUDA, and its normal numbers between processors. Number i of a draw with key k
+is SplitMix64's finalizer of k + i * 0x9E3779B97F4A7C15 (`data/keyed.py` has the same). The state stays in torch's own
+generator, so seeds and checkpoints work as ever. Arguments are those of torch's operations (ATen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from samebits.portable.functions import cos, log64, sin, sqrt
+
+_CHUNK = 1 << 15
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+_STEP, _FIRST, _SECOND = (_signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _hashes(n: int, device: torch.device, generator: torch.Generator | None, per_number: int = 1) -> Iterator[Tensor]:
+    """Yield (chunk * per_number,) int64 of 63 random bits, for n numbers in chunks."""
+    if generator is not None and generator.device.type != "cpu":
+        generator = None
+    key = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
+    for start in range(0, n, _CHUNK):
+        count = per_number * min(_CHUNK, n - start)
+        x = torch.arange(per_number * start, per_number * start + count, device=device)
+        x.mul_(_STEP).add_(_signed((key + _GOLDEN) & (1 << 64) - 1))  # int64 wraps around, as uint64 does
+        for shift, factor in ((30, _FIRST), (27, _SECOND)):
+            x.bitwise_xor_((x >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
+        x.bitwise_xor_((x >> 31) & ((1 << 33) - 1))
+        yield (x >> 1) & ((1 << 63) - 1)
+
+
+def _fill(x: Tensor, parts: Iterator[Tensor]) -> Tensor:
+    """Write chunks into a tensor, in the order of its elements."""
+    return x.copy_(torch.cat(list(parts)).view(x.shape)) if x.numel() else x
+
+
+def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill with uniform numbers of 24 bits in [low, high)."""
+    units = (bits >> 39 for bits in _hashes(x.numel(), x.device, generator))
+    return _fill(x, ((each.double() * 2.0**-24 * (high - low) + low).to(x.dtype) for each in units))
+
+
+def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill with normal numbers: sqrt(-2 log u) cos(2 pi v) of two uniform numbers each (Box and Muller, 1958)."""
+
+    def numbers() -> Iterator[Tensor]:
+        for bits in _hashes(x.numel(), x.device, generator, 2):
+            u, v = ((bits >> 31).double() * 2.0**-32).view(-1, 2).unbind(1)
+            radius = sqrt((log64(1.0 - u) * -2.0).float()).double()
+            # Eighths of the circle keep the argument of the series small.
+            yield ((radius * _cos_turns(v)) * std + mean).to(x.dtype)
+
+    return _fill(x, numbers())
+
+
+def _cos_turns(v: Tensor) -> Tensor:
+    """Cosine of 2 pi v, 0 <= v < 1."""
+    quarter = torch.round(v * 4.0)
+    rest = (v - quarter * 0.25) * (2.0 * math.pi)
+    k = quarter.long() & 3
+    value = torch.where((k & 1).bool(), -sin(rest), cos(rest))
+    return torch.where(k == 2, -value, torch.where(k == 3, -value, value))
+
+
+def bernoulli(x: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
+    if p is None:
+        return (uniform(torch.empty_like(x), generator=generator) < x).to(x.dtype)
+    return _fill(x, ((bits >> 39 < p * 2.0**24).to(x.dtype) for bits in _hashes(x.numel(), x.device, generator)))
+
+
+def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill with whole numbers in [low, high)."""
+    return _fill(x, (low + bits % (high - low) for bits in _hashes(x.numel(), x.device, generator)))
+
+
+def permutation(n: int, device: torch.device, *, generator: torch.Generator | None = None) -> Tensor:
+    """Return 0 to n - 1 in a random order, (n,) int64: the order of n hashes."""
+    if not n:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    return torch.cat(list(_hashes(n, device, generator))).argsort(stable=True)
+
+
+def dropout(x: Tensor, p: float, training: bool | None) -> tuple[Tensor, Tensor]:
+    """Return x / (1 - p) where kept and 0 elsewhere, and what was kept."""
+    if training is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = bernoulli(torch.empty(x.shape, device=x.device), 1.0 - p) > 0
+    return x * kept * (1.0 / (1.0 - p) if p < 1 else 0.0), kept

@@ -1,0 +1,239 @@
+"""Normalization, softmax, losses, means and norms: sums on a grid, the rest elementwise.
+
+Signatures are those of torch's operations (ATen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from samebits.portable.functions import exp, exp64, log64, rsqrt, sqrt
+from samebits.portable.grid import exact_sum
+
+Dims = int | Sequence[int] | None
+
+
+def dims_of(x: Tensor, dim: Dims) -> list[int]:
+    """Return dimensions as a list from 0; all, where an operation names none."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(x.dim()))
+    return [each % max(x.dim(), 1) for each in ([dim] if isinstance(dim, int) else dim)]
+
+
+def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over dimensions."""
+    return exact_sum(x, dims_of(x, dim), keepdim=keepdim).to(dtype or x.dtype)
+
+
+def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Mean over dimensions."""
+    dims = dims_of(x, dim)
+    return (exact_sum(x, dims, keepdim=keepdim) / math.prod(x.shape[i] for i in dims)).to(dtype or x.dtype)
+
+
+def var_mean(
+    x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Variance and mean over dimensions."""
+    dims = dims_of(x, dim)
+    n = math.prod(x.shape[i] for i in dims)
+    center = mean(x, dims, keepdim=True)
+    deviation = x - center
+    spread = exact_sum(deviation * deviation, dims, keepdim=keepdim) / max(
+        n - (1 if correction is None else correction), 0
+    )
+    return spread.to(x.dtype), mean(x, dims, keepdim)
+
+
+def norm(
+    x: Tensor, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Norms 1, 2 and infinity."""
+    x, dims = x.to(dtype or x.dtype), dims_of(x, dim)
+    if p == 2:
+        return sqrt(exact_sum(x.double() * x.double(), dims, keepdim=keepdim).to(x.dtype))
+    if p == 1:
+        return exact_sum(x.abs(), dims, keepdim=keepdim).to(x.dtype)
+    if math.isinf(p):
+        return x.abs().amax(dims, keepdim=keepdim) if p > 0 else x.abs().amin(dims, keepdim=keepdim)
+    raise NotImplementedError
+
+
+def _wide(values: Tensor, dim: int) -> Tensor:
+    """(C,) -> (1, C, 1, ...), to be combined with (N, C, ...)."""
+    return values.view(1, -1, *[1] * (dim - 2))
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Normalize (N, C, ...) by the statistics of the batch or the running ones; update these in training."""
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        center, inverse = running_mean, rsqrt(running_var + eps)
+        empty = x.new_empty(0)
+        return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
+    dims = [i for i in range(x.dim()) if i != 1]
+    n = x.numel() // x.shape[1]
+    center = (exact_sum(x, dims) / n).float()
+    deviation = x - _wide(center, x.dim())
+    variance = exact_sum(deviation * deviation, dims) / n
+    inverse = rsqrt(variance.float() + eps)
+    for running, new in ((running_mean, center), (running_var, (variance * (n / max(n - 1, 1))).float())):
+        if running is not None:
+            running.mul_(1 - momentum).add_(new * momentum)
+    return _scaled(deviation, inverse, weight, bias), center, inverse
+
+
+def _scaled(deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scale = inverse if weight is None else inverse * weight
+    result = deviation.mul_(_wide(scale, deviation.dim()))
+    return result if bias is None else result.add_(_wide(bias, deviation.dim()))
+
+
+def batch_norm_backward(
+    g: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    center: Tensor | None, inverse: Tensor | None, training: bool, eps: float, mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of input, weight and bias of `batch_norm`."""
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        center, inverse = running_mean, rsqrt(running_var + eps)
+    assert center is not None
+    assert inverse is not None
+    dims = [i for i in range(x.dim()) if i != 1]
+    n = x.numel() // x.shape[1]
+    normal = (x - _wide(center, x.dim())).mul_(_wide(inverse, x.dim()))
+    sum_g, sum_gx = exact_sum(g, dims), exact_sum(g * normal, dims)
+    gradient = None
+    if mask[0]:
+        scale = _wide(inverse if weight is None else inverse * weight, x.dim())
+        if training:
+            gradient = g - _wide((sum_g / n).float(), x.dim())
+            gradient.sub_(normal.mul_(_wide((sum_gx / n).float(), x.dim()))).mul_(scale)
+        else:
+            gradient = g * scale
+    return gradient, sum_gx.float() if mask[1] else None, sum_g.float() if mask[2] else None
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize over the last dimensions."""
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    n = math.prod(shape)
+    center = (exact_sum(x, dims, keepdim=True) / n).float()
+    deviation = x - center
+    inverse = rsqrt((exact_sum(deviation * deviation, dims, keepdim=True) / n).float() + eps)
+    result = deviation.mul_(inverse)
+    if weight is not None:
+        result = result.mul_(weight)
+    return result if bias is None else result.add_(bias), center, inverse
+
+
+def layer_norm_backward(
+    g: Tensor, x: Tensor, shape: Sequence[int], center: Tensor, inverse: Tensor, weight: Tensor | None,
+    bias: Tensor | None, mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of input, weight and bias of `layer_norm`."""
+    dims, others = list(range(x.dim() - len(shape), x.dim())), list(range(x.dim() - len(shape)))
+    n = math.prod(shape)
+    normal = (x - center).mul_(inverse)
+    gradient = None
+    if mask[0]:
+        inner = g if weight is None else g * weight
+        mean_g = (exact_sum(inner, dims, keepdim=True) / n).float()
+        mean_gx = (exact_sum(inner * normal, dims, keepdim=True) / n).float()
+        gradient = (inner - mean_g).sub_(normal * mean_gx).mul_(inverse)
+    of_weight = exact_sum(g * normal, others).float() if mask[1] else None
+    return gradient, of_weight, exact_sum(g, others).float() if mask[2] else None
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, size: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize (N, C, ...) over groups of channels."""
+    flat = x.reshape(n, groups, c // groups * size)
+    normal, center, inverse = layer_norm(flat, flat.shape[2:], None, None, eps)
+    result = normal.view(n, c, size)
+    if weight is not None:
+        result = result.mul_(weight.view(1, c, 1))
+    if bias is not None:
+        result = result.add_(bias.view(1, c, 1))
+    return result.view(x.shape), center.view(n, groups), inverse.view(n, groups)
+
+
+def group_norm_backward(
+    g: Tensor, x: Tensor, center: Tensor, inverse: Tensor, weight: Tensor | None, n: int, c: int, size: int,
+    groups: int, mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of input, weight and bias of `group_norm`."""
+    shape = (n, groups, c // groups * size)
+    center, inverse = center.view(n, groups, 1), inverse.view(n, groups, 1)
+    normal = (x.reshape(shape) - center).mul_(inverse).view(n, c, size)
+    g = g.reshape(n, c, size)
+    inner = g if weight is None else g * weight.view(1, c, 1)
+    gradient, *_ = layer_norm_backward(
+        inner.reshape(shape), x.reshape(shape), shape[2:], center, inverse, None, None, (mask[0], False, False)
+    )
+    of_weight = exact_sum(g * normal, (0, 2)).float() if mask[1] else None
+    result = None if gradient is None else gradient.view(x.shape)
+    return result, of_weight, exact_sum(g, (0, 2)).float() if mask[2] else None
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Logarithm of the softmax over a dimension."""
+    shifted = (x - x.amax(dim, keepdim=True)).double()
+    return shifted.sub_(log64(exact_sum(exp64(shifted), (dim,), keepdim=True))).to(x.dtype)
+
+
+def log_softmax_backward(g: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of `log_softmax`'s argument."""
+    return (g.double() - exp64(result.double()).mul_(exact_sum(g, (dim,), keepdim=True))).to(dtype)
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Softmax over a dimension. Where all are -infinity, NaN."""
+    e = exp((x - x.amax(dim, keepdim=True)).double())
+    return (e / exact_sum(e, (dim,), keepdim=True)).to(x.dtype)
+
+
+def softmax_backward(g: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of `softmax`'s argument."""
+    return ((g - exact_sum(g * result, (dim,), keepdim=True).float()) * result).to(dtype)
+
+
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """Negative log likelihood of (N, C) or (C,), or of (N, C, H, W), with the sum of the weights."""
+    classes = 0 if x.dim() == 1 else 1
+    is_used = target != ignore_index
+    place = torch.where(is_used, target, 0).unsqueeze(classes)
+    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
+    if reduction == 0:
+        return losses, x.new_zeros(())
+    every = list(range(losses.dim()))
+    total, loss = exact_sum(weights, every), exact_sum(losses, every)
+    return (loss / total if reduction == 1 else loss).to(x.dtype), total.to(x.dtype)
+
+
+def nll_loss_backward(
+    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+) -> Tensor:
+    """Return the gradient of `nll_loss`'s argument."""
+    classes = 0 if x.dim() == 1 else 1
+    is_used = target != ignore_index
+    place = torch.where(is_used, target, 0).unsqueeze(classes)
+    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    each = -g * weights / total if reduction == 1 else -g * weights
+    each = torch.where(is_used, each, 0.0)
+    return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))

@@ -1,0 +1,76 @@
+"""Portable arithmetic in plain Python integers, written from docs/portable.md and not from the package's code."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+SMALLEST = 2.0**-80
+
+
+def exponent(values: Sequence[float]) -> int:
+    """The e with 2**(e - 1) <= max < 2**e, where values below 2**-80 count as that."""
+    return math.frexp(max([SMALLEST, *map(abs, values)]))[1]
+
+
+def on_grid(values: Sequence[float], bits: int) -> tuple[list[int], int]:
+    """Integers of at most `bits` bits, and the exponent of the power of two to multiply them by."""
+    e = exponent(values)
+    # Python rounds a fraction half to even.
+    return [round(Fraction(value) * Fraction(2) ** (bits - e)) for value in values], e - bits
+
+
+def product(rows: Sequence[Sequence[float]], columns: Sequence[Sequence[float]]) -> list[list[np.float32]]:
+    """Rows times columns."""
+    left, right = [on_grid(row, 20) for row in rows], [on_grid(column, 20) for column in columns]
+    return [
+        [
+            rounded(sum(a * b for a, b in zip(p, q, strict=True))) * np.float32(2.0**e) * np.float32(2.0**f)
+            for q, f in right
+        ]
+        for p, e in left
+    ]
+
+
+def rounded(total: int) -> np.float32:
+    """To float64, then to float32."""
+    return np.float32(float(total))
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """The sum of a list."""
+    if len(values) == 1:
+        return values[0]
+    bits = min(40, 53 - max(len(values) - 1, 1).bit_length())
+    integers, e = on_grid(values, bits)
+    return math.ldexp(float(sum(integers)), e)
+
+
+def convolve(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: int) -> np.ndarray:
+    """(N, C, H, W) with (O, C, k, k)."""
+    kernel = w.shape[2]
+    padded = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    reach = dilation * (kernel - 1) + 1
+    size = [(padded.shape[2 + d] - reach) // stride + 1 for d in (0, 1)]
+    weights = [on_grid(each.ravel().tolist(), 20) for each in w]
+    result = np.zeros((len(x), len(w), *size), np.float32)
+    for n, image in enumerate(padded):
+        integers, e = on_grid(image.ravel().tolist(), 20)
+        whole = np.array(integers, dtype=object).reshape(image.shape)
+        for i, j in np.ndindex(*size):
+            y, z = i * stride, j * stride
+            patch = whole[:, y : y + reach : dilation, z : z + reach : dilation].ravel().tolist()
+            for o, (taps, f) in enumerate(weights):
+                total = sum(a * b for a, b in zip(patch, taps, strict=True))
+                result[n, o, i, j] = rounded(total) * np.float32(2.0**e) * np.float32(2.0**f)
+    return result
+
+
+def random_bits(key: int, index: int) -> int:
+    """63 bits of number `index` of a draw."""
+    mask = (1 << 64) - 1
+    x = (key + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = ((x ^ (x >> shift)) * factor) & mask
+    return (x ^ (x >> 31)) >> 1

@@ -1,0 +1,33 @@
+"""Portable arithmetic gives recorded bits, whichever kernels, libraries and threads compute them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Of `python -m tests.unit.portable.networks`, on any processor.
+RECORDED = """\
+residual f278a1d13ce6b0da
+recurrent 45610f1021893942
+attention ae686bca103ae65d
+decoder f68a922250026ca5
+"""
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        pytest.param({}, 1, id="the fastest kernels of this processor"),
+        pytest.param({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, 1, id="no vectors"),
+        pytest.param({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, 2, id="AVX2, two threads"),
+        pytest.param({"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, 4, id="no VNNI", marks=FULL),
+        pytest.param({"MKL_CBWR": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"}, 1, id="SSE4", marks=FULL),
+        pytest.param({"ATEN_CPU_CAPABILITY": "default"}, 4, id="no vectors, four threads", marks=FULL),
+    ],
+)
+def test_networks_have_the_recorded_hashes(variables: dict[str, str], threads: int) -> None:
+    command = [sys.executable, "-m", "tests.unit.portable.networks", str(threads)]
+    found = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert found.stdout == RECORDED, found.stderr[-2_000:]

@@ -1,0 +1,146 @@
+"""Portable arithmetic against an oracle in plain integers: equal in every bit, borders included."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+from samebits.portable import floats, functions, products, randomness
+from samebits.portable.convolution import convolve
+from samebits.portable.grid import exact_sum
+from samebits.portable.products import FLOAT64, INT8, encode, int8_kernels, matmul, product
+from tests.unit.portable import oracle
+
+VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [0.0, -0.0, 1.0, 2.0**-126, 2.0**-149, -(2.0**-149), 2.0**127, 1.5 * 2.0**-80, 2.0**-100]
+)
+
+
+def floats32(*shape: int | st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
+    sizes = st.tuples(*(st.just(each) if isinstance(each, int) else each for each in shape))
+    return sizes.flatmap(lambda size: arrays.arrays(np.float32, size, elements=VALUES))
+
+
+def same(found: Tensor, expected: object) -> bool:
+    """Equal bits, zeros included."""
+    return found.numpy().tobytes() == np.array(expected, np.float32).tobytes()
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_product_is_the_oracles(data: st.DataObject) -> None:
+    m, k, n = (data.draw(st.integers(1, most)) for most in (4, 12, 4))
+    a, b = data.draw(floats32(m, k)), data.draw(floats32(k, n))
+    assert same(matmul(torch.from_numpy(a), torch.from_numpy(b)), oracle.product(a.tolist(), b.T.tolist()))
+
+
+@pytest.mark.parametrize("k", [1, 8_192, 8_193, 200_000])
+def test_a_long_product_is_the_oracles(k: int) -> None:
+    rng = np.random.default_rng(k)
+    a, b = (rng.standard_normal((2, k)).astype(np.float32) for _ in range(2))
+    # All of one sign and the largest: the sum of integers needs all bits.
+    b[1] = a[1] = 1.0 - 2.0**-24
+    assert same(matmul(torch.from_numpy(a), torch.from_numpy(b.T.copy())), oracle.product(a.tolist(), b.tolist()))
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_convolution_is_the_oracles(data: st.DataObject) -> None:
+    stride, padding, dilation, kernel = (data.draw(st.integers(*each)) for each in ((1, 2), (0, 2), (1, 2), (1, 3)))
+    size = data.draw(st.integers(dilation * (kernel - 1) + 1, 6))
+    x, w = data.draw(floats32(2, 2, size, size)), data.draw(floats32(3, 2, kernel, kernel))
+    found = convolve(
+        torch.from_numpy(x), torch.from_numpy(w), (stride,) * 2, (padding,) * 2, (dilation,) * 2, 1
+    ).contiguous()  # fmt: skip
+    assert same(found, oracle.convolve(x, w, stride, padding, dilation))
+
+
+@settings(max_examples=300)
+@given(values=floats32(st.integers(1, 40)))
+def test_a_sum_is_the_oracles(values: np.ndarray) -> None:
+    assert exact_sum(torch.from_numpy(values), (0,)).item() == oracle.exact_sum(values.tolist())
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_infinity_and_nan_come_out_as_nan_in_their_row_only(bad: float) -> None:
+    a = torch.ones(3, 5)
+    a[1, 2] = bad
+    found = matmul(a, torch.ones(5, 2))
+    assert found[1].isnan().all()
+    assert not found[[0, 2]].isnan().any()
+    assert exact_sum(a, (1,))[1].isnan()
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_int8_is_faster", lambda device: True)
+
+
+def test_digits_of_eight_bits_give_the_bits_of_float64(digits: None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-(2**20), 2**20 + 1, size, generator=generator).float() for size in ((64, 96), (96, 32)))
+    a[0], b[:, 0] = 2.0**20, -(2.0**20)
+    left = {unit: encode(a, unit).movedim(0, -2) for unit in (INT8, FLOAT64)}
+    by_int8 = product(left[INT8], encode(b, INT8).flip(0))
+    assert torch.equal(by_int8, product(left[FLOAT64], encode(b, FLOAT64)))
+    assert torch.equal(by_int8, (a.double() @ b.double()))
+
+
+def test_this_processors_int8_unit_is_tested_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with int8_kernels():
+        wrong = torch._int_mm
+        monkeypatch.setattr(torch, "_int_mm", lambda a, b: wrong(a, b).clamp(-32_768, 32_767))
+        assert not products._is_exact("cpu")  # as without VNNI, where sums of two products saturate
+
+
+@given(key=st.integers(-(2**63), 2**63 - 1), n=st.integers(1, 50))
+def test_random_bits_are_the_oracles(key: int, n: int) -> None:
+    class Fixed:
+        def __call__(self, *_: object, **__: object) -> Tensor:
+            return torch.tensor(key)
+
+    original = torch.randint
+    try:
+        torch.randint = Fixed()  # type: ignore[assignment]
+        (bits,) = randomness._hashes(n, torch.device("cpu"), None)
+    finally:
+        torch.randint = original
+    assert bits.tolist() == [oracle.random_bits(key & (2**64 - 1), i) for i in range(n)]
+
+
+def test_drawn_numbers_have_the_moments_of_their_distribution() -> None:
+    torch.manual_seed(0)
+    normal, uniform = randomness.normal(torch.empty(200_000)), randomness.uniform(torch.empty(200_000), -1, 3)
+    assert normal.mean().item() == pytest.approx(0, abs=0.01)
+    assert normal.std().item() == pytest.approx(1, abs=0.01)
+    assert normal.pow(4).mean().item() == pytest.approx(3, abs=0.1)
+    assert (uniform.mean().item(), uniform.min().item() >= -1, uniform.max().item() < 3) == (
+        pytest.approx(1, abs=0.02), True, True,
+    )  # fmt: skip
+    assert randomness.permutation(1_000, torch.device("cpu")).sort().values.tolist() == list(range(1_000))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("exp", -87, 88), ("log", 1e-30, 1e30), ("sigmoid", -87, 87), ("tanh", -10, 10), ("erf", -5, 5),
+        ("sin", -1e4, 1e4), ("cos", -1e4, 1e4), ("log1p", -0.99, 100), ("expm1", -10, 10),
+    ],
+)  # fmt: skip
+def test_functions_have_the_error_of_one_rounding(name: str, low: float, high: float) -> None:
+    x = torch.linspace(low, high, 100_001)
+    found, expected = getattr(functions, name)(x).double(), getattr(torch, name)(x.double())
+    error = ((found - expected).abs() / expected.abs().clamp(min=2.0**-126)).max().item()
+    assert error < 6.2e-8  # half a last place of float32 is 5.96e-8
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sin", "cos"])
+@given(x=st.floats(1e-3, 700))
+def test_python_floats_are_rounded_once(name: str, x: float) -> None:
+    found, expected = getattr(floats, name)(x), getattr(math, name)(x)
+    assert found in (expected, math.nextafter(expected, math.inf), math.nextafter(expected, -math.inf))

@@ -1,0 +1,121 @@
+"""Operations without a portable form are refused by name before they compute."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samebits.errors import ConfigError
+from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
+
+X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
+ROWS = X.view(8, 8)
+REFUSED: dict[str, Callable[[], object]] = {
+    "prod": lambda: ROWS.prod(1),
+    "cumprod": lambda: ROWS.cumprod(1),
+    "logcumsumexp": lambda: ROWS.logcumsumexp(1),
+    "cholesky": lambda: torch.linalg.cholesky(ROWS @ ROWS.T + torch.eye(8)),
+    "eigh": lambda: torch.linalg.eigh(ROWS @ ROWS.T),
+    "svd": lambda: torch.linalg.svd(ROWS),
+    "qr": lambda: torch.linalg.qr(ROWS),
+    "inverse": lambda: torch.linalg.inv(ROWS + torch.eye(8)),
+    "solve": lambda: torch.linalg.solve(torch.eye(8), ROWS),
+    "fft": lambda: torch.fft.fft(ROWS),
+    "rfft": lambda: torch.fft.rfft2(ROWS),
+    "stft": lambda: torch.stft(ROWS, 4, return_complex=True),
+    "complex product": lambda: (ROWS + 0j) @ (ROWS + 0j),
+    "float64 convolution": lambda: F.conv2d(X.double(), X.double()),
+    "conv3d": lambda: F.conv3d(X[None], X[None]),
+    "grid_sample": lambda: F.grid_sample(X, torch.zeros(1, 4, 4, 2), align_corners=False),
+    "bicubic": lambda: F.interpolate(X, scale_factor=2, mode="bicubic"),
+    "trilinear": lambda: F.interpolate(X[None], scale_factor=2, mode="trilinear"),
+    "antialiased": lambda: F.interpolate(X, size=4, mode="bilinear", antialias=True),
+    "fractional pooling": lambda: F.fractional_max_pool2d(X, 2, output_size=3),
+    "atan2": lambda: torch.atan2(ROWS, ROWS),
+    "acos": lambda: torch.acos(ROWS - 1.0),
+    "lgamma": lambda: torch.lgamma(ROWS),
+    "digamma": lambda: torch.digamma(ROWS),
+    "erfinv": lambda: torch.erfinv(ROWS - 1.0),
+    "bessel": lambda: torch.special.i0(ROWS),
+    "cdist": lambda: torch.cdist(ROWS, ROWS),
+    "exponential": lambda: torch.empty(8).exponential_(),
+    "multinomial": lambda: torch.multinomial(ROWS, 2),
+    "poisson": lambda: torch.poisson(ROWS),
+    "scatter with a product": lambda: ROWS.scatter(0, torch.zeros(1, 8, dtype=torch.int64), ROWS, reduce="multiply"),
+    "scatter_reduce": lambda: ROWS.scatter_reduce(0, torch.zeros(8, 8, dtype=torch.int64), ROWS, "mean"),
+    "ctc_loss": lambda: F.ctc_loss(ROWS[:, None], torch.ones(1, 2), torch.tensor([8]), torch.tensor([2])),
+    "weighted bincount": lambda: torch.bincount(torch.zeros(8, dtype=torch.int64), ROWS[0]),
+    "histogram": lambda: torch.histc(ROWS),
+}
+
+
+@pytest.mark.parametrize("make", [pytest.param(each, id=name) for name, each in REFUSED.items()])
+def test_an_operation_is_refused_with_its_name_and_place(make: Callable[[], object]) -> None:
+    with portable_arithmetic(), pytest.raises(ConfigError, match=r"aten::\w+.* has no portable form") as error:
+        make()
+    assert "test_refusals.py" in error.value.slots["where"]
+    make()  # outside, torch computes it
+
+
+class Rare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumprod(1)
+
+
+def test_the_error_names_the_line_of_the_module() -> None:
+    with portable_arithmetic(), pytest.raises(ConfigError) as error:
+        nn.Sequential(nn.Linear(8, 8), Rare())(ROWS)
+    assert "return x.cumprod(1)" in error.value.slots["where"]
+
+
+@pytest.fixture
+def switched_on() -> Iterator[None]:
+    use_portable_arithmetic(True)
+    yield
+    use_portable_arithmetic(False)
+
+
+def test_a_process_leaves_portable_arithmetic_as_it_was_before(switched_on: None) -> None:
+    use_portable_arithmetic(True)  # again changes nothing
+    with pytest.raises(ConfigError):
+        ROWS.prod(1)
+    use_portable_arithmetic(False)
+    assert ROWS.prod(1).shape == (8,)
+    assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
+
+
+@pytest.mark.parametrize(
+    ("name", "x"),
+    [
+        ("sum", ROWS.bfloat16()), ("matmul", ROWS.bfloat16()), ("softmax", ROWS.bfloat16()), ("exp", ROWS.half()),
+        ("layer_norm", ROWS.bfloat16()),
+    ],
+)  # fmt: skip
+def test_narrow_types_compute_in_float32_and_keep_their_type(name: str, x: Tensor) -> None:
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "sum": lambda x: x.sum(1), "matmul": lambda x: x @ x, "softmax": partial(torch.softmax, dim=1),
+        "exp": torch.exp, "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    }  # fmt: skip
+    with portable_arithmetic():
+        found = functions[name](x)
+        wide = functions[name](x.float())
+    assert found.dtype == x.dtype
+    assert torch.equal(found, wide.to(x.dtype))
+
+
+def test_gradients_are_those_of_torch() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.GELU(), nn.ConvTranspose2d(4, 2, 3, 2), nn.Hardswish(),
+        nn.AvgPool2d(2), nn.Mish(), nn.Flatten(), nn.LayerNorm(32), nn.ELU(), nn.PReLU(), nn.Linear(32, 3),
+    )  # fmt: skip
+    x, y = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def gradients(loss: Tensor) -> Tensor:
+        return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
+
+    with portable_arithmetic():
+        found = gradients(F.cross_entropy(model(x), y))
+    assert torch.allclose(found, gradients(F.cross_entropy(model(x), y)), rtol=1e-3, atol=1e-5)
