@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 from typer.main import get_command
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
     """
     try:
         _check_current_folder()
-        result = get_command(app)(list(arguments), prog_name="samebits", standalone_mode=False)
+        result = _command()(list(arguments), prog_name="samebits", standalone_mode=False)
         # Here: at Python's exit it would be too late to report a full disk or a closed pipe.
         sys.stdout.flush()
     except SamebitsError as error:
@@ -99,6 +99,10 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
 
 
 @cache  # it reads the signatures of all commands
+def _command() -> Any:
+    return get_command(app)
+
+
 def _print_error(error: SamebitsError) -> None:
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)

@@ -128,11 +128,7 @@ def take_fingerprint(
 
 def code_digests(recipe: str) -> Named:
     """Return digests of the package's files, and of a recipe file with the loaded modules in or below its folder."""
-    package = hashlib.sha256()
-    for file in sorted(_ROOT.rglob("*.py")):
-        package.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode())
-        package.update(hashlib.sha256(file.read_bytes()).digest())
-    digests = {PACKAGE: short_digest(package.digest())}
+    digests = {PACKAGE: _package_digest()}
     if recipe.endswith(".py"):
         path = Path(recipe)
         for file in sorted({path, *_modules_below(path.parent)}):
@@ -146,6 +142,14 @@ def code_digests(recipe: str) -> Named:
 
 
 @cache  # once per process: it reads every file of the package
+def _package_digest() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(_ROOT.rglob("*.py")):
+        digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return short_digest(digest.digest())
+
+
 def _modules_below(folder: Path) -> Iterator[Path]:
     """Yield the files of loaded modules in a folder, without installed packages and Samebits itself."""
     installed = {Path(sys.prefix), Path(sys.base_prefix), _ROOT}
