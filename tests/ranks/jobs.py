@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -256,7 +257,7 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
     """Which calls of the stop flag say so, when one rank was asked to stop before the first; step by step together."""
     import torch.distributed as dist
 
-    flag = StopFlag(world, Asked(world.rank == asked_rank))
+    flag = StopFlag(SimpleNamespace(world=world), Asked(world.rank == asked_rank))
     answers = []
     with patch("samebits.engine.graceful_stop.POLL_S", 0.0):
         for _ in range(num_calls):
