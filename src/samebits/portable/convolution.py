@@ -131,10 +131,9 @@ def _first(x: Tensor) -> Tensor:
 
 
 def _matrix(w: Tensor, unit: int, groups: int) -> Tensor:
-    """(O, C, kh, kw) integers -> (groups, digits reversed, kh * kw * C, O / groups)."""
-    o = w.shape[0]
-    columns = w.permute(2, 3, 1, 0).reshape(-1, groups, o // groups).transpose(0, 1).contiguous()
-    return encode(columns, unit).flip(0).transpose(0, 1)
+    """(O, C, kh, kw) integers -> (groups, digits reversed, kh * kw * C, O / groups), a transposed view."""
+    rows = encode(w.permute(0, 2, 3, 1).reshape(groups, w.shape[0] // groups, -1), unit)
+    return rows.flip(0).permute(1, 2, 0, 3).contiguous().permute(0, 2, 3, 1)
 
 
 def _columns(

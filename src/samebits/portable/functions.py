@@ -21,16 +21,16 @@ _LN2, _LN2_REST = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _LOG2_E = 1.44269504088896338700
 _EXP = [1 / math.factorial(n) for n in range(11)]  # degree 10 on |x| <= ln 2 / 2: 7e-13
 _LOG = [1 / n for n in range(1, 20, 2)]  # of 2 artanh s on |s| < 0.172: 1e-16
-_SIN = [(-1) ** n / math.factorial(2 * n + 1) for n in range(8)]  # on |x| <= pi / 4: 6e-17
-_COS = [(-1) ** n / math.factorial(2 * n) for n in range(9)]
+SIN = [(-1) ** n / math.factorial(2 * n + 1) for n in range(8)]  # on |x| <= pi / 4: 6e-17
+COS = [(-1) ** n / math.factorial(2 * n) for n in range(9)]
 # pi / 2 in three parts of 33 bits each and a rest: products with integers below 2**20 are exact.
 _HALF_PI = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
 _ERF = [(-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(45)]  # times 2 / sqrt(pi), on |x| < 3: 1e-12
 _ERFC_TERMS = 50  # of the continued fraction on 3 <= |x| < 6
 
 
-def _poly(x: Tensor, coefficients: list[float]) -> Tensor:
-    """Horner's rule, lowest coefficient first; each operation is a kernel of its own, so none is contracted."""
+def poly(x: Tensor, coefficients: list[float]) -> Tensor:
+    """Evaluate a polynomial of any shape, lowest coefficient first. In place: no product and sum become one kernel."""
     result = torch.full_like(x, coefficients[-1])
     for each in coefficients[-2::-1]:
         result.mul_(x).add_(each)
@@ -67,7 +67,7 @@ def exp64(x: Tensor) -> Tensor:
     x = x.clamp(-150.0, 150.0)
     k = torch.round(x * _LOG2_E)
     rest = (x - k * _LN2).sub_(k * _LN2_REST)
-    return _poly(rest, _EXP).mul_(power_of_two(k.nan_to_num(0.0)))
+    return poly(rest, _EXP).mul_(power_of_two(k.nan_to_num(0.0)))
 
 
 def log64(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def log64(x: Tensor) -> Tensor:
     mantissa = torch.where(is_large, mantissa * 0.5, mantissa)
     exponent = (exponent + is_large).double()
     s = (mantissa - 1.0) / (mantissa + 1.0)
-    result = (_poly(s * s, _LOG).mul_(s).mul_(2.0)).add_(exponent * _LN2_REST).add_(exponent * _LN2)
+    result = (poly(s * s, _LOG).mul_(s).mul_(2.0)).add_(exponent * _LN2_REST).add_(exponent * _LN2)
     result = torch.where(x == 0, -math.inf, torch.where(x < 0, math.nan, result))
     return torch.where(x.isfinite(), result, torch.where(x == -math.inf, math.nan, x))
 
@@ -145,7 +145,7 @@ def erf64(x: Tensor) -> Tensor:
     """Error function of float64: its series below 3, then 1 - e**-x**2 times a continued fraction."""
     a = x.abs().clamp_(max=6.0)
     small = a.clamp(max=3.0)
-    series = _poly(small * small, _ERF).mul_(small).mul_(2.0 / math.sqrt(math.pi))
+    series = poly(small * small, _ERF).mul_(small).mul_(2.0 / math.sqrt(math.pi))
     large = a.clamp(min=3.0)
     fraction = large.clone()
     for n in range(_ERFC_TERMS, 0, -1):
@@ -164,7 +164,7 @@ def _sin_cos(x: Tensor, quarter: int) -> Tensor:
         rest = rest - k * part
     square = rest * rest
     quadrant = (k.nan_to_num(0.0, 0.0, 0.0).long() + quarter) & 3
-    value = torch.where((quadrant & 1).bool(), _poly(square, _COS), _poly(square, _SIN).mul_(rest))
+    value = torch.where((quadrant & 1).bool(), poly(square, COS), poly(square, SIN).mul_(rest))
     value = torch.where((quadrant & 2).bool(), -value, value)
     # Beyond, products with the parts of pi / 2 round: no radian of a network is that large.
     return torch.where(x.abs() < 2.0**20, value, math.nan)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from samebits.portable.functions import cos, log64, sin, sqrt
+from samebits.portable.functions import COS, SIN, log64, poly, sqrt
 
 _CHUNK = 1 << 15
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -26,14 +26,13 @@ def _signed(value: int) -> int:
 _STEP, _FIRST, _SECOND = (_signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def _hashes(n: int, device: torch.device, generator: torch.Generator | None, per_number: int = 1) -> Iterator[Tensor]:
-    """Yield (chunk * per_number,) int64 of 63 random bits, for n numbers in chunks."""
+def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Yield n int64 of 63 random bits, in chunks of an even size (but the last)."""
     if generator is not None and generator.device.type != "cpu":
         generator = None
     key = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
     for start in range(0, n, _CHUNK):
-        count = per_number * min(_CHUNK, n - start)
-        x = torch.arange(per_number * start, per_number * start + count, device=device)
+        x = torch.arange(start, min(start + _CHUNK, n), device=device)
         x.mul_(_STEP).add_(_signed((key + _GOLDEN) & (1 << 64) - 1))  # int64 wraps around, as uint64 does
         for shift, factor in ((30, _FIRST), (27, _SECOND)):
             x.bitwise_xor_((x >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
@@ -43,7 +42,7 @@ def _hashes(n: int, device: torch.device, generator: torch.Generator | None, per
 
 def _fill(x: Tensor, parts: Iterator[Tensor]) -> Tensor:
     """Write chunks into a tensor, in the order of its elements."""
-    return x.copy_(torch.cat(list(parts)).view(x.shape)) if x.numel() else x
+    return x.copy_(torch.cat(list(parts))[: x.numel()].view(x.shape)) if x.numel() else x
 
 
 def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
@@ -53,25 +52,28 @@ def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.
 
 
 def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    """Fill with normal numbers: sqrt(-2 log u) cos(2 pi v) of two uniform numbers each (Box and Muller, 1958)."""
+    """Fill with normal numbers: sqrt(-2 log u) times cosine and sine of 2 pi v (Box and Muller, 1958)."""
 
     def numbers() -> Iterator[Tensor]:
-        for bits in _hashes(x.numel(), x.device, generator, 2):
+        for bits in _hashes(x.numel() + x.numel() % 2, x.device, generator):
             u, v = ((bits >> 31).double() * 2.0**-32).view(-1, 2).unbind(1)
             radius = sqrt((log64(1.0 - u) * -2.0).float()).double()
-            # Eighths of the circle keep the argument of the series small.
-            yield ((radius * _cos_turns(v)) * std + mean).to(x.dtype)
+            pairs = torch.stack(_cos_sin(v), dim=1).mul_(radius[:, None])
+            yield (pairs.view(-1) * std + mean).to(x.dtype)
 
     return _fill(x, numbers())
 
 
-def _cos_turns(v: Tensor) -> Tensor:
-    """Cosine of 2 pi v, 0 <= v < 1."""
+def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of 2 pi v, 0 <= v < 1."""
     quarter = torch.round(v * 4.0)
-    rest = (v - quarter * 0.25) * (2.0 * math.pi)
+    rest = (v - quarter * 0.25) * (2.0 * math.pi)  # at most an eighth of the circle
+    square = rest * rest
+    cosine, sine = poly(square, COS), poly(square, SIN).mul_(rest)
     k = quarter.long() & 3
-    value = torch.where((k & 1).bool(), -sin(rest), cos(rest))
-    return torch.where(k == 2, -value, torch.where(k == 3, -value, value))
+    is_odd, is_second = (k & 1).bool(), (k & 2).bool()
+    first, second = torch.where(is_odd, -sine, cosine), torch.where(is_odd, cosine, sine)
+    return torch.where(is_second, -first, first), torch.where(is_second, -second, second)
 
 
 def bernoulli(x: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:

@@ -8,10 +8,10 @@ import pytest
 
 # Of `python -m tests.unit.portable.networks`, on any processor.
 RECORDED = """\
-residual f278a1d13ce6b0da
-recurrent 45610f1021893942
-attention ae686bca103ae65d
-decoder f68a922250026ca5
+residual 3f520a6509fa33f8
+recurrent ae3d650ddb684cf1
+attention be41aa6eef7fb9f0
+decoder 57a459506a879c10
 """
 FULL = pytest.mark.full
 
