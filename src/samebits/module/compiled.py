@@ -73,6 +73,7 @@ class Compiled:
         """Measure the compile time, and beat for the watchdog meanwhile: compiling may exceed the hang timeout."""
         over = threading.Event()
         started = 0.0
+        beating: list[threading.Thread] = []
 
         def beat() -> None:
             while not over.wait(BEAT_S):
@@ -82,18 +83,24 @@ class Compiled:
             nonlocal started
             started = time.perf_counter()
             over.clear()
-            threading.Thread(target=beat, name="compiling", daemon=True).start()
+            beating.append(threading.Thread(target=beat, name="compiling", daemon=True))
+            beating[-1].start()
 
         def end(_: object) -> None:
             self.seconds += time.perf_counter() - started
+            stop()
+
+        def stop() -> None:
             over.set()
+            while beating:
+                beating.pop().join()  # a beat after the end would count as training
 
         callback_handler.register_start_callback(start)
         callback_handler.register_end_callback(end)
         try:
             yield
         finally:
-            over.set()
+            stop()
             callback_handler.remove_start_callback(start)
             callback_handler.remove_end_callback(end)
 
