@@ -21,6 +21,10 @@ _WHOLE_TENSORS = ", because it needs whole tensors"
 # The first row that applies is reported.
 EXCLUSIONS = (
     Exclusion("loss_scale!=dynamic", "precision!=fp16", "Set precision=fp16, or loss_scale=dynamic."),
+    Exclusion("kernels=portable", "compile=true", "Set compile=false, or kernels=auto.",
+              ", because compiled kernels join operations that each have to round"),
+    Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
+    Exclusion("kernels=portable", "mode!=exact", "Set mode=exact, or kernels=auto."),
     Exclusion("parallel=dp", "mode=exact", "Set mode=fast, or parallel=ddp.",
               ", because its order of summation depends on the number of GPUs"),
     Exclusion("watch.recheck", "mode=exact and parallel=fsdp", "Set parallel=ddp."),

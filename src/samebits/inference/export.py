@@ -93,7 +93,7 @@ def export(
     sweep_partials(out.parent, out.name)
     from samebits.cluster.world import alone
 
-    settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu"]
+    settings = [*overrides, "precision=fp32", "loss_scale=dynamic", "device=cpu", "kernels=auto"]
     trained = TrainedModel(path, settings, checkpoint, preset)
     found, config = trained.settings()
     trained.check_unused()

@@ -193,6 +193,8 @@ def predictions(
     from samebits.cluster.world import alone
     from samebits.data.samples import one_sample
 
+    # The program runs between two predictions, and portable arithmetic would be its arithmetic too.
+    config = config.model_copy(update={"kernels": "auto"})
     parts, model = trained.open(found, config, alone(config.device))
     preprocess, postprocess, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
     if preprocess is None or postprocess is None:

@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from samebits.portable.arithmetic import in_this_arithmetic
+
 T = TypeVar("T")
 S = TypeVar("S")
 IDLE_S = 2.0  # after which an idle thread ends
@@ -36,6 +38,8 @@ class _ThreadPool:
 
     def start(self, body: Callable[[], None], done: threading.Event) -> None:
         """Call `body` in an idle or new thread, then set `done`."""
+
+        body = in_this_arithmetic(body)
 
         def work() -> None:
             body()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -34,6 +34,18 @@ def portable_arithmetic() -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
         torch._C._set_mkldnn_enabled(is_mkldnn)
+
+
+def in_this_arithmetic(body: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that computes in another thread as this process does: a mode belongs to a thread."""
+    if _entered is None:
+        return body
+
+    def run() -> None:
+        with portable_arithmetic():
+            body()
+
+    return run
 
 
 def use_portable_arithmetic(on: bool) -> None:

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
+from samebits.parallel.coroutines import Coroutines
 from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
 
 X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
@@ -85,6 +89,24 @@ def test_a_process_leaves_portable_arithmetic_as_it_was_before(switched_on: None
     use_portable_arithmetic(False)
     assert ROWS.prod(1).shape == (8,)
     assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
+
+
+def test_threads_of_micro_batches_compute_in_portable_arithmetic(switched_on: None) -> None:
+    def body() -> bool:
+        with pytest.raises(ConfigError):
+            ROWS.prod(1)
+        return True
+
+    threads = Coroutines(lambda: None, lambda state: None)
+    assert threads.run([body, body], lambda values: None) == [True, True]
+    use_portable_arithmetic(False)
+    assert threads.run([lambda: ROWS.prod(1).numel()] * 2, lambda values: None) == [8, 8]
+
+
+@pytest.mark.parametrize("other", [{"compile": True}, {"mode": "fast"}, {"precision": "tf32", "device": "cuda"}])
+def test_settings_that_round_in_other_ways_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="kernels=portable cannot be combined with"):
+        RunConfig(recipe="x", kernels="portable", **other)
 
 
 @pytest.mark.parametrize(
