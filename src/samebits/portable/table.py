@@ -227,7 +227,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "native_dropout": randomness.dropout,
     "_fused_sgd_": updates.sgd,
     "_fused_adam_": updates.adam,
-    "_fused_adamw_": updates.adamw,
+    "_fused_adamw_": partial(updates.adam, decoupled=True),
     "_foreach_lerp_": updates.foreach_lerp,
     "_foreach_norm": updates.foreach_norm,
     **{

@@ -39,11 +39,12 @@ def sgd(
         weight.sub_(grad * lr)
 
 
-def _adam(
-    weights: Tensors, grads: Tensors, means: Tensors, squares: Tensors, largest: Tensors, steps: Tensors,
+def adam(
+    weights: Tensors, grads: Tensors, means: Tensors, squares: Tensors, largest: Tensors, steps: Tensors, *,
     lr: float | Tensor, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
-    decoupled: bool,
+    grad_scale: Tensor | None = None, found_inf: Tensor | None = None, decoupled: bool = False,
 ) -> None:  # fmt: skip
+    """Adam, or AdamW if the weight decay is `decoupled`, in place."""
     lr = float(lr)
     for i, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
         step = int(steps[i])
@@ -59,28 +60,6 @@ def _adam(
             square = largest[i].copy_(torch.maximum(largest[i], square))
         root = sqrt(square / (1 - floats.power(beta2, step))).add_(eps)
         weight.sub_((means[i] * (lr / (1 - floats.power(beta1, step)))).div_(root))
-
-
-def adam(
-    weights: Tensors, grads: Tensors, means: Tensors, squares: Tensors, largest: Tensors, steps: Tensors, *,
-    lr: float | Tensor, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
-    grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Adam, in place."""
-    _adam(
-        weights, grads, means, squares, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, False
-    )  # fmt: skip
-
-
-def adamw(
-    weights: Tensors, grads: Tensors, means: Tensors, squares: Tensors, largest: Tensors, steps: Tensors, *,
-    lr: float | Tensor, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
-    grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
-) -> None:  # fmt: skip
-    """AdamW, in place."""
-    _adam(
-        weights, grads, means, squares, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, True
-    )  # fmt: skip
 
 
 def foreach_lerp(xs: Tensors, ends: Tensors, weight: Any) -> None:
