@@ -1,7 +1,9 @@
-"""Which modules read ranks, and rules for names, classes and errors. `test_rules.py` applies them."""
+"""Which modules read ranks or print; rules for names, classes and docstrings. `test_rules.py` applies them."""
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.house.source import nodes, parsed, sources
@@ -9,6 +11,16 @@ from tests.house.source import nodes, parsed, sources
 RANK_CALLS = {"get_rank", "get_world_size", "get_node_local_rank", "get_global_rank"}
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*"
+)
+SPEAKERS = (
+    "src/samebits/cli/",
+    "src/samebits/doctor/",
+    "src/samebits/report/",
+    "src/samebits/cluster/",
+    "src/samebits/launch/",
+    "src/samebits/watchdog/",
+    "src/samebits/__main__.py",
+    "src/samebits/own_loop/ending.py",  # the errors of a script that Samebits has not started
 )
 
 
@@ -137,6 +149,78 @@ def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
     return names
 
 
+def stray_speech(root: Path) -> list[str]:
+    """Code that writes to the console outside of the packages that may."""
+    problems = []
+    for name, path in sources(root, "src"):
+        if name.startswith(SPEAKERS):
+            continue
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "print",
+                "sys.stdout.write",
+                "sys.stderr.write",
+            ):
+                problems.append(f"{name}:{node.lineno}: speaks; hand it to report or cli")
+    return problems
+
+
+def borrowed_names(root: Path) -> list[str]:
+    """`from samebits.x import Name` where x itself imports Name from another module."""
+    problems = []
+    defined = cache(_defined)  # for this call only: the files may change between calls
+    for name, path in sources(root):
+        for node in nodes(path):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("samebits."):
+                continue
+            target = root / "src" / node.module.replace(".", "/")
+            if target.is_dir():
+                known = {item.stem for item in target.iterdir()}
+            elif target.with_suffix(".py").exists():
+                known = defined(target.with_suffix(".py"))
+            else:
+                known = set()
+            problems += [
+                f"{name}:{node.lineno}: {node.module} does not define {item.name}"
+                for item in node.names
+                if item.name not in known
+            ]
+    return problems
+
+
+def missing_docstrings(root: Path) -> list[str]:
+    """Public modules, classes, functions and methods of the package without a docstring."""
+    problems = []
+    for name, path in sources(root, "src"):
+        tree = parsed(path)
+        if tree.body and not ast.get_docstring(tree):
+            problems.append(f"{name}:1: the module has no docstring")
+        problems += [f"{name}:{node.lineno}: {node.name} has no docstring" for node in _public(tree)]
+    return problems
+
+
+def _defined(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def _public(tree: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        written_twice = any(ast.unparse(mark).endswith(("overload", ".setter")) for mark in node.decorator_list)
+        if not ast.get_docstring(node) and not written_twice:
+            yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _public(node)
+
+
 ALL = (
-    errors_without_a_fix, ranks_asked_for, ranks_read_from_environment, imports_of_the_root, twin_classes, old_words,
+    errors_without_a_fix, ranks_asked_for, ranks_read_from_environment, stray_speech, borrowed_names,
+    imports_of_the_root, missing_docstrings, twin_classes, old_words,
 )  # fmt: skip

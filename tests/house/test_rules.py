@@ -66,6 +66,19 @@ BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
         ("samebits/cluster/world.py", "import os\nr = os.getenv('SLURM_PROCID')\n", "reads SLURM_PROCID"),
         ("samebits/cli/x.py", "import os\nr = 'WORLD_SIZE' in os.environ\n", "reads WORLD_SIZE"),
     ],
+    code_rules.stray_speech: [
+        ("samebits/engine/x.py", "print('hello')\n", "x.py:1: speaks"),
+        ("samebits/data/x.py", "import sys\nsys.stderr.write('hello')\n", "x.py:2: speaks"),
+    ],
+    code_rules.borrowed_names: [
+        ("samebits/engine/x.py", "from samebits.errors import ClassVar\n", "does not define ClassVar"),
+        ("tests/test_x.py", "from samebits.gone import Thing\n", "does not define Thing"),
+    ],
+    code_rules.missing_docstrings: [
+        ("samebits/x.py", "x = 1\n", "the module has no docstring"),
+        ("samebits/x.py", '"""X."""\ndef f(): ...\n', "x.py:2: f has no docstring"),
+        ("samebits/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self): ...\n', "x.py:4: f has no docstring"),
+    ],
     code_rules.imports_of_the_root: [("samebits/x.py", "def f():\n    import samebits\n", "x.py:2: imports samebits")],
     code_rules.twin_classes: [
         (
@@ -168,6 +181,14 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
     ],
     file_rules.long_functions: [("samebits/x.py", 'def f():\n    """Why.\n' + "    more\n" * 80 + '    """\n')],
     file_rules.full_inits: [("samebits/__init__.py", "x = 1\n")],
+    code_rules.stray_speech: [("samebits/report/x.py", "print('hello')\n"), ("tests/test_x.py", "print('hello')\n")],
+    code_rules.borrowed_names: [
+        ("samebits/x.py", "from samebits.errors import SamebitsError\nfrom samebits import errors\n")
+    ],
+    code_rules.missing_docstrings: [
+        ("samebits/x.py", '"""X."""\ndef _f(): ...\n'),
+        ("tests/test_x.py", "def f(): ...\n"),
+    ],
     code_rules.ranks_asked_for: [
         ("samebits/cluster/world.py", "import torch.distributed as dist\nr = dist.get_rank()\n")
     ],
