@@ -88,7 +88,10 @@ def _converting(func: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
         if narrow is not None:
             args = tuple(_widened(each) for each in args)
         out = kwargs.pop("out", None)
-        result = handler(*args, **kwargs)
+        try:
+            result = handler(*args, **kwargs)
+        except NotImplementedError:
+            result = NotImplemented
         if result is NotImplemented:
             raise _refused(f"{func.name()} with these arguments")
         if narrow is not None and kwargs.get("dtype") is None:

@@ -32,6 +32,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "stft": lambda: torch.stft(ROWS, 4, return_complex=True),
     "complex product": lambda: (ROWS + 0j) @ (ROWS + 0j),
     "float64 convolution": lambda: F.conv2d(X.double(), X.double()),
+    "3-norm": lambda: torch.linalg.vector_norm(ROWS, 3),
+    "averages over padded edges": lambda: F.avg_pool2d(X, 3, 2, 1, ceil_mode=True),
     "conv3d": lambda: F.conv3d(X[None], X[None]),
     "grid_sample": lambda: F.grid_sample(X, torch.zeros(1, 4, 4, 2), align_corners=False),
     "bicubic": lambda: F.interpolate(X, scale_factor=2, mode="bicubic"),
