@@ -15,9 +15,6 @@ from typing import NoReturn
 
 from samebits.errors import SamebitsError
 
-# Names of threads that call torch's store and can block there forever; `timeout.call_with_timeout` and others set them.
-_IN_STORE = {"rendezvous", "rendezvous-watch", "clock", "connect-monitor"}
-
 _notify: Callable[[SamebitsError], object] | None = None
 _record: Callable[[BaseException], object] | None = None
 
@@ -57,11 +54,11 @@ def abort(error: SamebitsError) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with a code, even while a thread is blocked in a store call.
+    """Exit with a code, even while a daemon thread is in a native call, such as one of torch's store.
 
     Python's own shutdown would unwind such a thread inside C++ code, which raises SIGABRT and changes the exit code.
     """
-    if not any(thread.name in _IN_STORE for thread in threading.enumerate()):
+    if not any(thread.daemon for thread in threading.enumerate()):
         sys.exit(code)
     # `os._exit` skips exit functions, and Python has no public call for them.
     atexit._run_exitfuncs()

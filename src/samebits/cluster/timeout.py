@@ -38,7 +38,6 @@ def call_with_timeout(
         except BaseException as error:
             errors.append(error)
 
-    # `abort.leave` recognizes the thread by this name.
     thread = threading.Thread(target=run, name="rendezvous", daemon=True)
     start = time.monotonic()
     thread.start()

@@ -74,16 +74,31 @@ def test_a_second_signal_later_ends_the_process_at_once() -> None:
 
 SCRIPT = """
 import atexit, threading, time
+from datetime import timedelta
 from samebits.cluster import abort
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1000))
+started = threading.Event()
+
+def wait():
+    started.set()
+    store.get("never written")
+
+def exchange():
+    while True:
+        store.set("state", "1")
+        started.set()
 
 atexit.register(print, "cleaned up")
 print("unflushed", end=" ")
-threading.Thread(target=time.sleep, args=(1000,), name={name!r}, daemon=True).start()
+threading.Thread(target={work}, name="{name}", daemon=True).start()
+started.wait()
 abort.leave(4)
 """
 
 
-@pytest.mark.parametrize("name", ["rendezvous", "another"])
-def test_a_thread_in_the_store_changes_nothing_about_the_end(name: str) -> None:
-    done = python("-c", SCRIPT.format(name=name), code=4)
+@pytest.mark.parametrize(("work", "name"), [("wait", "rendezvous"), ("wait", "another"), ("exchange", "board")])
+def test_a_thread_in_the_store_changes_nothing_about_the_end(work: str, name: str) -> None:
+    done = python("-c", SCRIPT.format(work=work, name=name), code=4)
     assert (done.stdout, done.stderr) == ("unflushed cleaned up\n", "")
