@@ -26,7 +26,6 @@ def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:
 
     Args:
         a: Tensors of any shape.
-        b: The other tensors, in the same order.
     """
     for number, (one, other) in enumerate(zip(a, b, strict=False)):
         which = f"tensor {number}, " if len(a) > 1 else ""

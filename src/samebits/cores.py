@@ -111,10 +111,6 @@ def place_gloo_threads(local_rank: int, threads_per_rank: int = 1) -> list[int]:
     main thread starts there. Otherwise two ranks often share a core while another one is idle, again until a time
     slice ends. `python -m benchmarks.exact_cost` measures both.
 
-    Args:
-        local_rank: Rank among the processes of this machine.
-        threads_per_rank: Threads with which each of them computes.
-
     Returns:
         The ids of the threads.
     """
@@ -138,9 +134,6 @@ def let_gloo_threads_preempt(num_threads: int) -> None:
 
     As batch threads they would wait until the main thread waits or its time slice ends, the longer one of
     `LAYER_TIME_SLICE_MS`. They would then often start in the middle of its next send.
-
-    Args:
-        num_threads: Threads with which the ranks of this machine compute, in all.
     """
     if num_threads > num_cores():
         return

@@ -199,8 +199,6 @@ def cannot_read(kind: type[E], path: object, error: Exception, cure: str, **slot
     """Make the error for a file or folder that cannot be read.
 
     Args:
-        kind: The kind of the error.
-        path, error: The file as the text names it, and the reason.
         cure, **slots: The slot `fix`, and others.
     """
     return kind(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", **{**slots, "fix": cure})

@@ -49,10 +49,6 @@ def is_installed(module: str) -> bool:
 def require(extra: str, what: str) -> None:
     """Check that the modules of an extra are installed.
 
-    Args:
-        extra: The extra.
-        what: What needs it, the subject of the error: "recipe pose".
-
     Raises:
         ConfigError: One of them is not installed.
     """

@@ -131,7 +131,6 @@ def sweep_partials(folder: Path, name: str = "") -> None:
     """Remove partial files that killed processes of this user and host left in a folder.
 
     Args:
-        folder: Folder of the partial files.
         name: Remove only partial files of this name; empty: of all names.
     """
     which = re.escape(name) or ".+"

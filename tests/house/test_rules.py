@@ -139,17 +139,17 @@ ALIASED = {
     "samebits/x.py": '"""X."""\nFloats = npt.NDArray[np.float64]\n',
     "samebits/y.py": '"""Y."""\nfrom samebits.x import Floats\ndef f(a: Floats):\n    """F."""\n',
 }
+OFFERED = {"samebits/__init__.py": '"""S."""\nfrom samebits.x import A, f\n'}
 BROKEN |= {
     docstring_rules.missing_args: [
-        ("samebits/x.py", NO_ARGS, "x.py:2: Args of f leave out b, c"),
-        ("samebits/x.py", NO_METHOD_ARGS, "x.py:4: Args of f leave out a, b, c"),
-        (
-            "samebits/x.py",
-            NO_METHOD_ARGS.replace('"""F."""', '"""See `B.f`."""'),
-            "x.py:4: Args of f leave out a, b, c",
-        ),
-        ("samebits/x.py", NO_METHOD_ARGS.replace("def f", "def __init__"), "x.py:4: Args of A leave out a, b, c"),
-        ("samebits/x.py", NO_METHOD_ARGS.replace("A:", "A(nn.Module):"), "x.py:4: Args of f leave out a, b, c"),
+        ("a function", OFFERED | {"samebits/x.py": source}, problem)
+        for source, problem in (
+            (NO_ARGS, "x.py:2: Args of f leave out b, c"),
+            (NO_METHOD_ARGS, "x.py:4: Args of f leave out a, b, c"),
+            (NO_METHOD_ARGS.replace('"""F."""', '"""See `B.f`."""'), "x.py:4: Args of f leave out a, b, c"),
+            (NO_METHOD_ARGS.replace("def f", "def __init__"), "x.py:4: Args of A leave out a, b, c"),
+            (NO_METHOD_ARGS.replace("A:", "A(nn.Module):"), "x.py:4: Args of f leave out a, b, c"),
+        )
     ],
     docstring_rules.stale_args: [
         ("samebits/x.py", NO_ARGS.replace("a:", "aa:"), "x.py:2: f has no aa"),
@@ -211,10 +211,8 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
         ("tests/test_x.py", "import pickle\nx = pickle.loads(b'')\n"),
     ],
     docstring_rules.missing_args: [
-        ("samebits/x.py", NO_ARGS.replace("a: One.", "a, b: Two.\n        **c: More.")),
-        ("samebits/x.py", '"""X."""\nclass A:\n    """A."""\n    def f(self, a, b):\n        """F."""\n'),
-        ("samebits/x.py", NO_METHOD_ARGS.replace("def f", "def _f").replace("class A", "class B(A)")),
-        ("samebits/cli/x.py", '"""X."""\n@app.command("f")\ndef f(a, b, c):\n    """F."""\n'),
+        ("samebits/__init__.py", '"""S."""\nfrom samebits.y import f\n\n\n' + NO_ARGS.partition("\n")[2]),
+        ("samebits/x.py", NO_METHOD_ARGS),
     ],
     docstring_rules.missing_shapes: [
         ("samebits/x.py", NO_SHAPE.replace("F.", f"F: {shape}."))

@@ -63,8 +63,6 @@ def opened(source: str, overrides: Sequence[str], here: RankAssignment | None = 
     """Load a recipe's settings and join the world.
 
     Args:
-        source: The recipe.
-        overrides: Its settings.
         here: Rank of this process and its world; None: read from the environment.
     """
     recipe = find(source)
@@ -78,7 +76,6 @@ def joined(config: RunConfig, here: RankAssignment | None = None) -> Iterator[Wo
     """Join the world of this process, or be alone in one.
 
     Args:
-        config: The settings.
         here: As for `opened`.
     """
     with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
@@ -90,8 +87,6 @@ def advance(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags]
 
     Args:
         job: The job; its progress advances.
-        step: The step's plan.
-        loader: Reads the samples.
         flags: As for `run_step`.
     """
     result = run_step(job, step, loader, flags)

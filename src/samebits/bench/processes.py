@@ -29,7 +29,6 @@ def ask(
         entry: An importable function. It returns what `codec.encode` takes.
         arguments: Its arguments; must be picklable.
         size: How many processes; of a range, fewer may remain after losses.
-        config: All settings.
         failed: Returns the error for an exit code; 0 if a process ended without an answer.
 
     Raises:

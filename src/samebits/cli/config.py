@@ -104,12 +104,7 @@ def _setting_lines(
 
 
 def hanging(head: str, text: str, width: int) -> list[str]:
-    """Wrap a text behind a head, with further lines indented to its start.
-
-    Args:
-        head: Start of the first line. On a narrow terminal it has a line of its own.
-        text, width: The text to wrap, and the columns of the terminal.
-    """
+    """Wrap a text behind a head, with further lines indented to its start."""
     if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
         return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
     lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]

@@ -232,7 +232,6 @@ def _stored_source(
     """Return source and overrides; those stored with the run if the user named none, or may have edited the YAML file.
 
     Args:
-        source, overrides, run_dir: What the command line names, its settings and the run folder.
         restart: How often another launcher has restarted this process; the run then keeps its settings. None: no rank.
     """
     if source is None:

@@ -51,7 +51,6 @@ def broadcast_object(world: World, value: T, src: int = 0) -> T:
     """Return one rank's value on every rank.
 
     Args:
-        world, src: The ranks, and the one that sends its value.
         value: This rank's value; ignored on the other ranks.
     """
     if world.size == 1:

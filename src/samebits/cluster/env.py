@@ -65,7 +65,6 @@ def read_assignment(
     """Read this process's rank; None if it was not started as part of a world.
 
     Args:
-        environ: Environment variables.
         init: Value of `--init`; `env://` takes the address from MASTER_ADDR and MASTER_PORT.
         rank, world_size: Values of `--rank` and `--world-size`.
 

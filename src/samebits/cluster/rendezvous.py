@@ -70,7 +70,6 @@ def rendezvous(
     """Wait until every rank has joined; return the store, restricted to this world, and all identities by rank.
 
     Args:
-        assignment, mine: This process's rank with the address of the store, and its identity.
         timeout_s, report: How long to wait for all ranks, seconds; called with a text every few seconds meanwhile.
 
     Raises:

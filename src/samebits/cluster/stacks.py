@@ -74,12 +74,7 @@ def request_stacks(pid: int) -> bool:
 
 
 def write_for(pid: int, descriptor: int, path: Path, head: str) -> bool:
-    """Write the stacks of a process of this machine that cannot do so itself; return whether there were any.
-
-    Args:
-        pid, descriptor: The process, and in it the descriptor of its anonymous file.
-        path, head: The file for the stacks, and its first line.
-    """
+    """Write the stacks of a process of this machine that cannot do so itself; return whether there were any."""
     if is_stopped(pid) or not request_stacks(pid):
         return False
     try:

@@ -99,10 +99,6 @@ def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tu
 def resolve_host(host: str, port: int, init: str) -> list[str]:
     """Resolve a host name to its IP addresses.
 
-    Args:
-        host, port: What to resolve.
-        init: The address that the user gave, for the error.
-
     Raises:
         LaunchError: The name cannot be resolved.
     """
@@ -135,8 +131,6 @@ def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "
     """Serve a store to the other processes.
 
     Args:
-        host, port: This machine's name or address, and the port to listen on.
-        init, name: The address that the user gave, and the name of this process, for errors.
         timeout_s: Timeout of this process's own calls, seconds.
 
     Raises:
@@ -191,7 +185,6 @@ def wait_for_listener(
     """Wait until a process listens at an address.
 
     Args:
-        host, port, init: Where to connect, and the address as the user gave it.
         timeout_s, report: Longest wait, seconds; called with a text every few seconds meanwhile.
         name, peer, command: Names of this process and of the listener, and the command that starts that, if known.
 

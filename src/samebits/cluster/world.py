@@ -103,7 +103,6 @@ def join(
     """Join the other processes' process group until the block ends.
 
     Args:
-        assignment: This process's rank and the address of the rendezvous.
         device: auto, cpu or cuda. auto uses CUDA if it is available.
         backend: auto, gloo, nccl or mpi. auto uses nccl for CUDA, gloo otherwise.
         join_timeout_s, timeout_s: Longest wait until all ranks have joined, and then in a collective, seconds.

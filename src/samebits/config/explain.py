@@ -59,7 +59,6 @@ def explain(
     """Return the first problem in full, and the others in one line each.
 
     Args:
-        model, error, values: The settings' model, and what pydantic reported about the merged values.
         origins, source: Where each key was given, and the argument of `samebits config` that shows the settings.
     """
     reader = _Reader(model, values, origins)

@@ -15,12 +15,7 @@ class Interval:
     seconds: float | None = None  #: Wall-clock time, seconds.
 
     def is_due(self, step: int, steps_per_epoch: int, elapsed_s: float) -> bool:
-        """Return whether the interval ends at a step.
-
-        Args:
-            step, steps_per_epoch: Optimizer steps done, and those of one epoch.
-            elapsed_s: Seconds since the interval last ended.
-        """
+        """Return whether the interval ends at a step."""
         if self.steps is not None:
             return step % self.steps == 0
         if self.epochs is not None:

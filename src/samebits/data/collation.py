@@ -41,9 +41,7 @@ def collate(
     """Join samples to inputs and targets.
 
     Args:
-        items: The samples.
         function: List of samples -> (inputs, targets). None: torch's `default_collate`.
-        dataset: The dataset, for errors.
         indices: (N,) indices of the samples.
 
     Returns:

@@ -126,7 +126,6 @@ def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> 
     Args:
         out: (height, width, 3) bytes, to be overwritten.
         pixels: (H, W, 3) bytes.
-        box: The box.
         mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
     """
     part = _part(pixels, box)

@@ -73,8 +73,6 @@ class DecodedPictures:
         """Return a cached image.
 
         Args:
-            path: The image file.
-            scale: Scale at which it was decoded.
             size: Expected (width, height) in pixels; None for any.
 
         Returns:
@@ -106,8 +104,6 @@ class DecodedPictures:
         """Store a decoded image if it fits within the limit. A failure to write disables further storing.
 
         Args:
-            path: The image file.
-            scale: Scale at which it was decoded.
             pixels: (H, W, 3) bytes.
         """
         file = self._file_of(path, scale)

@@ -36,12 +36,7 @@ class Division:
     is_padded: bool = False  #: Let each rank have as many as rank 0.
 
     def leaves(self, num_micro_batches: int, size: int) -> Leaves:
-        """Return the indices of each rank's micro-batches, without padding.
-
-        Args:
-            num_micro_batches: Micro-batches of the step.
-            size: Number of ranks.
-        """
+        """Return the indices of each rank's micro-batches, without padding."""
         return self.dealt or _leaves(self.times, self.is_in_turn, num_micro_batches, size)
 
     def passes(self, leaves: Leaves, rank: int) -> list[int]:
@@ -68,7 +63,6 @@ def divide(num_micro_batches: int, times: Times) -> tuple[tuple[int, int], ...]:
     Each rank has at least one, since the time of a rank without any is unknown. Too few are divided as in other worlds.
 
     Args:
-        num_micro_batches: Micro-batches of a step.
         times: Seconds per micro-batch on each rank, all above 0.
     """
     num_ranks = len(times)

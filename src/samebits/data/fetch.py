@@ -36,7 +36,6 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
     Of several processes on one machine, one downloads and the others wait for it.
 
     Args:
-        download: The file.
         otherwise: An imperative sentence for errors: how the user can supply the file without a network.
         timeout_s: Timeout of a server's response, in seconds.
 

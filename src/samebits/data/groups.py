@@ -17,8 +17,6 @@ class Groups:
 
     Args:
         groups: (N,) group of each sample, from 0.
-        global_batch: Largest number of samples of a step.
-        micro_batch: Largest number of samples of a micro-batch.
     """
 
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
@@ -72,8 +70,6 @@ class Batches:
     """The batches of an evaluation in order: each sample once, without mixing groups.
 
     Args:
-        num_samples: Size of the dataset.
-        batch_size: Largest number of samples of a batch.
         groups: (N,) group of each sample, from 0; None if any samples can share a batch.
     """
 

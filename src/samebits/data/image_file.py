@@ -90,10 +90,6 @@ def read_content(path: Path | str) -> bytes:
 def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
     """Open an image of an allowed format, without decoding its pixels.
 
-    Args:
-        content: The content of the file.
-        name: Name of the file in errors.
-
     Raises:
         DataError: It is not an image of these formats, is damaged, or claims too many pixels.
     """
@@ -118,9 +114,7 @@ def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
     """Check that an opened image can be decoded and converted within the memory limit.
 
     Args:
-        name: Name of the file in errors.
         num_bytes: Size of the file in bytes.
-        image: The image, with its draft scale set.
 
     Raises:
         DataError: It would take more memory.
@@ -134,9 +128,7 @@ def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixe
     """Check the memory limit; see `check_memory`.
 
     Args:
-        name: Name of the file in errors.
         num_bytes: Size of the file in bytes.
-        num_pixels: Pixels to decode.
         bytes_per_pixel: Peak memory of a pixel.
         kind: Text behind the limit in the error, such as " for a TIFF file".
 
@@ -156,8 +148,6 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
     """Check the number of scans of a progressive JPEG file, each of which decodes the whole image.
 
     Args:
-        name: Name of the file in errors.
-        content: The content of the file.
         size: (width, height) in pixels.
 
     Raises:

@@ -209,7 +209,6 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: b
     Args:
         content: The file; see `JpegHead.is_plain`.
         scale: Decode at 1/scale of the size: 1, 2, 4 or 8.
-        is_whole: Whether the height is that of the file, so that missing rows are lost data.
 
     Returns:
         (H, W, 3) bytes. H and W are the size divided by the scale, rounded up.
@@ -258,9 +257,6 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
 
 def _to_rgb(image: Image.Image) -> ByteArray:
     """Convert an image of any mode to 8-bit RGB. 16 and 32 bits are scaled, transparent parts blended over white.
-
-    Args:
-        image: A loaded image, upright.
 
     Returns:
         (H, W, 3) bytes.

@@ -56,7 +56,6 @@ def keys(seed: int, epoch: int, indices: IntArray) -> KeyArray:
     """Derive the keys of samples, (N,): `key(seed, SAMPLE, epoch, index)` for each index.
 
     Args:
-        seed: Seed of the run.
         epoch: Epoch, from 0.
         indices: (N,) samples.
     """

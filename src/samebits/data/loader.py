@@ -74,7 +74,6 @@ def read(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
     the order of sums, so this process uses one thread too.
 
     Args:
-        samples: The dataset.
         indices: (N,) samples.
         keys: (N,) their random keys.
     """
@@ -102,9 +101,6 @@ def choose_num_workers(
 
     Args:
         num_workers: The setting `loader.num_workers`.
-        samples: The dataset.
-        device: Device of the rank.
-        num_ranks_here: Ranks on this machine.
     """
     if num_workers != "auto":
         return num_workers
@@ -140,13 +136,9 @@ class Loader:
     """The batches of one rank, in the order of their requests.
 
     Args:
-        samples: The dataset.
         requests: Returns an iterator over all requests, in order.
-        device: Device of the batches.
         num_workers: DataLoader workers; 0: read in this process; "auto": see `choose_num_workers`.
-        prefetch: Batches that each worker reads ahead.
         channels_last: Convert (N, C, H, W) inputs to the memory format channels_last, in dicts and lists too.
-        num_ranks_here: Ranks on this machine, for "auto".
         timeout_s: Longest wait for a worker's batch, seconds; None: forever.
         worker_init_fn: Called in each worker, with its number.
 

@@ -17,20 +17,13 @@ def smallest_micro_batch(num_samples: int, global_batch: int, micro_batch: int) 
     Args:
         num_samples: Number of training samples, at least 1.
         global_batch: Samples of a step; the last step of an epoch has the rest.
-        micro_batch: Most samples of a micro-batch.
     """
     steps = {min(global_batch, num_samples), num_samples % global_batch or global_batch}
     return min(step // num_micro_batches(step, micro_batch) for step in steps)
 
 
 def two_or_more(num_samples: int, global_batch: int, micro_batch: int) -> str:
-    """Return the nearest settings without a micro-batch of one sample, as a fix.
-
-    Args:
-        num_samples: Number of training samples.
-        global_batch: Samples of a step.
-        micro_batch: Most samples of a micro-batch.
-    """
+    """Return the nearest settings without a micro-batch of one sample, as a fix."""
     if num_samples < 2:
         return "Add training samples."
     # With micro_batch=3 or more, only a step of one sample has such a micro-batch.
@@ -49,9 +42,7 @@ def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
     """Split [start, stop) into parts whose lengths differ by at most one, longer ones first, and return one of them.
 
     Args:
-        start: First position.
         stop: The position after the last one.
-        num_parts: Number of parts.
         index: The part to return, from 0.
 
     Returns:

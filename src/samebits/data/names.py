@@ -30,7 +30,6 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
 
     Args:
         names: File names, relative to `folder` or absolute.
-        folder: Folder that relative names refer to.
         root: Folder that all files must be in.
     """
     # Resolved once, not for each name: a list may have millions.
@@ -49,9 +48,7 @@ def outside(name: str, root: Path, *, where: str | None, fix: str) -> DataError:
     """Make the error for a name that leads out of a folder.
 
     Args:
-        name: The name.
         root: The folder that it must be in.
-        where: File and line of the name.
         fix: What the user can do, an imperative sentence.
     """
     return DataError(
@@ -68,9 +65,7 @@ def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[s
     The choice depends on the seed and the name of each file, so that added or deleted files move few others.
 
     Args:
-        names: File names.
         fraction: Fraction of them to choose.
-        seed: The seed of the run.
     """
     ranked = sorted(names, key=lambda name: hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest())
     return set(ranked[: max(1, int(len(names) * fraction))])
@@ -80,8 +75,6 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
     """List the images in a folder below the root, recursively. Links are followed.
 
     Args:
-        root: The root.
-        name: The folder, relative to it.
         left_out: Counts files that are no images by their ending, and those in folders of the system.
 
     Returns:
@@ -112,9 +105,7 @@ def count_left_out(folder: str | Path, inner: Iterable[str], files: Iterable[str
     """Count the files of a folder that are not used.
 
     Args:
-        folder: The folder.
         inner: Names of the folders in it; only those of the system are counted.
-        files: Names of the files in it.
         counts: Number of files by their ending or their folder, to add to. None: nothing is counted.
     """
     if counts is None:
@@ -143,10 +134,6 @@ def left_out_row(counts: Mapping[str, int]) -> str:
 
 def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, str]:
     """Warn of images in both sets and of repeated training images, for the header of a run.
-
-    Args:
-        train: Paths of the training images.
-        validation: Paths of the validation images.
 
     Returns:
         Rows by name; empty if there are none.

@@ -52,8 +52,6 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
 
     Args:
         positions: (N,) positions, each in [0, num_samples).
-        num_samples: Length of the permutation.
-        permutation_key: Selects the permutation.
 
     Returns:
         (N,) sample indices. Over all positions, each index occurs exactly once.

@@ -31,9 +31,6 @@ def choose_rechecks(fraction: float, seed: int, number: int, leaves: Leaves) -> 
 
     Args:
         fraction: Fraction of the micro-batches that a second rank repeats.
-        seed: Seed of the run.
-        number: The step.
-        leaves: The indices of each rank's micro-batches.
     """
     size = len(leaves)
     if size < 2:

@@ -92,13 +92,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
-    """Make a batch of one sample: tensors on the device with a first dimension of 1, other values in lists.
-
-    Args:
-        value: Inputs of one sample: a tensor, dict, list, tuple or plain value.
-        device: Device of the tensors.
-        channels_last: Convert images to the memory format channels_last.
-    """
+    """Make a batch of one sample: tensors on the device with a first dimension of 1, other values in lists."""
     if isinstance(value, Tensor):
         batch = value.unsqueeze(0).to(device)
         return with_channels_last(batch) if channels_last else batch

@@ -68,8 +68,6 @@ def seed_forward(forward_key: int, device: torch.device, *parts: int) -> None:
     """Seed the generators that a forward pass can use: torch's on CPU and the device, numpy's and Python's.
 
     Args:
-        forward_key: Key of the micro-batch.
-        device: Device of the model.
         parts: Further parts of the key, for a second seeding within the micro-batch.
     """
     if parts:
@@ -84,7 +82,6 @@ def seed_between(device: torch.device, seed: int, *parts: int) -> None:
     """Seed the generators of `seed_forward` outside of micro-batches, such as in an evaluation or after a step.
 
     Args:
-        device: Device of the model.
         seed: Seed of the run; 0 where results must not depend on it.
         parts: Position that is equal on all ranks, such as the step.
     """

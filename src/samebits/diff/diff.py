@@ -86,10 +86,8 @@ def diff_runs(
     """Compare two runs. Nothing is written into their folders.
 
     Args:
-        a, b: The run folders.
         overrides: Settings of both replays that do not change the result, such as data.root.
         recipes: Recipe files to replay the runs with; None: those that the runs name.
-        is_replayed: Whether to replay the first step that differs.
 
     Raises:
         CheckpointError: The runs have nothing that can be compared, or a folder is not a run folder.

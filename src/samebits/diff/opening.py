@@ -36,7 +36,6 @@ def open_job(
     Args:
         recorded, overrides: What the run folder states, and settings that do not change the result.
         recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
-        stack: Leaves the world of one process.
 
     Returns:
         The job, and a function that builds the recipe's parts again.

@@ -37,7 +37,6 @@ def search(a: Side, b: Side, step: int, report: Progress = lambda done, total: N
     """Find the first difference between two runs; None if runs and replays are equal up to that step.
 
     Args:
-        a, b: The runs.
         step: The last step to replay: the first one whose records differ, or the last one before a checkpoint differs.
         report: Called after each step that both runs have replayed, with the number of steps done and to do.
     """

@@ -46,7 +46,6 @@ class Side:
     Args:
         name, recorded, overrides: "a" or "b", what its folder states, and settings that do not change the result.
         recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
-        stack: Closes the run.
 
     Attributes:
         num_replays: How often a part of the run was replayed.

@@ -83,7 +83,6 @@ def compared(name: str, values: Sequence[str], hosts: Sequence[str]) -> CheckRes
 
     Args:
         name: Name of the value, such as "torch".
-        values, hosts: The value on each rank, and its host.
     """
     (usual, _), *others = Counter(values).most_common()
     if not others:

@@ -30,7 +30,6 @@ def examine(
 
     Args:
         source: The recipe whose settings and data are compared over the ranks. None: neither is compared.
-        overrides: Settings of the recipe.
         run_dir, as_json: Folder of the runs, whose disk is checked; whether to print JSON.
         assignment: Rank of this process and its world. None: read from the environment.
 

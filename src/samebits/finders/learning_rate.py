@@ -22,13 +22,7 @@ _LEAST_FALL = 0.05  # of the loss: less is noise
 
 
 def rates(first: float, last: float, num: int) -> list[float]:
-    """Return learning rates with a constant ratio.
-
-    Args:
-        first: The first rate.
-        last: The last rate.
-        num: How many.
-    """
+    """Return learning rates with a constant ratio."""
     return [first * (last / first) ** (index / (num - 1)) for index in range(num)]
 
 
@@ -66,11 +60,6 @@ def suggest(learning_rates: Sequence[float], losses: Sequence[float]) -> float |
 
 def measure(source: str, overrides: list[str], learning_rates: list[float]) -> dict[str, Any]:
     """Train one step per rate as one process of a world.
-
-    Args:
-        source: The recipe.
-        overrides: Its settings.
-        learning_rates: The rates.
 
     Returns:
         "lr" and "loss" of each step that was taken; equal on all ranks.

@@ -36,11 +36,6 @@ def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[st
 
     The publisher of a run could put data into it on which any weights look right.
 
-    Args:
-        run: The run folder.
-        config: Its settings, with the overrides.
-        overrides: What the user typed.
-
     Raises:
         ConfigError: A setting of the run's own files leads into its folder.
     """

@@ -62,10 +62,7 @@ def export(
 
     Args:
         run: A run folder, or with `preset` a file of weights from elsewhere.
-        to: "safetensors", "onnx" or "torch-export".
         out: Path of the file. Default: `model` with the format's extension, in the run folder.
-        overrides: Settings that differ from the run's.
-        checkpoint: "last" for the final weights, "best", or a checkpoint's name.
         preset: For a file of weights: the recipe, preset or YAML file of its model.
 
     Returns:

@@ -47,7 +47,6 @@ def push(run: Path, target: str) -> str:
     """Publish the final weights of a run with card and provenance.
 
     Args:
-        run: The run folder.
         target: A folder that does not exist or is empty; or `hf://OWNER/NAME`, which uses the network.
 
     Returns:

@@ -162,8 +162,6 @@ def predictions(
     """Yield the prediction for one file after another.
 
     Args:
-        trained: The model.
-        files: Files and folders.
         draw: Where to draw the predictions: a file for a single input, a folder for several.
 
     Yields:

@@ -21,10 +21,6 @@ def describe_weights(run: Path, which: str) -> str:
     The final weights are the default, because theirs is the SHA-256 that a run prints and that `samebits verify`
     confirms. The best ones are chosen by the validation set, so their value there is too high by some chance.
 
-    Args:
-        run: A run folder, or a file of weights.
-        which: "last", "best", or a checkpoint's name.
-
     Returns:
         The line; empty for a file, and if the folder does not have the values. A second one if there is no statement.
     """

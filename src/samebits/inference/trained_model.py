@@ -112,8 +112,6 @@ class TrainedModel:
         """Build the recipe's parts and the model with its weights, in evaluation mode.
 
         Args:
-            found: The recipe.
-            config: Its settings.
             world: The ranks; the model is placed on this rank's device.
 
         Raises:
@@ -142,11 +140,6 @@ class TrainedModel:
 
     def dataset_info(self, found: RecipeSpec, config: RunConfig, world: World) -> dict[str, Any]:
         """Return the run's dataset info, after comparing recipe, settings and dataset info with its checkpoint.
-
-        Args:
-            found: The recipe.
-            config: Its settings.
-            world: The ranks.
 
         Raises:
             SamebitsError: Settings or dataset info were altered.

@@ -26,7 +26,6 @@ class Patience:
         Args:
             value: The value of its metric; NaN is never an improvement.
             sign: 1 if larger values are better, -1 if smaller ones are.
-            config: The settings.
         """
         # NaN never is the best: every comparison with it is false, so no later value could replace it.
         is_better = not math.isnan(value) and (self.best is None or sign * value > sign * self.best + config.min_delta)

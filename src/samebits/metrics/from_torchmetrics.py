@@ -95,7 +95,6 @@ class _States:
     """The states of one metric.
 
     Args:
-        name: Name for errors.
         metric: A torchmetrics.Metric; changed.
     """
 

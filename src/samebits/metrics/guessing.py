@@ -39,7 +39,6 @@ def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
 
     Args:
         labels, answers: (C,) number of samples of each class, and of times that it was the answer.
-        num_correct: Number of correct answers.
     """
     num_samples = int(labels.sum())
     if num_samples < _MIN_SAMPLES:

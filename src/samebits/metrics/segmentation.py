@@ -49,7 +49,6 @@ class SegmentationMetric:
 
     Args:
         classes: Names of the C classes; their IoU is reported if they are at most 50.
-        num_worst: Number of images with the lowest IoU to keep.
     """
 
     def __init__(self, classes: Sequence[str], num_worst: int = 8) -> None:

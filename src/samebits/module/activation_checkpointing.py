@@ -26,7 +26,6 @@ def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> li
 
     Args:
         model: The model; changed in place. Parameters, buffers and their names stay as they are.
-        choice: True for the model's innermost blocks, or patterns of module names.
 
     Raises:
         ConfigError: A pattern matches no module, or the model has no blocks.

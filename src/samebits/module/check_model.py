@@ -84,7 +84,6 @@ def check_batches(
     at its last step.
 
     Args:
-        config, model, num_samples: The settings, the model, and the number of training samples.
         input_shape: Shape of a sample's input. None: not known, so only BatchNorm1d counts as needing two.
 
     Raises:

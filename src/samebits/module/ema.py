@@ -18,8 +18,6 @@ class ModelEma:
     average is too.
 
     Args:
-        model: The model to average, on its device.
-        decay: The largest d.
         state: Returns the tensors to average, of any shape, if they are not the model's state_dict: a rank's shards.
     """
 

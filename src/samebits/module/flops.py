@@ -38,7 +38,6 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
     values and stays as it is. The loss is left out.
 
     Args:
-        model, num_samples: The model, on any device, and samples of the pass.
         inputs: The inputs of one sample, `(1, ...)`: a tensor, or a dict, list or tuple of tensors and plain values.
         recomputes: Whether the backward pass computes activations again, which does not count as work on the model.
 

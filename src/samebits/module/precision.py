@@ -27,7 +27,6 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
 
     Args:
         model: The model, on its device. Its class is replaced by a subclass with another `forward`.
-        config, device: The settings, and the model's device.
 
     Raises:
         ConfigError: The device does not support the precision.

@@ -21,10 +21,7 @@ class Lamb(torch.optim.Optimizer):
 
     Args:
         params: Parameters of any shape, or groups of them.
-        lr: Learning rate.
-        betas: Decay rates of the moment estimates.
         eps: Added to the root of the second moment.
-        weight_decay: Decoupled weight decay.
     """
 
     def __init__(

@@ -18,10 +18,6 @@ def layer_scales(names: Sequence[str], decay: float) -> dict[str, float]:
     As in BEiT (Bao et al., ICLR 2022) and MAE: the stem and position embeddings are layer 0, blocks are layers 1 to B,
     and the final norm and the head are layer B + 1, whose factor is 1. timm counts the final norm as one layer more.
 
-    Args:
-        names: Names of the parameters, in the model's order.
-        decay: Factor from a layer to the one below.
-
     Raises:
         ConfigError: The model has no repeated blocks.
     """

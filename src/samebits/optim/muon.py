@@ -20,10 +20,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         groups: Parameter groups. `use_muon` selects Muon for a group, whose parameters are then (O, I).
-        lr: Learning rate.
         momentum: Momentum of Muon; Nesterov's form is used.
-        betas: Decay rates of AdamW's moment estimates.
-        weight_decay: Decoupled weight decay.
     """
 
     def __init__(

@@ -20,9 +20,6 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
 
     Args:
         step: From 0 to num_steps - 1.
-        num_steps: Steps of the whole run.
-        steps_per_epoch: Steps of one epoch.
-        config: The schedule and its parameters.
     """
     done = step / max(1, num_steps - 1)
     num_warmup = num_warmup_steps(num_steps, steps_per_epoch, config)
@@ -47,13 +44,7 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
 
 
 def num_warmup_steps(num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
-    """Return the number of warmup steps, with a fraction: those of the settings, but at most half of the run.
-
-    Args:
-        num_steps: Steps of the whole run.
-        steps_per_epoch: Steps of one epoch.
-        config: The schedule and its parameters.
-    """
+    """Return the number of warmup steps, with a fraction: those of the settings, but at most half of the run."""
     return min(config.warmup_epochs * steps_per_epoch, MAX_WARMUP * num_steps)
 
 

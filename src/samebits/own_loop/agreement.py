@@ -62,11 +62,6 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     Every rank computes its share of one order. With a split or a shuffle that is not seeded, index 5 is another sample
     on each rank: some samples would be used twice in an epoch and others never, and no later check could find it.
 
-    Args:
-        world: The ranks.
-        source: This rank's data.
-        seed: Seed of the loop.
-
     Raises:
         DataError: They differ; the same error on all ranks.
     """

@@ -60,7 +60,6 @@ def check_script(script: str, arguments: list[str], progress: Callable[[str, int
 
     Args:
         script: The script, which calls `samebits.exact`.
-        arguments: Its arguments.
         progress: Called with (activity, done, total).
 
     Raises:

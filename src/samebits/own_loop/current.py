@@ -80,7 +80,6 @@ def watch(world: World, timeout_s: float | None) -> None:
     Between loops a script may do anything for any time, on some ranks only. The detector is paused there.
 
     Args:
-        world: The ranks.
         timeout_s: How long all ranks may make no progress, seconds; None: do not watch.
     """
     if world.size == 1 or timeout_s is None or id(world.activity) in _DETECTORS:

@@ -27,12 +27,6 @@ from samebits.own_loop.session import ExactLoop
 class Iteration:
     """One iteration over the loader.
 
-    Args:
-        loop: The engine.
-        start: Steps done at its start.
-        stop: Steps done at the end of the epoch.
-        restore: Restores the random generators of its start.
-
     Attributes:
         num_read: Bodies so far.
         is_whole: Whether the loader has no batch more.

@@ -107,14 +107,6 @@ def order_of(
 ) -> Order:
     """Return the order of the samples of an exact loop.
 
-    Args:
-        num_samples: Size of the dataset.
-        global_batch: Samples of a step.
-        micro_batch: Samples of one forward pass.
-        seed: Seed of the order.
-        is_shuffled: Permute the samples of each epoch.
-        drop_last: Leave out a last step with fewer samples.
-
     Raises:
         ConfigError: A batch size is missing or out of range.
     """

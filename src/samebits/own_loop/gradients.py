@@ -29,7 +29,6 @@ class GradientSum(BucketSum):
 
     Args:
         parameters: Float32 and dense, in the order of their registration, on one device.
-        world: The ranks.
         number: Number of this sum; different for all sums of a process.
     """
 

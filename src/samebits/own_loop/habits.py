@@ -88,13 +88,7 @@ class Habits:
         self.has_trained = True
 
     def on_follow(self, kind: str, name: str, body: int) -> None:
-        """Note that the script calls a method of what follows the optimizer.
-
-        Args:
-            kind: The object's class.
-            name: The method.
-            body: Index of the micro-batch on this rank.
-        """
+        """Note that the script calls a method of what follows the optimizer."""
         self._called.setdefault((kind, name), set()).add(body)
 
     def check_calls(self, trained: Sequence[Trained], step: Step) -> None:

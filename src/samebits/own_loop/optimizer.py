@@ -48,13 +48,7 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
 
 
 def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
-    """Let an optimizer act once a step of a loop.
-
-    Args:
-        optimizer: Its class becomes a subclass of the one that it has.
-        loop: The loop.
-        number: The optimizer's number in the loop.
-    """
+    """Let an optimizer act once a step of a loop."""
     base = type(optimizer)
 
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:

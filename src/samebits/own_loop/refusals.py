@@ -77,9 +77,7 @@ def check_schedule(follower: object, num_batches: int, steps_per_epoch: int) -> 
     """Check that a scheduler that acts once a step was not made from the length of the DataLoader.
 
     Args:
-        follower: The scheduler, or something else.
         num_batches: Length of the DataLoader that `exact` was given.
-        steps_per_epoch: Steps of an epoch.
 
     Raises:
         ConfigError: It has a length, which could be that one.

@@ -89,8 +89,6 @@ class LoaderSource:
 
         Args:
             requests: Returns an iterator over all requests, in order.
-            device: Device of the batches.
-            num_ranks_here: Ranks on this machine.
             num_workers: Number of workers; None: the DataLoader's.
         """
         return Loader(

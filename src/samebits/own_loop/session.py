@@ -43,10 +43,6 @@ class ExactLoop:
     """The state of an exact loop in one process. Making one is a collective call: rank 0's weights go to all ranks.
 
     Args:
-        modules: What is trained, on the world's device.
-        optimizers: Each optimizer with the function that applies its gradients.
-        world: The ranks.
-        seed: Seed of the random numbers.
         check_finite: Raise an error if a step's gradient is not finite.
 
     Attributes:
@@ -221,11 +217,6 @@ class ExactLoop:
 
     def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
         """Call a function once a step: at once if the optimizers have acted, later if they will, or never.
-
-        Args:
-            work: The function.
-            kind: The object that it belongs to, for messages.
-            name: The method's name.
 
         Returns:
             The function's result; None if it was not called, or is called later.

@@ -71,7 +71,6 @@ class BufferSum:
         """Return the changes before a backward pass, for the caller to sum over all ranks before `finish_reduce`.
 
         Args:
-            turn: Number of the backward pass in the micro-batch.
             micro_batch: The last one of this rank, which counts as zero if it did not have that pass.
 
         Returns:

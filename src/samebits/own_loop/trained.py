@@ -24,11 +24,7 @@ class Trained:
     gradients of a round are known on all ranks as soon as it ends, for a loop that clips them.
 
     Args:
-        optimizer: The optimizer.
         act: Applies the gradients: the optimizer's own `step`.
-        number: Number of the optimizer.
-        num_optimizers: Number of optimizers of the loop.
-        world: The ranks.
 
     Attributes:
         is_closed: Whether the loop has called `step()` in the current micro-batch.
@@ -116,9 +112,7 @@ class Trained:
 
         Args:
             parameter: The parameter, of any shape.
-            turn: Number of the backward pass in the micro-batch: the round.
             micro_batch: The micro-batch; the gradient of one with weight 0 is dropped.
-            is_last: Whether it is the last one of its step.
         """
         if self.is_closed:
             return
@@ -135,13 +129,7 @@ class Trained:
         total.take(parameter, is_last=is_last)
 
     def end_backward(self, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
-        """End a backward pass, and in the last micro-batch send its gradients.
-
-        Args:
-            turn: Number of the backward pass in the micro-batch.
-            micro_batch: The micro-batch.
-            is_last: Whether it is the last one of its step.
-        """
+        """End a backward pass, and in the last micro-batch send its gradients."""
         if turn in self._active:
             self._end_leaf(turn, micro_batch)
             if is_last and not self._active[turn]:

@@ -28,9 +28,7 @@ class ScriptTrial:
     """The record of one rank.
 
     Args:
-        folder: Where to write it.
         num_steps: Number of steps after which the script ends.
-        world: The ranks.
     """
 
     def __init__(self, folder: Path, num_steps: int, world: World) -> None:

@@ -25,11 +25,6 @@ class WeightGuard:
     A change in place raises a tensor's version. One through `.data` does not, so in the first step of each epoch the
     values are compared too.
 
-    Args:
-        modules: What is trained.
-        optimizers: The loop's optimizers.
-        has_owner: Whether one of them has a parameter.
-
     Attributes:
         optimizers: The loop's optimizers.
         micro_batch: The current one; None outside of the loop.

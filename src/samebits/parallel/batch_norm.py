@@ -138,12 +138,6 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
 def synchronize(model: nn.Module, world: World, device: torch.device, coroutines: Coroutines) -> LayerSums | None:
     """Make a model's batch norms take their statistics over a step. Parameters, buffers, names and hooks do not change.
 
-    Args:
-        model: On its device.
-        world: The ranks.
-        device: Where the statistics are needed.
-        coroutines: Runs the micro-batches of this process.
-
     Returns:
         The sums in which the micro-batches of a step run; None for a model without batch norm. Layer i has the
         locations 2 i (forward) and 2 i + 1 (backward).

@@ -88,10 +88,8 @@ class Leaf:
     """A micro-batch's gradients in a bucket, during its backward pass.
 
     Args:
-        index: Index of the micro-batch in the step.
         flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
         is_joining: Whether `flat` is the sibling's.
-        num_parameters: Number of parameters in the bucket.
     """
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
@@ -116,10 +114,8 @@ class Bucket:
 
     Args:
         parameters: Float32, on one device.
-        tail_length: Number of values behind the gradients.
         num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
         exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
-        device: Device of the sums.
         dtype: Gradients and all their sums are rounded to it. With a 16-bit dtype, messages have half the size and
             sending rounds nothing further. Only float32 for a bucket with a tail.
     """
@@ -192,7 +188,6 @@ class Bucket:
 
         Args:
             leaves: The micro-batches of this process, in the order in which they enter the tree.
-            kept: Nodes that this process has summed for the step already.
         """
         nodes, self.nodes = self.nodes, []
         for node, flat in nodes:
@@ -208,13 +203,7 @@ class Bucket:
         self.next_leaf = next(self._later, NO_LEAF)
 
     def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
-        """Return a leaf for a micro-batch's gradients.
-
-        Args:
-            index: Index of the micro-batch in the step.
-            num_leaves: Micro-batches of the step.
-            is_alone: Give it memory of its own.
-        """
+        """Return a leaf for a micro-batch's gradients."""
         # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
         left = [((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]] or self.nodes[-1:]
         is_joining = not is_alone and any(
@@ -229,8 +218,6 @@ class Bucket:
         """Move a parameter's gradient into a leaf, and set its `grad` to None.
 
         Args:
-            leaf: The micro-batch's leaf.
-            index: Index of the parameter in the bucket.
             factor: Multiplies the gradient: a power of two, the inverse of the loss scale.
 
         Raises:
@@ -258,8 +245,6 @@ class Bucket:
         """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`. Only for float32.
 
         Args:
-            leaf: The micro-batch's leaf.
-            index: Index of the parameter in the bucket.
             weight: Fraction of the step's samples.
 
         Raises:

@@ -36,8 +36,6 @@ class JoinedAllReduce:
     Args:
         parts: The buckets, which have the same nodes. `finish` sets their `result`.
         memory: A bucket that is at least as long as all of them, for copies. Its values behind them are zero.
-        world: The ranks.
-        nodes: For each rank, its nodes.
         tag: Of the first of the joined buckets, from `bucket_tag`.
     """
 
@@ -76,8 +74,6 @@ class BucketSum:
     """Several buckets, of which the last one has the tail.
 
     Args:
-        buckets: In the order in which backward passes fill them.
-        world: The ranks.
         number: Number of this sum; different for all sums of a process that are under way at the same time.
 
     Attributes:
@@ -124,7 +120,6 @@ class BucketSum:
         """Enter the micro-batch's leaf of a bucket into the tree.
 
         Args:
-            number: Number of the bucket.
             may_send: Whether buckets whose micro-batches are all done are sent now. The last one waits for its tail.
         """
         self.buckets[number].end_leaf(self.leaves[number], self._num_leaves)

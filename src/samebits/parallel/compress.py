@@ -23,12 +23,8 @@ def make_buckets(
     """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
 
     Args:
-        parameters: In the order in which backward reaches them.
         tail_length: Number of values summed beside the gradients, never in 16 bits.
-        world: The ranks.
         compress: "none", "bf16" or "fp16".
-        exact: Sum in tree order.
-        max_bytes: Largest size of a bucket of several parameters.
     """
     # The length of a bucket must not depend on a world whose size may change.
     device, size = parameters[0].device, world.size if world.membership is None else 1

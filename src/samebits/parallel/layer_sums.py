@@ -57,11 +57,7 @@ class LayerSums:
     """Sums that the micro-batches of a step wait for in the middle of a pass.
 
     Args:
-        world: The ranks.
-        device: Where the sums are needed.
         locations: Names of all points of the model at which `sum` is called, one for each layer and direction.
-        max_values: Largest number of values that a micro-batch contributes to one sum.
-        coroutines: Runs the process's micro-batches.
     """
 
     def __init__(
@@ -103,9 +99,6 @@ class LayerSums:
         """Call `body(micro_batch)` for each micro-batch of this process; inside it, `sum` can be called.
 
         Args:
-            micro_batches: This process's micro-batches of one step.
-            nodes: For each rank, its nodes of the tree.
-            body: Runs a micro-batch.
             suspects: Receives the micro-batches that contributed a value that is not finite, with the first location.
 
         Returns:

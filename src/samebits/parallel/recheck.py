@@ -63,7 +63,6 @@ class RecheckedReducer(Reducer):
 
     Args:
         model: See `Reducer`.
-        world: Two or more ranks.
         order: Plans the rechecks; the steps have to be its own.
         num_extras: See `Reducer`.
         compress: See `Reducer`.

@@ -42,10 +42,6 @@ class Replica(Protocol):
         """Create the object that sums a step over the world; called by all ranks together.
 
         Args:
-            order: Plans the steps.
-            exact: Sum in the fixed binary tree.
-            num_extras: Number of loss terms that are summed with the gradient.
-            synchronized: Compute batch norm's statistics over the whole step.
             compress: Rounding of gradients: "none", "bf16" or "fp16".
         """
 
@@ -85,8 +81,6 @@ class WholeReplica:
     """A whole copy of the model on each rank. On a CPU the process keeps the memory that a step frees (`malloc.py`).
 
     Args:
-        model: The model, on the world's device.
-        world: The world.
         module: The module that training calls, if it is not the model: torch's DataParallel around it.
     """
 

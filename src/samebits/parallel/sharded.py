@@ -108,9 +108,7 @@ class ShardedReducer(StepSum):
     """The sum over shards of a model. Takes steps with padding.
 
     Args:
-        model: Sharded.
         shards: Its state; `reduce` sets the `grad` of its parameters.
-        world: The ranks.
         num_extras: Number of extra values for each `backward`.
     """
 

@@ -19,8 +19,6 @@ class ShardedReplica(ABC):
     """This rank's state of a sharded model: its part of each parameter, and all buffers.
 
     Args:
-        model: Sharded.
-        world: The ranks.
         parameters: This rank's part of each parameter by name, in the model's order, for the optimizer. Plain tensors
             that share their memory with the model's, (rows, ...).
     """
@@ -40,7 +38,6 @@ class ShardedReplica(ABC):
         """Gather a tensor that is sharded like a parameter. A collective call.
 
         Args:
-            name: The parameter.
             part: (rows, ...) this rank's part of the parameter, or of an optimizer state of the same shape.
 
         Returns:
@@ -52,7 +49,6 @@ class ShardedReplica(ABC):
         """Return this rank's part of a complete tensor.
 
         Args:
-            name: The parameter that the tensor is sharded like.
             whole: (n, ...) the complete tensor.
 
         Returns:
@@ -65,7 +61,6 @@ class ShardedReplica(ABC):
         Args:
             name: Name in a checkpoint, from `checkpoint.pack`.
             tensor: The tensor, of any shape, complete or a rank's part.
-            optimizer: The optimizer of the parameters.
         """
         if not name.startswith("optimizer:"):
             name = name.removeprefix("average:")

@@ -22,8 +22,6 @@ def gathering(
     """Prepare the writing of a checkpoint of unsharded tensors.
 
     Args:
-        shards: The sharded model.
-        optimizer: Its optimizer.
         tensors: This rank's tensors of any shape, by name, from `checkpoint.pack`.
 
     Returns:
@@ -58,9 +56,6 @@ def read_parts(
     Rank 0 reads and broadcasts. No rank has more than one complete tensor in memory. A collective call.
 
     Args:
-        shards: The sharded model.
-        optimizer: Its optimizer.
-        world: The ranks.
         shapes: Shape and dtype of each tensor of the checkpoint. The weights fit the model.
         opened: The checkpoint on rank 0, None on the others.
 

@@ -30,8 +30,6 @@ class StepSum(ABC):
     """Sums gradients, buffer changes and a few extra values over a step's micro-batches and all ranks.
 
     Args:
-        model: Its buffers are summed.
-        world: The ranks.
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
 
     Attributes:
@@ -54,7 +52,6 @@ class StepSum(ABC):
         """Start a step.
 
         Args:
-            step: The step, with the micro-batches of this process.
             loss_scale: A power of two that multiplies the loss in the backward pass. Gradients are divided by it
                 before they are summed. A power of two rounds nothing.
         """
@@ -67,7 +64,6 @@ class StepSum(ABC):
         Only one runs at a time, the first one first. Synchronized micro-batches switch wherever they wait.
 
         Args:
-            body: The forward and backward pass.
             suspects: Receives the micro-batches that contributed a non-finite value to a synchronized batch norm.
 
         Returns:

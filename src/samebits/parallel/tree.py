@@ -27,7 +27,6 @@ def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
     Args:
         left: Leaves [first, last) of the left node.
         right: Leaves [first, last) of the right node. Nodes that are not adjacent are no siblings.
-        num_leaves: Leaves of the whole tree.
     """
     size = left[1] - left[0]
     return (
@@ -43,9 +42,6 @@ def push(stack: list[tuple[Node, T]], node: Node, value: T, num_leaves: int, add
 
     Args:
         stack: Adjacent nodes from left to right, each with its sum. Changed in place.
-        node: Starts at the leaf where the last node of the stack stops.
-        value: Sum of the node.
-        num_leaves: Leaves of the whole tree.
         add: (left, right) -> their sum; may write into `left`.
     """
     stack.append((node, value))
@@ -60,9 +56,7 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
     These are the partial sums of a process that runs these micro-batches, after it has merged all siblings.
 
     Args:
-        first: First leaf.
         last: The leaf after the last one.
-        num_leaves: Leaves of the whole tree.
     """
     return list(_partials(first, last, num_leaves))
 
@@ -83,7 +77,6 @@ def rank_nodes(
 
     Args:
         leaves: For each rank, the indices of its micro-batches, in the order in which it computes them.
-        num_leaves: Leaves of the whole tree.
         held: For each rank, the nodes that it starts with; empty: none.
     """
     before = held or ((),) * len(leaves)

@@ -18,7 +18,6 @@ def altered_settings(run: Path, record: RunRecord, now: dict[str, Any] | None = 
     """Return a line such as "config.yaml: seed is 1, recorded 0" for each setting that is not the statement's.
 
     Args:
-        run, record: The run folder and its record.
         now: The settings that determine the result, as the recipe resolves them, by dotted name; None: those in
             `config.yaml`, which has all of them, so that no recipe is imported.
     """

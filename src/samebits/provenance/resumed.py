@@ -17,9 +17,6 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
     changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
     not run the optimizer.
 
-    Args:
-        before, now, config: The fingerprints of the checkpoint and of this process, and the settings.
-
     Raises:
         DataError: Only samples or files differ.
         CheckpointError: Something else differs that can change the result.

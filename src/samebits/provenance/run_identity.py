@@ -29,7 +29,6 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
 
     Args:
         kept: The checkpoint's identity; empty if the checkpoint predates it.
-        config, path: The current settings, and the checkpoint.
         is_resume: Whether training is resumed from it. Otherwise `config` is the run folder's `config.yaml`.
 
     Raises:
@@ -66,7 +65,6 @@ def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any],
     """Compare dataset info with the hash in a checkpoint.
 
     Args:
-        kept, run: The checkpoint's identity, and the run folder.
         dataset_info: The content of `dataset_info.json`, or if that is missing, what the recipe reads from its data.
 
     Raises:

@@ -33,9 +33,6 @@ _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     """Check that a run folder is new, or holds the run to resume.
 
-    Args:
-        folder, config, resume: The run folder, the settings and the --resume option.
-
     Raises:
         CheckpointError: It holds a run, and --resume was not given.
         ConfigError: It holds a run with other settings.
@@ -62,7 +59,6 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
     Args:
         folder: The folder of the checkpoint's run; it may be no run folder.
-        config: The settings.
 
     Raises:
         ConfigError: The run there has other settings.
@@ -82,7 +78,6 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
     """Check that the steps of a run can be repeated bit for bit with these settings.
 
     Args:
-        run, config: The run folder, and the settings of the replay.
         purpose: What the run is to be trained for, such as "verify a run".
         is_other_recipe: Whether the recipe may be another file than the run's.
 
@@ -166,7 +161,6 @@ def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | Non
     """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start.
 
     Args:
-        folder, config: The run's folder and its settings.
         length: The setting of the new length, such as epochs=20. None: epochs=N or max_steps=N.
     """
     length = length or ("epochs=N" if config.max_steps is None else "max_steps=N")
@@ -183,10 +177,6 @@ def check_ranks_agree(
     world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
 ) -> list[str]:
     """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows.
-
-    Args:
-        world, config, model: The world, the settings and the model, on the device.
-        sizes, fingerprint: Number of samples of each dataset by name, and this rank's fingerprint.
 
     Raises:
         LaunchError: A rank differs from rank 0; the error names it and the first differences.

@@ -68,7 +68,6 @@ def try_micro_batch(
     """Run a micro-batch forward and backward, and digest the result. The model's state is restored.
 
     Args:
-        model, device, loss: The fresh model, on the device, and the recipe's loss function.
         batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
         forward_key, twice: The seed of the forward pass, and whether to run a second one and compare.
 

@@ -93,7 +93,6 @@ def make_statement(
     """Return the statement.
 
     Args:
-        record, run: The run's record and name.
         files: Path in the run folder -> SHA-256 of its content.
         started_at, finished_at: Unix times, seconds.
     """

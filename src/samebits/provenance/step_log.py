@@ -201,7 +201,6 @@ class StepWriter:
     Each record is passed to the operating system at once, so a killed process loses none.
 
     Args:
-        path: The file.
         step: Number of the next step. Records from there on will be repeated, and are removed.
         link: The link before that step, 32 bytes. If the file leads to another one, it belongs to another run or was
             altered, and a new file starts here.

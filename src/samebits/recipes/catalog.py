@@ -67,7 +67,6 @@ class RecipeSpec:
         """Build the parts of the recipe. Imports the recipe, and torch with it.
 
         Args:
-            config: The settings.
             dataset_info: What the run stores. None: the recipe reads it from the dataset.
         """
         module = self.load_module()

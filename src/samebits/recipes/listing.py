@@ -18,10 +18,7 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
     """Read a file that lists samples or describes them.
 
     Args:
-        path: The file.
-        max_bytes: Its largest size.
         fix: What the user can do if it can't be read, an imperative sentence.
-        allowed: What the file should be.
 
     Raises:
         DataError: It can't be read.
@@ -33,13 +30,7 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
 
 
 def find_faults(names: Sequence[str], read: Callable[[str], object], max_threads: int = 256) -> dict[str, str]:
-    """Read all samples, and return the problem of each that cannot be read.
-
-    Args:
-        names: Their names.
-        read: Reads the sample of a name.
-        max_threads: Largest number of samples in memory at a time.
-    """
+    """Read all samples, and return the problem of each that cannot be read."""
 
     def fault(name: str) -> str:
         try:
@@ -58,10 +49,7 @@ def nearest_fix(name: str, names: Iterable[str], otherwise: str, fix: str = "Use
     """Return a fix with the most similar of the known names, or another fix if none is similar.
 
     Args:
-        name: The unknown name.
-        names: The known names.
         otherwise: The fix if none is similar.
-        fix: The fix, with {} in place of the name.
     """
     near = difflib.get_close_matches(name, list(names), n=1)
     return fix.format(near[0]) if near else otherwise

@@ -78,7 +78,6 @@ def load_file(path: Path, content: bytes | None) -> ModuleType:
     """Import a recipe file once, with its folder in sys.path, so that it can import the modules next to it.
 
     Args:
-        path: The file.
         content: Its bytes, which were checked. They are executed: neither the file as it may be a moment later, nor
             a `.pyc` file next to it. None: read the file, if it was not imported before.
 

@@ -27,7 +27,6 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, tiles: Tiles, **sheet:
     """Draw training samples as the model sees them, each with its label.
 
     Args:
-        batches: Batches as the dataset returned them.
         path: The PNG file to write.
         tiles: Makes the tiles of a batch.
         sheet: Options of `draw_sheet`.
@@ -43,9 +42,6 @@ def draw_worst(
     """Draw validation samples, each with a caption.
 
     Args:
-        title: Line above the samples.
-        worst: Index and caption of each sample.
-        samples: The validation samples.
         path: The PNG file to write.
         tiles: Makes the tiles of a batch; their labels are not used.
         sheet: Options of `draw_sheet`.
@@ -62,10 +58,7 @@ def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: S
     """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes.
 
     Args:
-        metric: The merged metric of the evaluation.
-        samples: The validation images.
         folder: Folder for the PNG files.
-        classes: Names of the classes.
         tiles: Makes the tiles of a batch.
     """
     state = metric.state()
@@ -90,7 +83,6 @@ def most_confused(
 
     Args:
         matrix: (C, C) counts.
-        classes: Names of the classes.
         most: Of more classes, those with the most mistakes are returned, and all others as one class.
     """
     num_classes = len(classes)
@@ -107,13 +99,7 @@ def most_confused(
 
 
 def gray_tiles(batch: Batch, mean: float, std: float) -> list[ByteArray]:
-    """Undo the normalization of gray images: inputs (N, 1, H, W) float32 -> N arrays (H, W) of bytes.
-
-    Args:
-        batch: The batch.
-        mean: Mean that was subtracted.
-        std: Standard deviation that was divided by.
-    """
+    """Undo the normalization of gray images: inputs (N, 1, H, W) float32 -> N arrays (H, W) of bytes."""
     return list(np.clip((batch.inputs[:, 0].numpy() * std + mean) * 255, 0, 255).round().astype(np.uint8))
 
 
@@ -122,7 +108,6 @@ def top_classes(logits: Tensor, classes: Sequence[Any], num_top: int) -> dict[st
 
     Args:
         logits: (C,) scores.
-        classes: Names or numbers of the classes.
         num_top: How many classes to return, at most.
     """
     probabilities = logits.detach().flatten().double().softmax(dim=0)

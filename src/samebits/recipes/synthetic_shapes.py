@@ -19,7 +19,6 @@ def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.rand
     Args:
         outline: Function from a rotation in radians to the points of the shape in the unit circle.
         size_px: Longer side of the image, pixels.
-        random: Source of all random numbers.
     """
     shorter = int(size_px * random.uniform(0.7, 1.0))
     width, height = (size_px, shorter) if random.random() < 0.5 else (shorter, size_px)
@@ -61,7 +60,6 @@ def draw_background(width: int, height: int, random: np.random.Generator) -> Byt
     Args:
         width: Width of the image, pixels.
         height: Height of the image, pixels.
-        random: Source of all random numbers.
     """
     spots = Image.fromarray(random.integers(105, 151, (3, 3, 3), dtype=np.uint8))
     return np.asarray(spots.resize((width, height), Image.Resampling.BICUBIC))

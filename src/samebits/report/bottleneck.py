@@ -46,7 +46,6 @@ def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:
     """Return what to do when data loading is the bottleneck.
 
     Args:
-        num_workers, num_free_cores: DataLoader workers, and free cores, of each rank.
         can_cache: Whether the recipe has a cache (data.cache) that is not used.
     """
     ways = []

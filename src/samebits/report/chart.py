@@ -36,7 +36,6 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
     Args:
         lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and gray.
         path, title: Where the PNG goes, and the text above the chart.
-        x_name, y_name: What x and y are, with their units.
 
     Raises:
         CheckpointError: The PNG cannot be written.
@@ -64,7 +63,6 @@ def draw_rates(
     """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis.
 
     Args:
-        rates, losses: The learning rates, and the loss at each.
         path, name, suggestion: Where the PNG goes, what was trained, and the rate to mark, if any.
 
     Raises:
@@ -87,7 +85,6 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
     Args:
         train, evaluations: Records of steps and of evaluations, with `epoch`, `loss` and metrics.
         path, name: Where the PNG goes, and the name of the run.
-        monitor: Name of the monitored metric, and whether "max" or "min" is better.
 
     Raises:
         CheckpointError: The PNG cannot be written.

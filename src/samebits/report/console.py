@@ -124,7 +124,6 @@ class Console:
 
         Args:
             epoch, num_epochs: Epoch of the step, from 1, and epochs of the whole run, with one that is cut short.
-            step, num_steps, steps_per_epoch: Steps done, of the whole run, and of one epoch.
             loss, samples_per_s: Training loss, and samples per second over all ranks.
             left_s: Seconds until the run is complete; None if not known yet.
             data_wait: Share of training time that waits for data, 0 to 1; shown from 110 columns on.
@@ -159,7 +158,6 @@ class Console:
 
         Args:
             activity: What is being done, such as "measuring 2 processes".
-            done, total: Number of parts that are done, and of all parts.
         """
         with self._lock:
             now = self._now()
@@ -182,7 +180,6 @@ class Console:
             epoch: Epochs done; a fraction inside an epoch.
             values, num_samples: Validation metrics by name, the same names each time, and samples of the set.
             train_loss: Mean training loss since the last validation; None if there was no step.
-            is_best: Whether this is the best validation so far.
         """
         when = f"{epoch:g}" if epoch == int(epoch) else f"{epoch:.2f}"
         loss = metric_value("loss", train_loss) if train_loss is not None else "-"
@@ -225,7 +222,6 @@ class Console:
 
         Args:
             head, share: What is in progress, and how much of it is done, 0 to 1.
-            parts: Importance and text of each part, from left to right.
         """
         columns = self._rich.width - _ECHO_COLUMNS
         while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > columns:

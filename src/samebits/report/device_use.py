@@ -45,7 +45,6 @@ class DeviceUse:
     """Reads the use of this process's device.
 
     Args:
-        device, precision: The device and the setting.
         peak: Peak TFLOP/s of one device; None: that of a known GPU.
         read_busy: Returns how busy the GPU is, 0 to 1; None: NVIDIA's driver is asked.
     """

@@ -208,7 +208,6 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     """Choose the output path of the drawing of each file, by input file.
 
     Args:
-        paths: The input files.
         draw: The option `--draw`: a file for a single input, or a folder (existing, or without a file extension).
 
     Raises:

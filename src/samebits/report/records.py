@@ -45,8 +45,6 @@ class Records:
         """Append a record.
 
         Args:
-            kind, step: "train", "eval" ..., and the steps completed when it is written.
-            epoch: Epochs completed, with a fraction inside an epoch.
             values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
         """
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}

@@ -16,7 +16,6 @@ def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet
 
     Args:
         text, quiet_s: The line, empty for none, and the seconds before it is printed.
-        is_over: Whether the line is outdated by then.
     """
 
     def say() -> None:

@@ -19,7 +19,6 @@ def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = Fa
     """Lay out a comparison: a table for each group of runs that fits side by side.
 
     Args:
-        comparison, width: The comparison, and columns of the terminal.
         is_ascii: Whether the output cannot show other characters than ASCII.
     """
     names = max((len(one_line(row.name)) for row in comparison.rows), default=0) + 2

@@ -31,11 +31,7 @@ class Curve:
     last: float | None = None
 
     def add(self, step: int, epoch: float, value: float) -> None:
-        """Append a value.
-
-        Args:
-            step, epoch, value: Steps and epochs done, and the value.
-        """
+        """Append a value."""
         self.last = value
         self._pending.append(value)
         if len(self._pending) < self._every:

@@ -94,7 +94,6 @@ def select(
     """Return the runs that meet all conditions, in order.
 
     Args:
-        runs, conditions: The runs and the conditions.
         sort: A column, metric or setting; None: by start. Metrics are sorted best first.
         is_reversed: Whether the order is reversed. Runs without the value are last either way.
 

@@ -55,10 +55,7 @@ def measure(source: str, overrides: list[str], is_ddp: bool, num_steps: int) -> 
     """Time `num_steps` steps of one process after the warm-up.
 
     Args:
-        source: The recipe.
-        overrides: Its settings.
         is_ddp: Train through torch's DistributedDataParallel instead of Samebits's reducer.
-        num_steps: Steps to time.
 
     Returns:
         Samples per second, and the parts of a step in seconds: medians, over all ranks.

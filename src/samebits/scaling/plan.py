@@ -73,10 +73,7 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
     """Run a micro-batch through a recipe's model without values.
 
     Args:
-        config: The settings.
         build: Returns the recipe's parts.
-        inputs: The inputs of one sample.
-        num_samples: Size of the micro-batch.
 
     Raises:
         ConfigError: The model depends on values.
@@ -153,10 +150,7 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
 
     Args:
         config: The settings; `parallel` is ignored.
-        sizes: The model.
         activations: Bytes per micro-batch.
-        num_procs: Processes.
-        parallel: "ddp" or "fsdp".
     """
     is_sharded = parallel == "fsdp" and num_procs > 1
     share = num_procs if is_sharded else 1
@@ -212,14 +206,7 @@ def owner_copies(config: RunConfig, num_procs: int) -> int:
 
 
 def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
-    """Return the bytes that the busiest process sends per step, by Samebits's all-reduce or by fsdp's collectives.
-
-    Args:
-        config: The settings.
-        sizes: The model.
-        num_procs: Processes.
-        parallel: "ddp" or "fsdp".
-    """
+    """Return the bytes that the busiest process sends per step, by Samebits's all-reduce or by fsdp's collectives."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     others = num_procs - 1
     if parallel == "fsdp":

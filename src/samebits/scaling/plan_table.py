@@ -26,9 +26,7 @@ def plan_values(
     """Compute what a run would take, as plain JSON; sizes in bytes.
 
     Args:
-        config: The settings.
         build: Returns the recipe's parts.
-        num_procs: Processes.
         memory_gb: Memory of each process, GB; None: do not compute what fits.
 
     Returns:
@@ -85,8 +83,6 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     """Print a plan.
 
     Args:
-        console: Where to print it.
-        name: The recipe or preset.
         planned: The result of `plan_values`.
     """
     ways, procs = planned["ways"], planned["procs"]

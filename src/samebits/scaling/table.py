@@ -22,11 +22,7 @@ compute     the rest; torch's DDP does not report comm, wait and compute"""
 
 
 def table(measurements: Measurements) -> Table:
-    """Lay out one row per variant and number of processes.
-
-    Args:
-        measurements: Measurements by variant and number of processes.
-    """
+    """Lay out one row per variant and number of processes."""
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     for _ in range(8):
@@ -54,7 +50,6 @@ def conclusions(measurements: Measurements, num_cores: int | None) -> list[str]:
     """Return what the measurements show, one sentence per line.
 
     Args:
-        measurements: Measurements by variant and number of processes.
         num_cores: Number of CPU cores of this machine if it trains on them; None on GPUs.
     """
     speeds = {(name, size): row["samples_per_s"] for name, sizes in measurements.items() for size, row in sizes.items()}

@@ -38,7 +38,6 @@ class Network:
     """The messages between the ranks of one simulated world.
 
     Args:
-        size: Number of ranks.
         wait: Called by a rank that waits; returns after `deliver` has been called.
     """
 

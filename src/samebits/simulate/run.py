@@ -66,8 +66,6 @@ def simulate(
     """Train for some steps on virtual ranks.
 
     Args:
-        config: The settings.
-        build: Builds the recipe's parts.
         procs: Numbers of ranks. Several take turns, a step each: ranks are lost and join between two steps.
         steps: Number of steps; fewer if the run is shorter.
         progress: Called with the steps done, and the number of steps.
@@ -107,13 +105,7 @@ def simulate(
 
 
 class _Ranks:
-    """All virtual ranks of a run.
-
-    Args:
-        job: The run.
-        size: Number of ranks.
-        num_steps: Number of steps.
-    """
+    """All virtual ranks of a run."""
 
     def __init__(self, job: Job, size: int, num_steps: int) -> None:
         self._num_steps = num_steps

@@ -55,9 +55,6 @@ def join_calls(size: int) -> tuple[int, int]:
 
     All ranks register before the first one looks, so none waits. A rank that waits makes some calls more a second.
 
-    Args:
-        size: Number of ranks.
-
     Returns:
         The calls of rank 0, which reads all identities and publishes their list, and those of the last rank.
     """
@@ -91,11 +88,6 @@ def plan_seconds(job: Job, size: int, num_steps: int) -> float:
     """Measure how long the last rank takes to plan a step.
 
     A plan is the rank's samples, the shares and nodes of all ranks, and the all-reduce of one bucket.
-
-    Args:
-        job: The run.
-        size: Number of ranks.
-        num_steps: Steps to plan.
 
     Returns:
         Seconds for a step.

@@ -98,7 +98,6 @@ def write(
     """Write a packed checkpoint and return its folder; see the protocol at the top of this module.
 
     Args:
-        step, folder: Its step, and the run's checkpoint folder.
         tensors, plain: Tensors by name, of any shape, on any device, and all other state, as plain JSON.
         moved: Called with the number of bytes after each write.
         fetch: Returns a tensor when it is written, so that a sharded model is never whole in memory. `tensors` then
@@ -168,7 +167,6 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
     """Remove all but the newest `keep` checkpoints up to a step, and those that are kept for another reason.
 
     Args:
-        folder, keep: The run's checkpoint folder, and the number of checkpoints to keep.
         step: The step that was just saved. Later checkpoints are kept and not counted: the run was resumed from before
             them, perhaps because they are damaged.
         is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
@@ -241,7 +239,6 @@ def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None 
 
     Args:
         tensors, plain: Tensors of any shape, by name, and the other state, as plain JSON.
-        path: The checkpoint's folder, for the error.
 
     Raises:
         CheckpointError: `plain` does not have the form that `pack` returns.

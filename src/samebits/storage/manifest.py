@@ -46,7 +46,6 @@ def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str
     """Check a file's size and hash against its entry in the manifest.
 
     Args:
-        path, expected: The file, and its entry.
         num_bytes, sha256: Size and hash (64 hex digits) of its content.
 
     Raises:
@@ -86,7 +85,6 @@ def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
     """Refuse a file that is larger than any that this run would write, before it is read.
 
     Args:
-        path, num_bytes: The file, and its size on disk or in the manifest.
         max_bytes: The limit; None for no limit.
 
     Raises:

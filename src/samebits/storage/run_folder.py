@@ -196,7 +196,6 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
     """Check that a run folder can be created and written, before processes start. Leaves nothing behind.
 
     Args:
-        path, resume: The folder, and the --resume option.
         is_first: No other process can have started this run in the meantime.
 
     Raises:

@@ -25,7 +25,6 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
     checkpoint that is whole.
 
     Args:
-        run, which: The run folder, and "last", "best" or a checkpoint's name.
         model: The model that the weights must fit; compared before any tensor is read into memory.
 
     Returns:

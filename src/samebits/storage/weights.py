@@ -53,7 +53,6 @@ def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
     """Read the tensors, of any shape, of a safetensors file, on the CPU. Runs no code from the file.
 
     Args:
-        path: The file.
         model: The model whose names and shapes the file must have; compared before any tensor is read, so that a wrong
             file takes no memory.
 
@@ -162,7 +161,6 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
     """Check that a state_dict belongs to a model.
 
     Args:
-        model, origin: The model, and the file, for the error.
         state: Tensors of any shape, by name; those on the meta device are enough.
 
     Raises:

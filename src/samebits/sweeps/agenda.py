@@ -38,12 +38,7 @@ class Agenda(Protocol):
 
 
 class Grid:
-    """The trials of a grid.
-
-    Args:
-        sweep: The sweep.
-        folder: Its folder.
-    """
+    """The trials of a grid."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         self.reasons: dict[str, str] = {}  #: Why trials failed, by name of the run folder.

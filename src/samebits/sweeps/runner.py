@@ -53,16 +53,7 @@ class _Active:
 
 
 class Runner:
-    """Trains the trials of a sweep.
-
-    Args:
-        folder: The folder of the sweep.
-        sweep: The sweep.
-        slots: Places for trials.
-        procs: Processes of each trial.
-        notify: Reports a line.
-        show: Shows how many trials are being trained, and how many trials have ended.
-    """
+    """Trains the trials of a sweep."""
 
     def __init__(
         self,
@@ -79,12 +70,7 @@ class Runner:
         self._attempts: dict[int, int] = {}
 
     def run(self, agenda: Agenda, stop: StopSignal) -> None:
-        """Train until no trial is left, or until a stop is requested; the trials then save and exit.
-
-        Args:
-            agenda: The trials.
-            stop: Set by a signal.
-        """
+        """Train until no trial is left, or until a stop is requested; the trials then save and exit."""
         judged_at = 0.0
         try:
             while True:
@@ -191,13 +177,6 @@ class Runner:
 
 
 def train_command(sweep: Sweep, trial: int, run: Path, procs: int) -> list[str]:
-    """Return the command that trains a trial, or resumes it.
-
-    Args:
-        sweep: The sweep.
-        trial: The number of the trial.
-        run: Its run folder.
-        procs: Number of processes.
-    """
+    """Return the command that trains a trial, or resumes it."""
     command = [*SAMEBITS, "train", *sweep.arguments, *sweep.trials[trial]]
     return [*command, "--run-dir", str(run), "--resume", "auto", "--procs", str(procs)]

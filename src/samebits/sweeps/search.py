@@ -35,7 +35,6 @@ class Search:
 
     Args:
         sweep: The sweep; its trials and outcomes are added.
-        folder: Its folder.
     """
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
@@ -150,11 +149,7 @@ def choose(
     """Return the settings of a trial, as overrides.
 
     Args:
-        spec: The search.
-        space: Its space.
-        number: Number of the trial.
         history: Settings and outcome of each trial that it follows from, in order.
-        better: Whether "max" or "min" of the metric is best.
     """
     # A trial's own seed: the state of a generator would depend on how often the search was resumed.
     study = _study(spec, space, history, better, seed=_seed(spec.seed, number))
@@ -170,16 +165,7 @@ def until_pruned(
     values: Sequence[tuple[int, float | None]],
     better: str,
 ) -> int | None:
-    """Return after how many of its evaluations a trial is pruned; None if it is not.
-
-    Args:
-        spec: The search.
-        space: Its space.
-        history: Settings and outcome of each trial that it is compared with.
-        overrides: Its settings.
-        values: Step and value of its evaluations so far.
-        better: Whether "max" or "min" of the metric is best.
-    """
+    """Return after how many of its evaluations a trial is pruned; None if it is not."""
     # Any seed: the settings are given, and the pruner draws no numbers.
     study = _study(spec, space, history, better, seed=0)
     study.enqueue_trial(_params(space, overrides))

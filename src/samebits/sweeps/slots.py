@@ -26,8 +26,6 @@ def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
 
     Args:
         jobs: Number of trials side by side; None: as many as there are GPUs, or cores, for their processes.
-        procs: Processes of each trial.
-        config: The settings of a trial.
 
     Raises:
         ConfigError: There are too few GPUs.

@@ -25,11 +25,6 @@ _TYPED = ("report.trackers=",)  # the user typed the values to try, so the track
 def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> Sweep:
     """Return the sweep over a grid, with the settings of each trial checked.
 
-    Args:
-        source: The recipe.
-        overrides: Settings of all trials.
-        grid: Settings with their values.
-
     Raises:
         ConfigError: A setting or a value is not allowed.
     """
@@ -43,11 +38,6 @@ def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> S
 
 def define_search(source: str, overrides: Sequence[str], spec: SearchSpec) -> Sweep:
     """Return a search, with the ends of its intervals checked.
-
-    Args:
-        source: The recipe.
-        overrides: Settings of all trials.
-        spec: The search.
 
     Raises:
         ConfigError: A setting or a value is not allowed.
@@ -79,7 +69,6 @@ def make_folder(name: str, given: Path | None) -> Path:
     """Create the folder of a sweep.
 
     Args:
-        name: Name of the recipe.
         given: The folder that the user named; None: a new one below runs/.
 
     Raises:
@@ -134,15 +123,6 @@ def train_all(
     show: Callable[[int, int], None],
 ) -> dict[str, str]:
     """Train what is left of a sweep.
-
-    Args:
-        sweep: The sweep.
-        folder: Its folder.
-        slots: Places for trials.
-        procs: Processes of each trial.
-        stop: Set by a signal.
-        notify: Reports a line.
-        show: Shows how many trials are being trained, and how many trials have ended.
 
     Returns:
         Why trials failed, by name.

@@ -77,11 +77,7 @@ class Sweep:
         return find(self.arguments[0])
 
     def load(self, overrides: Sequence[str]) -> Loaded[RunConfig]:
-        """Return the settings of a trial.
-
-        Args:
-            overrides: The settings in which it differs.
-        """
+        """Return the settings of a trial."""
         return self.recipe.load([*self.arguments[1:], *overrides])
 
     def write(self, folder: Path) -> None:

@@ -43,13 +43,7 @@ class TrialRow:
 
 
 def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None) -> list[TrialRow]:
-    """Return the trials of a sweep, by number.
-
-    Args:
-        folder: The folder of the sweep.
-        sweep: The sweep.
-        reasons: Why trials failed that have no run folder, by name.
-    """
+    """Return the trials of a sweep, by number."""
     trials = []
     for number, overrides in enumerate(sweep.trials):
         run = folder / trial_name(number)

@@ -51,9 +51,7 @@ def compare_metrics(
     """Return the first metric that differs.
 
     Args:
-        step: Number of steps done.
         recorded: Metrics by name; None for a value that is not finite, as in `metrics.jsonl`.
-        replayed: Metrics by name.
     """
     # JSON has no NaN and no infinity, so the record has None for them.
     now = {name: value if math.isfinite(value) else None for name, value in replayed.items()}
@@ -71,7 +69,6 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
     """Return the first tensor, in the order of the replay's names, that differs in a bit.
 
     Args:
-        step: Number of steps done.
         recorded: Tensors of any shape by name, on the CPU.
         replayed: Tensors of any shape by name.
     """
@@ -90,14 +87,7 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
 def compare_plain(
     step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any], names: tuple[str, ...]
 ) -> Difference | None:
-    """Return the first of some named plain values that differs.
-
-    Args:
-        step: Number of steps done.
-        recorded: The values in the run's record.
-        replayed: The values of the replay.
-        names: Which ones to compare.
-    """
+    """Return the first of some named plain values that differs."""
     for name in names:
         before, now = recorded.get(name), replayed.get(name)
         if before != now:

@@ -49,7 +49,6 @@ def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
     """Read a run folder and compare its files.
 
     Args:
-        path: The run folder.
         config: Its settings, to compare them with the recorded ones; None: they are not compared.
     """
     files = RunFiles(path)

@@ -42,8 +42,6 @@ def compare_record(
     """Compare the files of a complete run with its record.
 
     Args:
-        run: The run folder.
-        record: Its record.
         subjects: Path in the run folder -> SHA-256, of the files that its statement names.
         log: Its record of steps; empty if there is none.
         config: Its settings, as the recipe resolves them; None: those in `config.yaml`.
@@ -84,7 +82,6 @@ def hashes(name: str, found: str, recorded: str) -> str:
     """Return the line for a file that has another SHA-256 than recorded.
 
     Args:
-        name: Its path in the run folder.
         found: The SHA-256 of its content.
         recorded: The SHA-256 in the statement.
     """
@@ -147,7 +144,6 @@ def typed_settings(run: Path, recipe: RecipeSpec) -> list[str]:
     They are put on top of all settings: whatever form the user typed, such as 1e-3 or a list as text, changes nothing.
 
     Args:
-        run: The run folder.
         recipe: Its recipe, with the settings in `config.yaml`.
     """
     path = run / _DIFF

@@ -44,7 +44,6 @@ def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
     """Replay a plan as one process of a world, and return the verdict as plain values; complete on rank 0.
 
     Args:
-        plan: The plan.
         here: This process's rank; None: read from the environment.
 
     Raises:
@@ -58,13 +57,6 @@ def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
 
 def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunConfig, world: World) -> Replay:
     """Replay a plan on a world that this process has joined.
-
-    Args:
-        plan: The plan.
-        model: The run, as a trained model.
-        recipe: Its recipe.
-        config: Its settings, with the overrides.
-        world: The processes.
 
     Returns:
         The verdict; complete on rank 0.

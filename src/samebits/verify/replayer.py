@@ -32,7 +32,6 @@ class Replayer:
     """Replays one segment after another.
 
     Args:
-        plan: The plan.
         job: The run, with the state before the first segment.
         log: The run's record of steps, on rank 0.
     """
@@ -124,7 +123,6 @@ class Replayer:
         """Note that a file of the run cannot be read or used.
 
         Args:
-            error: The reason.
             name: The file or folder, in case the reason does not begin with it.
         """
         text = finding(error, self._plan.run)

@@ -38,7 +38,6 @@ def cut(starts: Iterable[int], num_steps: int) -> list[Segment]:
 
     Args:
         starts: Steps of the checkpoints that were kept; step 0 is always a start.
-        num_steps: Number of steps that the run has done.
     """
     bounds = sorted({0, *(step for step in starts if 0 < step < num_steps), num_steps})
     return [Segment(start, stop) for start, stop in pairwise(bounds)]
@@ -53,7 +52,6 @@ def choose(segments: Sequence[Segment], share: float, seed: str) -> list[Segment
     publisher, whose root is the seed, cannot choose them freely.
 
     Args:
-        segments: All segments.
         share: Fraction of the steps to cover, above 0.
         seed: The root, with the verifier's own number if there is one.
 
@@ -76,8 +74,6 @@ def covering(segments: Sequence[Segment], first: int, stop: int) -> list[Segment
     """Return the segments that have steps of [first, stop), each from its start; the last one ends at `stop`.
 
     Args:
-        segments: All segments.
-        first: First step to cover.
         stop: The step after the last one to cover.
     """
     return [
@@ -91,9 +87,7 @@ def share_of(segments: Sequence[Segment], part: int, num_parts: int) -> list[Seg
     """Return one verifier's segments; the longest segments are dealt first, each to the one with the least steps.
 
     Args:
-        segments: All chosen segments.
         part: The verifier, from 1.
-        num_parts: Number of verifiers.
     """
     loads = [0] * num_parts
     mine = []
@@ -107,13 +101,7 @@ def share_of(segments: Sequence[Segment], part: int, num_parts: int) -> list[Seg
 
 
 def escape_probability(num_segments: int, num_replayed: int, num_changed: int) -> float:
-    """Return the probability that changes in some segments escape a random choice of segments.
-
-    Args:
-        num_segments: Number of segments of the run.
-        num_replayed: Number of segments that are replayed.
-        num_changed: Number of segments with a change.
-    """
+    """Return the probability that changes in some segments escape a random choice of segments."""
     # Without factorials: they would have millions of digits for as many segments.
     num_left = num_segments - num_replayed
     return prod(max(0, num_left - each) / (num_segments - each) for each in range(min(num_changed, num_segments)))
@@ -124,7 +112,6 @@ def describe(segments: Iterable[Segment], limit: int = 5) -> str:
 
     Args:
         segments: The segments, by step.
-        limit: Number of ranges to name.
     """
     ranges: list[Segment] = []
     for segment in segments:

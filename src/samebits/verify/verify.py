@@ -47,7 +47,6 @@ def verify(
     """Verify a run. Nothing is written into its folder.
 
     Args:
-        request: What to verify.
         console: Receives a line before the replay starts; None: nothing is printed.
         run_replay: Replays a plan, given settings and number of processes; None: in processes of its own, or in this
             one if there is one.

@@ -54,7 +54,6 @@ class HangDetector:
     evaluating another batch. Time during which this process was stopped, or its machine asleep, does not count.
 
     Args:
-        world, log_dir: The ranks, and the folder for the stacks.
         timeout_s: How long all ranks may make no progress, seconds; None: forever.
         setting: How the user sets the timeout, for the error's fix, without its value.
     """

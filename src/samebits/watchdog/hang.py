@@ -71,7 +71,6 @@ def explain(
     Args:
         culprits: Result of `find_stalled_ranks`, at least one rank.
         size, timeout_s: Number of ranks, and the setting `watch.hang_timeout_s`.
-        stacks: Where the stacks are.
         setting: How the user sets the timeout. A script has no launcher of Samebits that could restart it.
     """
     first = culprits[0]

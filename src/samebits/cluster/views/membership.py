@@ -67,10 +67,6 @@ class RunEnded(Exception):
 class Membership:
     """What one member knows of the views.
 
-    Args:
-        path: The launcher's file.
-        member: This process's number.
-
     Attributes:
         member: This process's number.
         present: The view whose group this process uses; None before the first one.
@@ -141,12 +137,7 @@ class Membership:
             self.mark(broken_mark(view))
 
     def note_wait(self, view: View, waited_s: float) -> None:
-        """Report that members of a view that follows a loss are late, once that is so.
-
-        Args:
-            view: The view that this process enters.
-            waited_s: How long it has waited for the others.
-        """
+        """Report that members of a view that follows a loss are late, once that is so."""
         if waited_s > LATE_S and 0 < view.urgent == view.number != self._late:
             self._late = view.number
             self.mark_broken(view)
@@ -190,8 +181,6 @@ def mark_path(folder: Path, name: str, member: int) -> Path:
     """Return the file by which a process reports to the launcher how far it is.
 
     Args:
-        folder: The launcher's temporary folder.
         name: ready: its run is built, and it can enter a view; member: it has the run's weights; or a `broken_mark`.
-        member: The number of the process.
     """
     return folder / f"{name}-{member}"

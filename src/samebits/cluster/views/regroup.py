@@ -58,7 +58,6 @@ def join_any(
     """Join the world of this process, whether or not its members may change.
 
     Args:
-        assignment: This process's rank.
         device: See `world.join`.
         backend: See `world.join`.
         join_timeout_s: See `world.join`.
@@ -76,7 +75,6 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
     A process that replaces a lost one is no member yet. Its world has no other process and no rank, until `regroup`.
 
     Args:
-        assignment: Names the launcher's file, and this process's number.
         join_timeout_s: How long to wait until all members have joined, seconds.
         timeout_s: Longest wait in a collective, seconds.
 
@@ -111,7 +109,6 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     """Leave the world's group, and form the group of the newest view.
 
     Args:
-        world: The world so far.
         timeout_s: Longest wait in a collective, seconds.
         join_timeout_s: How long to wait until all members have checked in, seconds; None: `timeout_s`. They may have
             to finish a step, a validation or a checkpoint before.

@@ -145,13 +145,9 @@ def check_entries(
     """Check entries of a file, and return them without fields that are not used.
 
     Args:
-        entries: The entries.
-        kind: The fields of each entry.
         part: The list of the file, such as "annotations".
-        path: The file.
         places: Index of each entry in the list of the file. None: the entries are the whole list.
         known: The ids that each `Reference` may be, by the field's name.
-        unique: Whether to refuse two entries of one id.
 
     Raises:
         DataError: A field is missing or wrong. Shows the first one, and its place.
@@ -188,7 +184,6 @@ def wrong(entry: Mapping[str, Any], field: str, where: str, expected: str, value
     """Make the error of a wrong field.
 
     Args:
-        entry: The entry.
         field: The field, such as `keypoints[3]`.
         where: The file and the place of the entry in it, such as `a.json: annotations[7]`.
         expected: What the field may be.

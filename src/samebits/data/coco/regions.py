@@ -22,9 +22,7 @@ def draw_regions(coco: COCO, annotations: Iterable[Mapping[str, Any]], image_id:
     """Draw regions of an image into one mask.
 
     Args:
-        coco: The annotation file.
         annotations: The annotations; one without a region is drawn as its box, if it has one.
-        image_id: Number of the image.
 
     Returns:
         (H, W), 1 inside of a region, 0 elsewhere.

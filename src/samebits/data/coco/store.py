@@ -45,7 +45,6 @@ class Folder:
         """Decode an image to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
         Args:
-            name: Its name.
             size: (width, height) that it has to have.
 
         Raises:
@@ -131,8 +130,6 @@ def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Fo
     """Open the first folder or zip file that exists.
 
     Args:
-        candidates: Their paths.
-        names: Names of the images that it has to contain.
         fix: What the user can do if some are missing, an imperative sentence.
 
     Raises:

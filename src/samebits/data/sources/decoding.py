@@ -42,7 +42,6 @@ def encoded_content(value: object, name: str) -> bytes:
 
     Args:
         value: The content, or a mapping with it as `bytes`.
-        name: Name of the image in errors.
 
     Raises:
         DataError: It is neither, or too large.
@@ -65,8 +64,6 @@ def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[s
 
     Args:
         extension: Its extension in lower case, such as `jpg` or `seg.png`.
-        content: Its content.
-        name: Its name in errors.
         decoders: The user's functions by extension, before the included ones.
 
     Returns:

@@ -136,12 +136,7 @@ def open_regular(path: str) -> int:
 
 
 class OpenFiles:
-    """Reads parts of files. The files most recently used stay open.
-
-    Args:
-        paths: The files.
-        stamps: What each was when it was indexed.
-    """
+    """Reads parts of files. The files most recently used stay open."""
 
     def __init__(self, paths: Sequence[str], stamps: Sequence[Stamp]) -> None:
         self._paths, self._stamps = paths, stamps
@@ -151,8 +146,6 @@ class OpenFiles:
         """Return bytes of a file.
 
         Args:
-            number: Position of the file in the list.
-            offset: Position of the first byte.
             length: Number of bytes.
 
         Raises:

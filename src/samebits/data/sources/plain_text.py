@@ -43,9 +43,6 @@ def to_utf8(path: Path, content: bytes, encoding: str = "utf-8", setting: str | 
     """Return the text of a file as UTF-8 without a byte order mark, with line feeds as the only line ends.
 
     Args:
-        path: The file, for errors.
-        content: Its content.
-        encoding: Name of a text encoding of Python.
         setting: The setting that selects another encoding; None if there is none.
 
     Raises:

@@ -39,10 +39,6 @@ class _Headers(io.FileIO):
 def read_members(path: str, descriptor: int) -> Iterator[Member]:
     """Yield the regular files of an archive, in order.
 
-    Args:
-        path: Name of the archive in errors.
-        descriptor: The open archive.
-
     Raises:
         DataError: The archive is compressed, truncated or damaged, has links, or a name leads out of its folder.
     """

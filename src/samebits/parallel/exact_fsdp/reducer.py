@@ -39,9 +39,6 @@ class ExactShardedReducer(StepSum):
 
     Args:
         shards: The sharded model; `reduce` sets the `grad` of this rank's parts.
-        trained: The model's trained parameters, each with this rank's part of it.
-        owners: The rank that owns each of them.
-        world: The ranks.
         num_extras: Number of extra values for each `backward`.
     """
 

@@ -111,14 +111,7 @@ class Piece:
 
 
 class ShardUnit:
-    """Parameters that are gathered together.
-
-    Args:
-        number: Number of the unit, which its messages have in their tag.
-        parameters: Equal on all ranks.
-        owners: The rank that owns each parameter.
-        world: The ranks.
-    """
+    """Parameters that are gathered together."""
 
     def __init__(self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World) -> None:
         self._world, self._tag = world, bucket_tag(number)

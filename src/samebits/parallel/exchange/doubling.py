@@ -31,14 +31,7 @@ class Round(NamedTuple):
 
 
 def plan_rounds(rank: int, nodes: Sequence[list[Node]], num_leaves: int, num_bytes: int) -> list[Round]:
-    """Return the rounds of a rank that has nodes; none if no other rank has any.
-
-    Args:
-        rank: This rank.
-        nodes: For each rank, its nodes.
-        num_leaves: Leaves of the whole tree.
-        num_bytes: Of a message with one node.
-    """
+    """Return the rounds of a rank that has nodes; none if no other rank has any."""
     # A rank without a micro-batch contributes nothing and needs no total.
     members = [other for other, own in enumerate(nodes) if own]
     if not (is_in_rounds(len(members), num_bytes) and follow_each_other(nodes)):

@@ -39,8 +39,6 @@ def make_all_reduce(bucket: Bucket, world: World, nodes: list[list[Node]], tag: 
 
     Args:
         bucket: Its `nodes` are this rank's partial sums.
-        world: The ranks.
-        nodes: For each rank, its nodes.
         tag: Of the bucket, from `bucket_tag`.
     """
     is_halved = is_in_rounds(world.size, bucket.length * bucket.dtype.itemsize) and follow_each_other(nodes)
@@ -63,7 +61,6 @@ class HalvingAllReduce(TreeAllReduce):
 
     Args:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
-        world: The ranks.
         nodes: For each rank, its nodes. Those of neighboring ranks follow each other.
         tag: Of the bucket, from `bucket_tag`.
     """

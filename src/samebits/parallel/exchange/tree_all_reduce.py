@@ -69,8 +69,6 @@ class TreeAllReduce:
 
     Args:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
-        world: The ranks.
-        nodes: For each rank, its nodes.
         tag: Of the bucket, from `bucket_tag`.
     """
 

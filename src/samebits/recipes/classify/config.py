@@ -197,10 +197,6 @@ def no_dataset() -> DataError:
 def check_dataset(setting: str, path: Path | None) -> None:
     """Check that the path of a setting exists, unless it is a pattern of tar shards or Parquet files.
 
-    Args:
-        setting: The dotted key.
-        path: Its value.
-
     Raises:
         DataError: It does not exist.
     """

@@ -50,11 +50,8 @@ class ImageFiles(Samples):
     Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
 
     Args:
-        images: Opens an image by its name.
         files: Names of the images, by class.
         classes: Classes in the order of the model's outputs.
-        config: Size, augmentation, normalization and cache.
-        train: Whether to take random crops.
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:
@@ -240,11 +237,8 @@ def open_files(
     """Make a dataset of listed images, without opening them.
 
     Args:
-        base: A path of the settings.
         files: Names of the images, by class.
         classes: Classes in the order of the model's outputs.
-        config: Size, augmentation and normalization.
-        train: Whether to take random crops.
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:

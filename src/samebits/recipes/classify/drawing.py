@@ -32,10 +32,7 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
     With too many classes for a matrix, the file has the samples of each class and how many were correct.
 
     Args:
-        metric: The merged metric of the evaluation.
-        samples: The validation images.
         folder: Folder for the PNG files and confusion.csv.
-        classes: Names of the classes.
     """
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)

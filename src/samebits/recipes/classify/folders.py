@@ -52,8 +52,6 @@ def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None
     """List the images in class folders and their subfolders, sorted by name.
 
     Args:
-        folder: The folder that contains the class folders.
-        setting: The setting that names it, for errors.
         left_out: Counts the files that are not used; see `walk`.
 
     Raises:
@@ -138,7 +136,6 @@ def check_classes(path: Path, names: Collection[str]) -> None:
 
     Args:
         path: The folder or CSV file that has them, for errors.
-        names: Names of the classes.
 
     Raises:
         DataError: There are too many, one has an invisible character, or two look the same.

@@ -35,7 +35,6 @@ class ImageSet(Protocol):
         """List the images by class.
 
         Args:
-            setting: The setting that names the set, for errors.
             left_out: Counts the files of a folder that are not used; see `walk`.
             mixed: Whether the classes of rows may be both numbers and names.
 
@@ -62,7 +61,6 @@ class FileSet:
     """Images in class folders or in a CSV file; see `ImageSet`.
 
     Args:
-        path: The folder of the class folders, or the file.
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
     """
 

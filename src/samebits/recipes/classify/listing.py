@@ -63,7 +63,6 @@ def list_validation(
 
     Args:
         path: Class folders, a CSV file, or files with rows.
-        config: The settings.
         classes: Classes of the training images. If data.classes selects them, others are left out.
         left_out: Counts the files that are not used; see `walk`.
         images: The path, opened. None: it is opened here.
@@ -97,10 +96,7 @@ def _usable(images: ImageSet, files: Files, config: DataConfig, path: Path, leas
     """Return all files; with data.on_error=skip only readable ones, and the problem of each of the others.
 
     Args:
-        images: The images.
         files: Their names by class.
-        config: The settings.
-        path: What lists them, for errors.
         least: Readable images that each class needs, if it has that many files.
 
     Raises:
@@ -136,7 +132,6 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
     Args:
         files: Files by class.
         share: Fraction of each class for validation.
-        seed: The seed of the run.
 
     Returns:
         Training files and validation files.

@@ -54,7 +54,6 @@ def load_published(model: nn.Module, name: str, info: Mapping[str, Any], data: D
         model: The network; changed in place.
         name: The setting `model.name`.
         info: The result of `find_published` when the run started.
-        data: The settings of the data.
 
     Returns:
         Rows for the run's header.

@@ -58,7 +58,6 @@ class DigitImages(Samples):
     Args:
         images: (N, H, W) bytes, white ink on black.
         labels: (N,) bytes, the class of each image.
-        scale: Size and normalization.
         shift_px: Maximum random shift in x and y, in whole pixels. New pixels at the border are black.
     """
 

@@ -33,7 +33,6 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     """Read one IDX file of unsigned bytes.
 
     Args:
-        path: The file. The suffix .gz or .xz defines its compression.
         num_dims: Required number of dimensions: 3 for images, 1 for labels.
 
     Returns:

@@ -56,8 +56,6 @@ class Placement:
 
         Args:
             joints: (P, K, 3 or more).
-            size_px: Side of the square.
-            skeleton: The joints of the dataset.
         """
         placed = joints.copy()
         placed[..., :2] = self.points(joints[..., :2], size_px)
@@ -82,7 +80,6 @@ def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Pla
     Args:
         width: Width of the image, pixels.
         height: Height of the image, pixels.
-        key: Key of the sample.
         config: Ranges of rotation, scale and shift, and the probability of a flip.
     """
     keys = np.array([key], dtype=np.uint64)

@@ -36,7 +36,6 @@ def match(
         order: The joints in the order in which they are processed.
         max_people: Each peak is compared with the first `max_people` people. The result can have more people.
         tag_threshold: A peak with at least this distance from the mean tags of every person starts a new person.
-        use_score: Round distances to whole numbers, and break ties by the higher score.
         ignore_too_much: Once there are `max_people` people, ignore further joints.
 
     Returns:
@@ -86,7 +85,6 @@ def assignment_cost(distances: FloatArray, found: FloatArray, *, use_score: bool
     Args:
         distances: (N, M) tag distances.
         found: (N, 3 + T) peaks.
-        use_score: Round distances, and break ties by the higher score.
     """
     cost = distances
     if use_score:

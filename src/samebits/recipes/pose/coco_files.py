@@ -38,8 +38,6 @@ class AnnotatedImages:
     """The images of one or several splits.
 
     Args:
-        images: The images.
-        num_joints: Joints of a person.
         with_masks: Leave crowds and people without keypoints out of the loss. The reference does so on COCO only.
     """
 

@@ -75,10 +75,7 @@ class TrainImages(_Images):
     """Training images with random rotation, scale, shift and flip, and their targets.
 
     Args:
-        source: The images.
-        config: The augmentation and the size of the heatmap peaks.
         tag_per_joint: Whether the network has a tag map per joint.
-        channels_last: Whether batches are in channels-last memory format.
     """
 
     def __init__(
@@ -126,9 +123,6 @@ def place_sample(
     """Transform an image and its annotations into the training square.
 
     Args:
-        example: The image.
-        placement: The transform.
-        config: Sizes of the square and of the heatmap peaks.
         out: Written by this function. Its heatmaps must be zero.
         tag_per_joint: Whether the network has a tag map per joint.
     """

@@ -42,7 +42,6 @@ def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton
     Args:
         image: RGB.
         people: (K, 3) for each person: x, y in pixels of the image, and the score of the joint; 0: not drawn.
-        skeleton: Which joints are connected.
 
     Returns:
         A changed copy.
@@ -73,9 +72,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skel
     """Draw a prediction on its image.
 
     Args:
-        path: The image file.
         prediction: What `infer.to_prediction` returned for it.
-        skeleton: Which joints are connected.
 
     Raises:
         DataError: The image can't be read.
@@ -89,8 +86,6 @@ def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> 
     """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
 
     Args:
-        metric: The merged metric of the evaluation.
-        samples: The validation images.
         folder: Folder for `people.png`.
     """
     shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))

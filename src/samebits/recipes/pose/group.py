@@ -104,7 +104,6 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
     Args:
         heat: (K, H, W), contiguous.
         tags: (T, K or 1, H, W), contiguous.
-        places: Peaks, as indices into the flattened heatmaps.
         max_people: Number of peaks to keep per joint.
 
     Returns:

@@ -113,7 +113,6 @@ def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[di
     Args:
         image: (3, H, W).
         size_px: Shorter side at scale 1, pixels.
-        scales: The scales.
 
     Returns:
         Views by scale, the largest first; and the view at scale 1, even if it is not among them.

@@ -25,7 +25,6 @@ def pose_loss(outputs: Sequence[Tensor], batch: Batch, *, config: LossConfig) ->
     Args:
         outputs: (N, K + T, h, w) and (N, K, 2h, 2w), as the network returns them.
         batch: Its targets: `heatmaps` and `masks` at both sizes, and the `index` of the joints at 1/4.
-        config: The weights.
 
     Returns:
         heatmap0, heatmap1 (at 1/4 and 1/2), push0 and pull0.

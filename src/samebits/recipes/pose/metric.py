@@ -35,7 +35,6 @@ class PoseMetric:
     has none) and `annotations` in COCO's format.
 
     Args:
-        skeleton: The joints of the dataset. CrowdPose's has its own rules of evaluation.
         num_sketches: Number of first images whose heatmaps are kept, reduced in size, to be drawn.
     """
 
@@ -110,7 +109,6 @@ def keypoint_scores(
     Args:
         targets: One mapping per image; `PoseMetric` describes it.
         results: Detections in COCO's results format.
-        skeleton: The joints of the dataset.
 
     Returns:
         Metrics by name.
@@ -141,7 +139,6 @@ def run_evaluation(
     Args:
         targets: One mapping per image; `PoseMetric` describes it.
         results: Detections in COCO's results format. Those of other images are ignored.
-        skeleton: The joints of the dataset.
         known: The `ious` of an evaluation that included these images, to reuse them.
     """
     people = [{**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]]

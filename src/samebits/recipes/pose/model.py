@@ -66,9 +66,7 @@ class Module(nn.Module):
     """Branches at 1/4, 1/8 ...: residual blocks in each, then the sum of all branches in each.
 
     Args:
-        widths: Channels of the branches, the finest first.
         num_blocks: Residual blocks per branch.
-        num_out: Number of output branches, the finest first.
     """
 
     def __init__(self, widths: Sequence[int], num_blocks: int, num_out: int) -> None:
@@ -97,12 +95,7 @@ class Module(nn.Module):
 
 
 class HigherHRNet(nn.Module):
-    """The network.
-
-    Args:
-        config: Widths and depths.
-        num_joints: K.
-    """
+    """The network."""
 
     def __init__(self, config: ModelConfig, num_joints: int) -> None:
         super().__init__()

@@ -26,7 +26,6 @@ def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, Int
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible (if above 0).
-        size_px: R.
 
     Returns:
         For each of M joints, sorted by person: (M,) the person, (M,) the joint, and (M, 2) the pixel (x, y).
@@ -46,7 +45,6 @@ def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Map
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
         sigmas: Standard deviation of the peaks in pixels of the map: one for all people, or (P,).
-        size_px: R.
         out: (K, R, R) zeros to draw on. None: allocate.
 
     Returns:
@@ -78,8 +76,6 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
-        size_px: R.
-        max_people: Rows of the result.
         tag_per_joint: Whether there is a tag map per joint.
 
     Returns:

@@ -77,7 +77,6 @@ def check_shape(name: object, width: int, height: int) -> None:
     """Refuse an image so long that its views would take too much memory.
 
     Args:
-        name: Name of the image, for the error.
         width: Width, pixels.
         height: Height, pixels.
 
@@ -99,7 +98,6 @@ def view(width: int, height: int, *, size_px: int, scale: float, min_scale: floa
         width: Width of the image, pixels.
         height: Height of the image, pixels.
         size_px: Shorter side at scale 1, pixels.
-        scale: Scale of this view.
         min_scale: Smallest scale of all views of this image. Sizes are rounded at this scale.
     """
     short = int((min_scale * size_px + STEP_PX - 1) // STEP_PX * STEP_PX)

@@ -45,10 +45,6 @@ class CocoFile:
 
     With data.on_error=skip a region of a wrong form is not refused here, but when its image is read.
 
-    Args:
-        path: The file.
-        config: Folder or zip file of the images, and what to do with wrong regions.
-
     Attributes:
         categories: Names of the categories, by their number.
         names: File names of the images, sorted.
@@ -100,7 +96,6 @@ class CocoFile:
         in the file or too many pixels, or if a region does not fit.
 
         Args:
-            names: File names of the images to use.
             info: `classes`: names of the classes; the first is the background.
 
         Raises:

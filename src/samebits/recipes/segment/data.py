@@ -48,9 +48,7 @@ class LabeledNames:
     """Images with labels that are read by name.
 
     Args:
-        names: Their names.
         read: Reads an image, (H, W, 3) bytes, and its labels, (H, W) bytes.
-        files: Paths of the files that are read.
     """
 
     def __init__(
@@ -74,13 +72,7 @@ class LabeledNames:
 
 
 class LabeledImages(Samples):
-    """Images resized to one size: random crops with flips for training, whole images for evaluation.
-
-    Args:
-        source: The images.
-        config: Size and augmentation.
-        train: Whether to take random crops.
-    """
+    """Images resized to one size: random crops with flips for training, whole images for evaluation."""
 
     is_costly = True
 

@@ -58,10 +58,7 @@ def draw_evaluation(
     """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix of pixels.
 
     Args:
-        metric: The merged metric of the evaluation.
-        samples: The validation images.
         folder: Folder for the PNG files.
-        classes: Names of the classes.
     """
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,9 +98,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, classes: Seque
     """Draw the predicted classes on an image, and below it their names with their shares.
 
     Args:
-        path: The image file.
         prediction: The result of `to_prediction` for it.
-        classes: Names of the classes.
 
     Raises:
         DataError: The image can't be read.

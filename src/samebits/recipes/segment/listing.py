@@ -77,11 +77,6 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
 def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> LabelSource:
     """Open the training or validation images of a listing.
 
-    Args:
-        config: The settings.
-        dataset_info: The listing.
-        train: Whether to open the training images.
-
     Raises:
         DataError: A file is missing or has changed.
     """

@@ -22,7 +22,6 @@ def segment_loss(logits: Tensor, batch: Batch, *, dice: float) -> Mapping[str, T
     Args:
         logits: (N, C, H, W).
         batch: Its targets have `labels`, (N, H, W) bytes.
-        dice: Weight of the Dice loss.
 
     Returns:
         The terms by name, scalars.

@@ -34,8 +34,6 @@ class MaskFolder:
     """A folder with a folder of images and one of masks.
 
     Args:
-        root: The folder.
-        setting: The setting that names it, for errors.
         config: Names of the two folders, the suffix of masks, and the value that is ignored.
 
     Attributes:
@@ -87,7 +85,6 @@ class MaskFolder:
         that is no class.
 
         Args:
-            names: Names of the images to use.
             info: `values`: the value of each class in the masks.
 
         Raises:

@@ -24,7 +24,6 @@ class UNet(nn.Module):
 
     Args:
         width: Channels of the finest level; each coarser one has twice as many.
-        num_classes: C.
     """
 
     def __init__(self, width: int, num_classes: int) -> None:

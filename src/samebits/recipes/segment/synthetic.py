@@ -21,7 +21,6 @@ def draw_image(size_px: int, key: int) -> tuple[ByteArray, ByteArray]:
 
     Args:
         size_px: S, side of the image in pixels.
-        key: Source of all random numbers.
 
     Returns:
         (S, S, 3) bytes; and (S, S) bytes, the class of each pixel.
@@ -45,7 +44,6 @@ class SyntheticShapes:
     """Synthetic images: other ones in each epoch for training, the same ones for validation.
 
     Args:
-        count: Number of images.
         train: Whether an image depends on the key of the sample, or on its index only.
     """
 

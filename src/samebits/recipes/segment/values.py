@@ -62,11 +62,6 @@ def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
 def choose_values(found: Sequence[FoundValues], config: DataConfig, root: Path) -> list[int]:
     """Choose the values that are classes from those that occur in the masks.
 
-    Args:
-        found: The values of each folder.
-        config: Names of the classes, and the value that is ignored.
-        root: The dataset, for errors.
-
     Raises:
         DataError: There are too few or too many, they do not match the names, or the masks were saved with loss.
     """

@@ -136,7 +136,6 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
 
     Args:
         path: The file. One that is called char_std_5990.txt may be in GBK, as it was published.
-        encoding: Encoding of any other.
 
     Returns:
         The characters by line number; empty for a line without a character.
@@ -168,7 +167,6 @@ def normalize_text(text: str, form: str) -> str:
     """Convert a text to a Unicode normalization form.
 
     Args:
-        text: Any text.
         form: none, nfc, nfkc, or half_width, which converts only full-width ASCII and the ideographic space.
     """
     if form == "half_width":

@@ -36,13 +36,7 @@ def ground_truths(batch: Batch, alphabet: Alphabet) -> list[str]:
 
 
 class LineImages(Samples):
-    """Images in files or in LMDB, each stretched to the width of its group.
-
-    Args:
-        chosen: The selected lines of a label file.
-        config: Widths, normalization and jitter.
-        train: Whether to apply jitter.
-    """
+    """Images in files or in LMDB, each stretched to the width of its group."""
 
     def __init__(self, chosen: SelectedLines, config: DataConfig, *, train: bool) -> None:
         self._chosen, self._config = chosen, config

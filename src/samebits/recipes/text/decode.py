@@ -27,7 +27,6 @@ def beam_search(logits: Tensor, alphabet: Alphabet, width: int) -> list[str]:
 
     Args:
         logits: (N, T, C).
-        alphabet: The characters of the classes.
         width: Beam width: texts kept after each time step, and classes tried in each.
 
     Returns:
@@ -44,7 +43,6 @@ def read(logits: Tensor, alphabet: Alphabet, beam_width: int = 1) -> list[str]:
 
     Args:
         logits: (N, T, C).
-        alphabet: The characters of the classes.
         beam_width: 1: greedy decoding. Larger: texts kept by the beam search after each time step.
     """
     return greedy(logits, alphabet) if beam_width == 1 else beam_search(logits, alphabet, beam_width)

@@ -90,11 +90,6 @@ def find_alphabet(config: DataConfig) -> Alphabet:
 def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
     """Select the training or the validation lines.
 
-    Args:
-        config: The settings.
-        alphabet: The characters of the classes.
-        train: Whether to select the training lines.
-
     Raises:
         DataError: Labels can't be read, images are missing, or a text has characters that are not in the alphabet or
             needs too many time steps.

@@ -56,7 +56,6 @@ def normalize(images: Sequence[GrayArray], mean: float, std: float) -> Tensor:
     Args:
         images: N images, (H, W) uint8.
         mean: Mean to subtract, for pixels in [0, 1].
-        std: Standard deviation to divide by.
 
     Returns:
         (N, 1, H, W) float32.

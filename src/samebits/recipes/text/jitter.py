@@ -17,9 +17,7 @@ def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random
 
     Args:
         image: (H, W) bytes.
-        width_px: Width of the result.
         strength: 0: no change; 1: as much as stays readable.
-        rng: Random number generator of this line.
 
     Returns:
         (32, width_px) bytes.

@@ -60,11 +60,6 @@ class Labels:
 def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> Labels:
     """Read a label file or an LMDB folder. The result is cached for the next caller.
 
-    Args:
-        path: The file or folder.
-        config: Format, encoding and normalization.
-        chars: File with the characters of index labels.
-
     Raises:
         DataError: It can't be read, or a line has another format.
     """

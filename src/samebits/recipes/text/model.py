@@ -38,9 +38,7 @@ class BidirectionalLSTM(nn.Module):
     """An LSTM in both directions and a linear layer on both: (N, T, F) -> (N, T, num_out).
 
     Args:
-        num_in: F, values of each time step.
         num_hidden: Hidden values of the LSTM, in each direction.
-        num_out: Values of each time step of the result.
     """
 
     def __init__(self, num_in: int, num_hidden: int, num_out: int) -> None:
@@ -61,7 +59,6 @@ def crnn(num_classes: int, width: int = 64, num_hidden: int = 256) -> Reader:
     11,767,888 parameters at 6,736 classes; T = W // 4 + 1.
 
     Args:
-        num_classes: Size of the alphabet, plus one for the blank.
         width: Channels of the first convolution; 64 in the paper.
         num_hidden: Hidden size of each LSTM, per direction.
     """
@@ -91,7 +88,6 @@ def fast(num_classes: int, width: int = 24, num_hidden: int = 96) -> Reader:
     """Build a network for CPUs: early strides, batch norm after each convolution, one recurrent layer. T = W // 4.
 
     Args:
-        num_classes: Size of the alphabet, plus one for the blank.
         width: Channels of the first convolution; the later ones have 2, 4, 4, 4 and 8 times as many.
         num_hidden: Hidden size of the LSTM, per direction.
     """

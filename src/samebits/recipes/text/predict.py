@@ -65,8 +65,6 @@ def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> M
 
     Args:
         logits: (V, T, C). View 0 is the image as it is (a tall one rotated to the left), view 1 upside down to it.
-        alphabet: The characters of the classes.
-        config: The decoder.
 
     Returns:
         text, confidence and upside_down.

@@ -71,8 +71,6 @@ class TrackerProcess:
 
     Args:
         name, run, notify: The tracker, the run folder; reports a text to the user, from any thread.
-        is_new: Whether training starts from its first step.
-        is_patient: Wait for its end as long as it takes, and let Ctrl-C end it.
 
     Raises:
         OSError: It cannot be started.

@@ -47,12 +47,7 @@ class SweepRow:
 
 
 def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]) -> str:
-    """Return the page on a sweep.
-
-    Args:
-        name, keys: Its name, and those of the settings that differ between trials.
-        rows, runs: All trials, and those whose curves and values are compared, best first.
-    """
+    """Return the page on a sweep."""
     states = [row.summary.state for row in rows]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     metric = next((row.summary.monitor for row in rows if row.summary.monitor), "")

@@ -63,8 +63,6 @@ def chart(
     """Return what the template of a chart needs, and as "data" what `page.js` reads; None if no line has two points.
 
     Args:
-        title, lines: Its title and lines.
-        name: Name of the values, by which they are formatted.
         end: Epoch at the right end; a later one if a line is longer.
         starts_at_zero: Whether the y axis starts at 0.
     """

@@ -45,7 +45,6 @@ def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> tuple[li
 
     Args:
         run, budget: The run folder, and the bytes of images that the page may still take.
-        has_matrix: Whether the page has the confusion matrix as a table.
     """
     found, num_left_out = [], 0
     for path in picture_files(run, has_matrix=has_matrix):
