@@ -1,6 +1,5 @@
 """A sharded model trains to the weights of a replicated one, in exact mode to its bits. Its checkpoints fit both."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,7 @@ from tests.ranks.test_run_worlds import poisoned
 
 FULL = pytest.mark.full
 DECAYED = {"name": "adamw", "weight_decay": 0.1}
-OPTIMIZERS = ({"weight_decay": 0.01}, {**DECAYED, "decay_norms_and_biases": False, "ema": 0.9})
+SGD, ADAMW = {"weight_decay": 0.01}, {**DECAYED, "decay_norms_and_biases": False, "ema": 0.9}
 
 
 def fsdp(mode: str = "fast", **more: Any) -> Any:
@@ -53,13 +52,10 @@ def assert_same(mode: str, ours: Any, theirs: Any) -> None:
     [
         ("fast", 2, DECAYED, "fp32"),
         pytest.param("fast", 3, {"ema": 0.9}, "fp32", marks=FULL),
-        pytest.param("fast", 4, {}, "fp32", marks=FULL),
-        *(
-            pytest.param("exact", world, optim, precision, marks=[] if is_chosen else FULL)
-            for world in (1, 2, 3, 4)
-            for optim, precision in itertools.product(OPTIMIZERS, ("fp32", "bf16"))
-            for is_chosen in [(world, optim, precision) in ((2, OPTIMIZERS[1], "fp32"), (3, OPTIMIZERS[0], "bf16"))]
-        ),
+        pytest.param("exact", 1, SGD, "bf16", marks=FULL),
+        ("exact", 2, ADAMW, "fp32"),
+        ("exact", 3, SGD, "bf16"),
+        pytest.param("exact", 4, ADAMW, "bf16", marks=FULL),
     ],
 )
 def test_weights_are_ddp_s(pool: RankPool, tmp_path: Path, mode: str, world: int, optim: Any, precision: str) -> None:
@@ -119,12 +115,13 @@ def test_each_rank_holds_its_part_only(pool: RankPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "before", "then"),
     [
-        pytest.param("fast", (2, fsdp), (3, fsdp), marks=FULL), ("fast", (3, fsdp), (2, ddp)),
-        ("fast", (1, ddp), (2, fsdp)), pytest.param("fast", (2, fsdp), (1, fsdp), marks=FULL),
-        ("exact", (1, ddp), (2, fsdp)), pytest.param("exact", (2, fsdp), (3, fsdp), marks=FULL),
-        pytest.param("exact", (3, fsdp), (2, ddp), marks=FULL), pytest.param("exact", (2, fsdp), (1, fsdp), marks=FULL),
+        ("fast", (3, fsdp), (2, ddp)),
+        ("fast", (1, ddp), (2, fsdp)),
+        ("exact", (1, ddp), (2, fsdp)),
+        pytest.param("exact", (2, fsdp), (3, fsdp), marks=FULL),
+        pytest.param("exact", (3, fsdp), (2, ddp), marks=FULL),
     ],
-)  # fmt: skip
+)
 def test_its_checkpoints_resume_at_another_world_size_and_as_ddp(
     pool: RankPool, tmp_path: Path, mode: str, before: Any, then: Any
 ) -> None:
@@ -225,17 +222,16 @@ def test_parameters_that_two_layers_share_are_refused(pool: RankPool, tmp_path: 
 
 
 @FULL
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(tmp_path: Path, mode: str) -> None:
+def test_a_model_whose_training_state_one_process_may_not_hold_trains_on_two(tmp_path: Path) -> None:
     num_parameters = 16 * 1000 * 1000 + 193 * 1000 + 5005
     room = int(0.9 * 4 * 4 * num_parameters)  # weights, gradients, adam's two averages: all but a tenth
     more = {"optim": {"name": "adam"}, "every": "99 steps", "micro_batch": 8}
     with new_pool(2) as pool:
-        texts = pool.run(2, carry_out_within, tmp_path / "ddp", ddp(mode, **more), room)
+        texts = pool.run(2, carry_out_within, tmp_path / "ddp", ddp("exact", **more), room)
     assert all(isinstance(text, str) for text in texts)
     assert any("can't allocate memory" in text for text in texts)
     with new_pool(2) as pool:
-        assert pool.run(2, carry_out_within, tmp_path / "fsdp", fsdp(mode, **more), room) == [3, 3]
+        assert pool.run(2, carry_out_within, tmp_path / "fsdp", fsdp("exact", **more), room) == [3, 3]
     saved = load_checkpoint(tmp_path / "fsdp" / "checkpoints" / "step-000003")
     assert sum(tensor.numel() for tensor in saved.weights.values()) == num_parameters
 

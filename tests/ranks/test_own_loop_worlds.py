@@ -48,7 +48,7 @@ def test_any_loop_gives_the_bits_of_one_process(pool: RankPool, case: Case, worl
 
 
 @pytest.mark.full
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(case=CASES.map(with_pairs).filter(has_work), world=st.integers(2, 4))
 def test_many_more_loops_give_the_bits_of_one_process(pool: RankPool, case: Case, world: int) -> None:
     check(pool, case, world)

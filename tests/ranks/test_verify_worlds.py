@@ -50,7 +50,7 @@ def log_of(folder: Path) -> StepLog:
     return read_steps(folder / "steps.bin")
 
 
-@pytest.mark.parametrize("number", [5, *(pytest.param(each, marks=pytest.mark.full) for each in (1, *range(20, 30)))])
+@pytest.mark.parametrize("number", [5, *(pytest.param(each, marks=pytest.mark.full) for each in (1, 20, 21))])
 def test_an_honest_run_is_verified_whatever_happened_to_it(pool: RankPool, tmp_path: Path, number: int) -> None:
     verdict, how = honest_trial(pool, tmp_path / "run", number)
     assert verdict.is_verified, f"{how}\n{lines(verdict)}"

@@ -19,7 +19,6 @@ from samebits.errors import ConfigError
 from samebits.report.console import Console
 from tests.runs import environment
 
-FULL = "can't write the output: No space left on device"
 COMMAND = f"{sys.executable} -m samebits"
 
 
@@ -29,19 +28,18 @@ def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]
     )
 
 
+SAID = "error: can't write the output: No space left on device\n  fix  Free disk space.\n"
+
+
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "said", "unbuffered"),
     [
-        (
-            "config digits >/dev/full",
-            1,
-            "error: can't write the output: No space left on device\n  fix  Free disk space.\n",
-        ),
-        ("config digits >/dev/full 2>&1", 1, ""),
-        ("config nothing 2>/dev/full", 2, ""),
+        ("config digits >/dev/full", 1, SAID, ""),
+        ("config digits >/dev/full", 1, SAID, "1"),
+        ("config digits >/dev/full 2>&1", 1, "", ""),
+        ("config nothing 2>/dev/full", 2, "", ""),
     ],
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_while_printing_is_a_line(tmp_path: Path, line: str, code: int, said: str, unbuffered: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")

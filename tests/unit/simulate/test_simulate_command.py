@@ -38,9 +38,8 @@ def test_synchronized_batch_norm_is_simulated(tmp_path: Path, printed: Callable[
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
-def test_every_number_of_ranks_up_to_64_has_one_hash(batch_norm: str, printed: Callable[..., str]) -> None:
-    settings = ["global_batch=70", "micro_batch=1", f"batch_norm={batch_norm}", "--steps", 2]
+def test_every_number_of_ranks_up_to_64_has_one_hash(printed: Callable[..., str]) -> None:
+    settings = ["global_batch=70", "micro_batch=1", "batch_norm=sync", "--steps", 1]
     runs = simulated(printed, TINY, *settings, "--procs", ",".join(map(str, range(1, 65))))
     assert len({each["sha256"] for each in runs}) == 1
 
