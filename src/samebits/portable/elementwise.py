@@ -45,7 +45,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
         return x * 0.5 * (functions.tanh(inner) + 1.0)
-    return x * ((functions.erf(x * math.sqrt(0.5)) + 1.0) * 0.5)
+    return functions.gelu(x)
 
 
 def gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -55,9 +55,7 @@ def gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
         t = functions.tanh((x + x * x * x * 0.044715) * factor)
         slope = (1.0 - t * t) * ((x * x * (3 * 0.044715) + 1.0) * factor)
         return g * ((t + 1.0) * 0.5 + x * slope * 0.5)
-    cumulative = (functions.erf(x * math.sqrt(0.5)) + 1.0) * 0.5
-    density = functions.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return g * (cumulative + x * density)
+    return g * functions.gelu_slope(x)
 
 
 def silu_backward(g: Tensor, x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import pytest
 
 # Of `python -m tests.unit.portable.networks`, on any processor.
 RECORDED = """\
-residual 3f520a6509fa33f8
+residual cd08f6790befb804
 recurrent ae3d650ddb684cf1
-attention be41aa6eef7fb9f0
+attention 0bcc32949ff8a676
 decoder 57a459506a879c10
 """
 FULL = pytest.mark.full
