@@ -143,8 +143,8 @@ def _body(
         optimizer.step()
 
 
-def evaluate(world: World, num_samples: int, with_metrics: bool) -> tuple[dict[str, float], list[float]]:
-    """Return sums over a dataset, and the values of two torchmetrics."""
+def evaluate(world: World, num_samples: int, with_metrics: bool) -> tuple[dict[str, float], list[int], list[float]]:
+    """Return sums over a dataset, its labels in order, and the values of two torchmetrics."""
     data = DataLoader(Noisy(num_samples), batch_size=4, shuffle=True)
     loader = samebits.EvalLoader(data)
     metrics: list[Any] = []
@@ -154,8 +154,39 @@ def evaluate(world: World, num_samples: int, with_metrics: bool) -> tuple[dict[s
         metrics = [torchmetrics.MeanMetric(), torchmetrics.MeanSquaredError()]
     for x, y in loader:
         loader.add(count=len(x), total=(x * torch.rand(())).sum(), largest=float(y.max()))
+        loader.collect(y.tolist())
         if metrics:
             loader.update(metrics[0], x)
             loader.update(metrics[1], x[:, 0], x[:, 1])
     sums = loader.sums()
-    return sums, [float(loader.compute(metric)) for metric in metrics]
+    return sums, loader.collected(), [float(loader.compute(metric)) for metric in metrics]
+
+
+class _Infers(nn.Module):
+    """Infers a scale from the first batch that it sees, as torchvision's MultiScaleRoIAlign does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(3, 1), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = float(x.abs().mean())
+        return self.inner(x * self.scale)
+
+
+def warnings_of_attributes(world: World, is_set_before: bool) -> list[str]:
+    """Train one epoch with a module that notes something of its first batch, and return the warnings."""
+    import_same_modules(world)
+    with torch_settings(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = _Infers()
+        if is_set_before:
+            model(torch.ones(1, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = DataLoader(Noisy(8), batch_size=1, shuffle=True)
+        model, optimizer, loader = samebits.exact(model, optimizer, data, global_batch=4, hang_timeout_s=None)
+        for x, _ in loader:
+            model(x.float().reshape(1, -1)[:, :3]).sum().backward()
+            optimizer.step()
+        return [str(each.message) for each in caught]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.own_loop_in_ranks import Case, evaluate, import_same_modules, train
+from tests.ranks.own_loop_in_ranks import Case, evaluate, import_same_modules, train, warnings_of_attributes
 from tests.ranks.rank_pool import RankPool
 
 CASES = st.builds(
@@ -65,6 +65,14 @@ def test_workers_of_the_data_loader_change_nothing(pool: RankPool) -> None:
     assert check(pool, replace(case, num_workers=1), 2) == check(pool, case)
 
 
+def test_what_forward_infers_from_the_first_batch_of_a_rank_is_named(pool: RankPool) -> None:
+    first, second = pool.run(2, warnings_of_attributes, False)
+    assert {text.partition(" differs")[0] for text in first} == {"the attribute scale of the model"}
+    assert second == []  # rank 0 has named it
+    assert pool.run(2, warnings_of_attributes, True) == [[], []]
+    assert pool.run(1, warnings_of_attributes, False) == [[]]
+
+
 # With one process a step has 4 bodies, with two it has 2.
 @pytest.mark.parametrize(("world", "bodies", "place"), [(1, 5, "has 4 on this rank"), (2, 3, "has 2 on this rank")])
 def test_a_loop_that_is_left_inside_a_step_is_named(pool: RankPool, world: int, bodies: int, place: str) -> None:
@@ -84,5 +92,6 @@ def test_an_evaluation_is_the_same_at_any_number_of_ranks(pool: RankPool, num_sa
         pytest.importorskip("torchmetrics")
     (alone,) = pool.run(1, evaluate, num_samples, with_metrics)
     assert alone[0]["count"] == num_samples
+    assert alone[1] == [index % 3 for index in range(num_samples)]
     for world in (2, 4):
         assert pool.run(world, evaluate, num_samples, with_metrics) == [alone] * world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,15 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
             cause="The script changes weights or optimizers on one rank only, or ranks loaded other checkpoints.",
             fix="Do on every rank what changes the model. Before a validation, call model.eval().",
         )
+    # A warning: what forward only notes, such as its last loss, changes no result.
+    for name, values in (_compare(world, loop.attributes()) if world.size > 1 else {}).items():
+        if world.is_main:
+            warnings.warn(
+                f"the attribute {name} of the model differs between the ranks ({values}): forward sets it from the "
+                "batches that a rank sees. If forward also reads it, results depend on the number of processes. Set it "
+                "before training, or call the model once with the same batch on all ranks.",
+                stacklevel=2,
+            )
 
 
 def check_same_script(world: World, settings: Mapping[str, Any]) -> None:

@@ -54,6 +54,11 @@ class _Outcome:
     states: list[dict[str, int]]
     settings: dict[str, int]
 
+    @property
+    def first_step(self) -> int:
+        """The first step that it made."""
+        return min((int(name.split(".")[0]) for name in self.samples), default=0)
+
 
 def check_script(script: str, arguments: list[str], progress: Callable[[str, int, int], None]) -> Report:
     """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
@@ -155,6 +160,13 @@ def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
             "an argument of exact() depends on the number of processes",
             "The script computes it from the number of processes, as scripts do that divide a batch size by it.",
             f"Give the same {name} at any number of processes; the DataLoader's batch_size counts as micro_batch.",
+        )
+    if one.first_step != other.first_step:
+        return Finding(
+            f"the script began with step {other.first_step} on {world.name}, and with step {one.first_step} before",
+            "the script resumes from a checkpoint that an earlier start has saved",
+            "Within the steps of a trial, the script saves a checkpoint, and its next start loads it.",
+            "Give the command an argument of the script, after --, with which it neither saves nor loads.",
         )
     step_of_samples = min(
         (int(name.split(".")[0]) for name in one.samples if one.samples[name] != other.samples.get(name)),

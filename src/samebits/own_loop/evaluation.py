@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class EvalLoader:
         self._batches = Batches(len(source.samples), source.batch_size, None)
         self._current = -1
         self._numbers: dict[int, dict[str, list[float]]] = {}
+        self._results: dict[int, list[Any]] = {}
         self._metrics: list[Any] = []
         self._states: list[dict[int, dict[str, Any]]] = []  # of each metric, by batch
         self.dataset, self.batch_size = source.samples.dataset, source.batch_size
@@ -54,7 +55,7 @@ class EvalLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._numbers, self._metrics, self._states = {}, [], []
+        self._numbers, self._results, self._metrics, self._states = {}, {}, [], []
         mine = range(self.world.rank, len(self._batches), self.world.size)
 
         def requests() -> Iterator[Request]:
@@ -96,6 +97,20 @@ class EvalLoader:
             name: math.fsum(values) if all(map(math.isfinite, values)) else math.nan
             for name, values in sorted(merged.items())
         }
+
+    def collect(self, results: Iterable[Any]) -> None:
+        """Keep results of the current batch, such as detections: numbers, text, lists, mappings, tensors on the CPU."""
+        self._results.setdefault(self._batch(), []).extend(results)
+
+    def collected(self) -> list[Any]:
+        """Return the results of all batches in the order of the dataset, equal on all ranks.
+
+        Called on all of them after the loop.
+        """
+        by_batch: dict[int, list[Any]] = {}
+        for own in collectives.all_gather_object(self.world, self._results):
+            by_batch.update(own)
+        return [result for index in sorted(by_batch) for result in by_batch[index]]
 
     def update(self, metric: Any, *args: Any, **kwargs: Any) -> None:
         """Update a torchmetrics metric with the current batch. Its other contents are dropped.
@@ -156,7 +171,7 @@ class EvalLoader:
     def _batch(self) -> int:
         if self._current < 0:
             raise ConfigError(
-                "add() and update() belong to the current batch, and there is none",
+                "add(), collect() and update() belong to the current batch, and there is none",
                 fix="Call them in the body of `for ... in loader`.",
             )
         return self._current

@@ -44,7 +44,7 @@ def test_an_evaluation_leaves_the_random_numbers_alone() -> None:
 
 def test_numbers_outside_of_the_loop_are_refused() -> None:
     loader = samebits.EvalLoader(data_loader(4))
-    with pytest.raises(ConfigError, match=re.escape("add() and update() belong to the current batch")):
+    with pytest.raises(ConfigError, match=re.escape("add(), collect() and update() belong to the current batch")):
         loader.add(loss=1.0)
 
 

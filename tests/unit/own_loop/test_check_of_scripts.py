@@ -1,4 +1,4 @@
-"""A script that gives its ranks itself, under `samebits check`."""
+"""Scripts that give their ranks themselves, or resume by themselves, under `samebits check`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from samebits.errors import ConfigError
 from samebits.own_loop import check_script
-from samebits.own_loop.check_script import _own_ranks
+from samebits.own_loop.check_script import _AGAIN, _compare, _Outcome, _own_ranks
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,12 @@ def test_a_failure_of_a_script_with_ranks_of_its_own_names_them(tmp_path: Path) 
         check_script._run(str(script), [], check_script._FIRST, tmp_path / "out" / "0")
     assert "its rank and address from the script's own options" in caught.value.slots["cause"]
     assert "without init_method, rank and world_size" in caught.value.slots["fix"]
+
+
+def test_a_script_that_resumes_from_the_checkpoint_of_the_trial_before_is_named() -> None:
+    first, resumed = _Outcome({"0.0": "a", "1.0": "b"}, [{}, {}], {}), _Outcome({"1.0": "b", "2.0": "c"}, [{}, {}], {})
+    finding = _compare(first, resumed, _AGAIN)
+    assert finding is not None
+    assert "began with step 1" in finding.what
+    assert "neither saves nor loads" in finding.fix
+    assert _compare(first, first, _AGAIN) is None
