@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import samebits
@@ -101,9 +103,10 @@ def _signature(name: str, thing: Any, *, is_method: bool = False, width: int = W
         width: Columns of a line. 0: always one line.
     """
     signature = inspect.signature(thing)
-    parameters = [_plain(parameter) for parameter in signature.parameters.values()][is_method:]
-    returns = signature.return_annotation
-    returns = signature.empty if inspect.isclass(thing) or returns is signature.empty else _Text(_words(returns))
+    written = _annotations(thing)
+    parameters = [_plain(parameter, written) for parameter in signature.parameters.values()][is_method:]
+    has_no_result = inspect.isclass(thing) or signature.return_annotation is signature.empty
+    returns = signature.empty if has_no_result else _Text(written["return"])
     line = f"{name}{signature.replace(parameters=parameters, return_annotation=returns)}"
     if not width or len(line) <= width:
         return line
@@ -112,18 +115,35 @@ def _signature(name: str, thing: Any, *, is_method: bool = False, width: int = W
     return "\n".join([f"{name}(", *(f"    {part}," for part in _split(inner[1:-1])), f"){tail}"])
 
 
-def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
+def _plain(parameter: inspect.Parameter, written: Mapping[str, str]) -> inspect.Parameter:
     """Return a parameter whose annotation and default print as in the source."""
     if parameter.annotation is not parameter.empty:
-        parameter = parameter.replace(annotation=_Text(_words(parameter.annotation)))
+        parameter = parameter.replace(annotation=_Text(written[parameter.name]))
     default = parameter.default
     if default is not parameter.empty and repr(default).startswith("<"):  # a factory or a function
         parameter = parameter.replace(default=_Text("..."))
     return parameter
 
 
-def _words(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+def _annotations(thing: Any) -> dict[str, str]:
+    """Return annotations as in the source, by name: those of a function, or of a class's fields and `__init__`."""
+    if not inspect.isclass(thing):
+        function = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+        assert isinstance(function, ast.FunctionDef)
+        given = function.args
+        starred = [each for each in (given.vararg, given.kwarg) if each]
+        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
+        found = {each.arg: ast.unparse(each.annotation) for each in arguments if each.annotation}
+        return found | ({"return": ast.unparse(function.returns)} if function.returns else {})
+    found = {}
+    for base in reversed([each for each in thing.__mro__ if each.__module__.startswith("samebits.")]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        fields = [node for node in body.body if isinstance(node, ast.AnnAssign)]
+        found |= {ast.unparse(node.target): ast.unparse(node.annotation) for node in fields}
+        if inspect.isfunction(vars(base).get("__init__")) and not dataclasses.is_dataclass(base):
+            found |= _annotations(vars(base)["__init__"])
+    return found
 
 
 def _split(text: str) -> Iterator[str]:

@@ -6,8 +6,6 @@
 A name is imported when it is first used, so `import samebits` takes milliseconds and does not import torch.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any

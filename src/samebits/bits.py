@@ -1,7 +1,5 @@
 """Tensors by their bits: the first element that differs, and the tensors and values within a nested value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which CPU cores this process and its threads may use, and how many of them other programs keep busy."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -9,8 +9,6 @@ A `SamebitsError` prints as one line that states the problem, then one indented 
 Every other exception is a bug in Samebits or in a recipe, and prints its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack

@@ -4,8 +4,6 @@ The core needs torch, numpy and little else. What a recipe, an export or a chart
 pyproject.toml; tests/house/test_extras.py compares both.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Which stack frames are the user's: neither Samebits's engine, nor Python's library, nor an installed package."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pause Python's garbage collection while many objects are created of which none is garbage."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ once. A training step frees its activations, and the next one gets the same memo
 zeros.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

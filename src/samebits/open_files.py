@@ -4,8 +4,6 @@ At the limit, files, sockets and libraries fail in different ways and with diffe
 torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -5,8 +5,6 @@ folder whose owner file is not locked was left by a killed process, and another 
 machine removes it. Nothing else is deleted recursively, in particular no path that a user gave.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ with opened(source, overrides) as bench:        load settings, join the world, r
     result = advance(job, next(steps), loader)  a step as training makes it
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

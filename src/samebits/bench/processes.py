@@ -1,7 +1,5 @@
 """Run a function in processes of this machine, for a command that measures or examines, and return its answers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands of `samebits`, by name. Each module imports late, so that --help answers before torch is imported."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`samebits call`: the processes of `samebits.launch`, which starts this command. Not for users."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`samebits check`: is my own recipe exact?"""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`samebits diff`: what differs between two runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

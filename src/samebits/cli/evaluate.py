@@ -1,7 +1,5 @@
 """`samebits eval`: needs only the run folder, or a file of weights and the name of its model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

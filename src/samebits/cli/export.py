@@ -1,7 +1,5 @@
 """`samebits export`: a trained model as one file, verified before it is renamed into place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

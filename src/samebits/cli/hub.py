@@ -1,7 +1,5 @@
 """`samebits push` and `samebits pull`: trained models in Hugging Face's format, in a folder or on the Hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

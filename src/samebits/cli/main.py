@@ -1,7 +1,5 @@
 """The `samebits` command. It imports late, so that --help and wrong settings are answered before torch is imported."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """`samebits predict`: predictions for the user's files. Needs only the run folder, or a file of weights."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence

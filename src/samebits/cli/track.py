@@ -1,7 +1,5 @@
 """`samebits track`: send the records of a run folder to an experiment tracker."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`samebits trust`: let a recipe or tracker file run where only a YAML file or a run folder names it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

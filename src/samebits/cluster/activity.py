@@ -1,7 +1,5 @@
 """Records what the main thread is doing: a heartbeat for the hang detector and a timer of each step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """IP addresses, ports and network interfaces of this machine. This module does not import torch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

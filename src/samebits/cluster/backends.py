@@ -7,8 +7,6 @@ higher ranks and another one for those to lower ranks, values arrive on another 
 `python -m benchmarks.exact_cost --one-group` measures both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 

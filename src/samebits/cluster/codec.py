@@ -6,8 +6,6 @@ Unlike pickle, a message from the network cannot run code: decoding builds only 
 errors of this package. Floats keep all bits, because JSON writes the shortest decimal that reads back equal.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Collectives over Python objects, and a barrier that names missing ranks. They cost nothing in a world of one rank."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Only this module and `schedulers.py`, which translates the variables of Slurm and MPI, read RANK and its relatives.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping, Sequence

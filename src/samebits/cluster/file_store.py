@@ -1,7 +1,5 @@
 """Open the file that ranks share as their store, for `--init file:///PATH`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -10,8 +10,6 @@ therefore registers its arrival, and rank 0 admits all arrivals into a new gener
 Processes of an earlier generation have ended, so they never read the new number.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log lines and errors of ranks that have joined and then wait for connections to each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ the store, and rank 0 publishes the list once it is complete:
 Other programs can write to the store, so values are signed and validated, and overwritten entries are restored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 import time

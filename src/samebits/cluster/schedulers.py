@@ -3,8 +3,6 @@
 Only this module and `env.py` read these variables. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zlib

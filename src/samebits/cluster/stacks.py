@@ -1,7 +1,5 @@
 """Dump the Python stacks of a process that hangs, even inside native code, by signal and faulthandler."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

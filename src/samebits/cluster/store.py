@@ -4,8 +4,6 @@ torch's store clients block for minutes and then print stack traces. Plain socke
 first: an unknown host, a port in use, no listener.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 import time

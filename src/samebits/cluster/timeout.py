@@ -1,7 +1,5 @@
 """Run blocking native calls under a deadline, and format the time left for log lines."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The world: the processes that execute a run now, this process's rank among them, and the device it computes on."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

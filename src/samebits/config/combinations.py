@@ -1,7 +1,5 @@
 """Settings that exclude each other, as one table."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from samebits.config.sections import Settings

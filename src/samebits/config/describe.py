@@ -1,7 +1,5 @@
 """Keys, types, defaults and meanings of all settings, from the typed models."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Scalars follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is te
 recursive aliases and values that do not match their tag are refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

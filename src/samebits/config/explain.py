@@ -1,7 +1,5 @@
 """Turn pydantic's validation errors into one `ConfigError` that the user can act on."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import textwrap

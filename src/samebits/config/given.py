@@ -1,7 +1,5 @@
 """Convert settings given in Python to overrides of the command line, and check paths given in either."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Intervals between saves, evaluations or checks: "200 steps", "1 epoch", "30s"; and fractions such as "1/50"."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

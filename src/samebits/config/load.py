@@ -1,7 +1,5 @@
 """Settings in layers: a preset, the user's YAML file, the command line. Later layers override earlier ones, by key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Marks of the settings: whether a setting changes the result, and what may differ because it does not."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """Read a small file of unknown origin: a regular file only, and no more than a limit."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Numbers of processes or machines: `4`, or `2:4` for two to four. This module does not import torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

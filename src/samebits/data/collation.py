@@ -1,7 +1,5 @@
 """Errors for samples of a recipe's own dataset that cannot become a batch, with index, what was given and expected."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

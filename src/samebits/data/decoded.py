@@ -5,8 +5,6 @@ written beside their name and renamed. The folder never exceeds its limit, and i
 folder that another user can write to is refused: pixels could be changed, or truncated while they are mapped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Digests of samples as a dataset returned them: dtype, shape and bytes of each value."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

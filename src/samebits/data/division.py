@@ -10,8 +10,6 @@ Padded, each rank has as many as rank 0, for ranks whose passes are collective c
 weight 0. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Download dataset files: verified by checksum, and renamed to their final name when complete."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging

@@ -5,8 +5,6 @@ step takes the next few. So a step mixes groups, and a micro-batch never does. (
 torchtext's BucketIterator.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from samebits.data.keyed import IntArray

@@ -4,8 +4,6 @@ The EXIF orientation is applied. Gray, CMYK, palette and 16-bit images are conve
 white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their size.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

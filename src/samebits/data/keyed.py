@@ -5,8 +5,6 @@ that draws it; JAX's random keys work in the same way. The mixing function is th
 and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), a bijection of 64-bit integers.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -13,8 +13,6 @@ between them. With two workers:
 Workers are forked, and reading happens under one thread and seeded generators (`read`), in a worker as in the rank.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import signal

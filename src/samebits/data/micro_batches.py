@@ -1,7 +1,5 @@
 """Number of micro-batches, and those of each rank. Imports no torch, so commands can use it before torch is loaded."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import count
 

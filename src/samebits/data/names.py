@@ -1,7 +1,5 @@
 """Names of files: images in a folder, a part of them for validation, and names in untrusted lists."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter

@@ -4,8 +4,6 @@ OpenCV's thread pool does not survive a fork: a forked DataLoader worker that us
 the pool would also compete with the other workers for the cores.
 """
 
-from __future__ import annotations
-
 import cv2 as _cv2
 
 _cv2.setNumThreads(0)

@@ -15,8 +15,6 @@ From the epoch's order to ranks, with global_batch=8, micro_batch=2 and two rank
 Only the row "rank" depends on the world: another world runs the same micro-batches on other ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -9,8 +9,6 @@ and two micro-batches a rank, that is one step in 25:
       repeats           4        1        2         chosen by (seed, step): a micro-batch of the rank `shift` before
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from samebits.data.division import Leaves

@@ -3,8 +3,6 @@
 Apart from `keyed`, so that the order of samples can be computed without loading torch.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What differs between two runs: their folders, the first step, and the place within it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack

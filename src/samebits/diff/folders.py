@@ -7,8 +7,6 @@ steps.bin                         the first step whose record differs, and its f
 metrics.jsonl, checkpoints        evaluations and states, where both runs have one of the same step
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

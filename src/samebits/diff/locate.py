@@ -8,8 +8,6 @@ then the same among the calls inside of it. A value counts as equal wherever the
 split or reordered modules count only if they change a value that others use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

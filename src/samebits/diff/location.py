@@ -1,7 +1,5 @@
 """The place of the first difference between two runs, and those places that no trace of a step shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """A run as a job of one process, from its run folder, for replays that write nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -10,8 +10,6 @@ first step shows in the loss of the third. If the two replays agree, the differe
 altered, or a run does not repeat its own record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One of two runs, opened for replay in this process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Comparison of tensors by their bits."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 

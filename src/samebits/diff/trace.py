@@ -1,7 +1,5 @@
 """What a traced step computed: digests, and a few tensors. `tracer.py` collects it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

@@ -14,8 +14,6 @@ A digest takes 16 bytes, so a trace is small. Tensors are kept only for a few ke
 the step is then repeated, and gives the same bits.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Results of `samebits doctor`: one per check, with a fix if something is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Compare software, hardware, settings and data over all ranks, and name the ranks that differ."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

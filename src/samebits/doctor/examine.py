@@ -1,7 +1,5 @@
 """Run the checks of `samebits doctor`: of this machine, and in a world of all processes and the network."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

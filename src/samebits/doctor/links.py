@@ -1,7 +1,5 @@
 """Check the network between the processes of a world: every pair, the all-reduce, and the speed of both."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

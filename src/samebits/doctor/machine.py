@@ -1,7 +1,5 @@
 """Check one machine: Python, torch, GPUs, cores, memory, disk, limits."""
 
-from __future__ import annotations
-
 import glob
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Run the quick checks of `samebits doctor` before a run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

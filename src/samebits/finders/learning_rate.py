@@ -5,8 +5,6 @@ summed in the micro-batch tree. In exact mode, curve and suggestion are therefor
 processes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the data of a run lies, and whether it came with the run folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluate a trained model on its validation set, and predict for files."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence

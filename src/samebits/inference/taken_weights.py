@@ -1,7 +1,5 @@
 """Which weights of a run folder `eval`, `predict` and `export` take, in one line for the user."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -7,8 +7,6 @@ Accelerate makes the process group, places tensors, casts and saves. The exact l
 rank reads, sums gradients, and lets optimizers and schedulers act once a step; it replaces DistributedDataParallel.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

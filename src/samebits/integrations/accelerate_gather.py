@@ -1,7 +1,5 @@
 """Results of all processes, each sample's once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The DataLoaders of an `ExactAccelerator`: one to train on, others to evaluate on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

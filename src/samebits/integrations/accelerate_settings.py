@@ -1,7 +1,5 @@
 """What an `ExactAccelerator` is given, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

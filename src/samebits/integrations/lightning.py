@@ -16,8 +16,6 @@ this rank, each with Lightning's own closure:
 So everything that Lightning counts or does for each batch is counted and done once a step, at any world size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

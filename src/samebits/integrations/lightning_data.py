@@ -4,8 +4,6 @@ Lightning's loop counts items of its loaders. Here an item is a step, so what Li
 `batch_idx`, limits, intervals) does not depend on the world.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import tee
 from typing import Any

@@ -4,8 +4,6 @@ Lightning keeps sums on each rank, and adds them up over ranks in an order that 
 of all batches are gathered, merged in the order of the batches, and logged once, with the same result on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ every batch is what a rank is there: its state starts empty, and torchmetrics' o
 batches. The metric then has that state on all ranks, and does not sum over ranks any more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

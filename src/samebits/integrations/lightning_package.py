@@ -3,8 +3,6 @@
 The two have the same content but different classes, and a Trainer accepts only strategies of its own.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """What a Lightning Trainer can be configured with that cannot be exact, refused by name before the first step."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What a framework can be configured with that cannot be exact: tables of (whether it is given, what, why, fix)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from samebits.errors import ConfigError

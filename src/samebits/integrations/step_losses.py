@@ -1,7 +1,5 @@
 """The loss in a framework's log: a sum over micro-batches and ranks that is equal at any world size."""
 
-from __future__ import annotations
-
 import math
 
 import torch

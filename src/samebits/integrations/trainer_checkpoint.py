@@ -1,7 +1,5 @@
 """What a Trainer that resumes reads from a checkpoint besides the Trainer's own files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments of the Trainer that exact training refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from samebits.integrations.refusal import Refusal, accumulation, refuse

@@ -6,8 +6,6 @@ The Trainer fetches the micro-batches of a step, runs them, clips, updates and l
 batches is set to this rank's micro-batches, so its steps are those of the exact loop at any number of processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Accuracy from integer counts, so that every distribution of the samples over ranks has the same result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

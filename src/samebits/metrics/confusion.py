@@ -4,8 +4,6 @@ Up to MAX_DENSE_CLASSES classes, a matrix has a count for each pair of classes. 
 (21,841 classes: 3.8 GB on each rank), so only counts of each class are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

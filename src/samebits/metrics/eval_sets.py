@@ -1,7 +1,5 @@
 """Names of further validation sets, and of their metrics: "night.top1" is the top-1 accuracy on the set "night"."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -8,8 +8,6 @@ Each batch is counted into a fresh state, so what the ranks exchange does not de
 Other states, such as lists of all predictions, are refused by name.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Mapping

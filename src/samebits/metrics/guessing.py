@@ -1,7 +1,5 @@
 """Whether a classifier's answers have anything to do with its inputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

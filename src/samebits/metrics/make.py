@@ -1,7 +1,5 @@
 """Make a recipe's metric from what `Parts.metric` is: a function, or objects of torchmetrics."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metric protocol: add outputs, merge the state of another rank, return values by name."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from samebits.data.samples import Batch

@@ -3,8 +3,6 @@
 Legend: C classes, H and W height and width of an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

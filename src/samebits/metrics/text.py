@@ -1,7 +1,5 @@
 """Text recognition metrics from integer counts: every distribution of the samples over ranks has the same result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ handled here: the recomputation starts from their values before the first pass a
 So no bit of the result changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase

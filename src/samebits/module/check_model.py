@@ -1,7 +1,5 @@
 """Checks of a recipe's model before its first use, so that a fault is named here and not raised deep inside torch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -8,8 +8,6 @@ Evaluation, eval and predict call the uncompiled model. They report the same met
 compilation would take longer than it saves.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

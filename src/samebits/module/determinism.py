@@ -1,7 +1,5 @@
 """torch's switches for equal bits in every run."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """Exponential moving average of the weights, which often generalizes better than the weights themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Floating-point operations of a model's forward and backward pass, counted with shapes only."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen parts of a model, which training does not change."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase

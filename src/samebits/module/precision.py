@@ -4,8 +4,6 @@ Weights, gradients and their sums, the optimizer, the loss and batch norm's stat
 al., "Mixed Precision Training", 2018).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from typing import Any

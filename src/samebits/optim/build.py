@@ -1,7 +1,5 @@
 """torch optimizers from settings, and the loading of their state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Adam's bias correction. torch has no LAMB. As in timm and NVIDIA's implementatio
 and biases) have a ratio of 1; unlike in these, gradients are not clipped here (`optim.clip_norm` does it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

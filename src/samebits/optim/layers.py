@@ -1,7 +1,5 @@
 """Depth of each parameter in a model of repeated blocks, for a learning rate that decays from layer to layer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ train embeddings, the output layer, norms, biases and convolutions with AdamW. W
 scalable for LLM training", 2025 (`match_rms_adamw`), both use the same learning rate and weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules: (step, settings) -> factor of the peak learning rate. Pure, hence without state."""
 
-from __future__ import annotations
-
 import math
 
 from samebits.config.sections import OptimConfig

@@ -1,7 +1,5 @@
 """Whether all ranks have the same script and data, and before each epoch the same weights and optimizer state."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Mapping

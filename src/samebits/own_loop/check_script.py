@@ -1,7 +1,5 @@
 """`samebits check SCRIPT`: whether a script's own loop is exact, by running its first steps in several worlds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The world of a script that Samebits has not started: its own process group, or what its launcher describes."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

@@ -5,8 +5,6 @@ would not notice. A generator that is left can raise no error, so the error wait
 model, the loader or another one, or until the script ends.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Evaluation in a loop of the user: each sample once, and results that are equal in every digit at any world size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """`samebits.exact`: equal bits at any world size, in a training loop that a script has already."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

@@ -10,8 +10,6 @@ the step's samples that its micro-batch has, and enters the tree of `parallel/tr
     reduce              after the last micro-batch's backward pass
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

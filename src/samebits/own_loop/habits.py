@@ -1,7 +1,5 @@
 """What a script does in the body of an exact loop, as far as it shows what the script counts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

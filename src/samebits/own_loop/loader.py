@@ -1,7 +1,5 @@
 """The loader of an exact loop: this rank's micro-batches of one epoch, in the exact order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import tee
 from typing import Any, TypeVar

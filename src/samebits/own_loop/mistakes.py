@@ -1,7 +1,5 @@
 """What a loop can do wrong in a step, found before the weights change and named."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 

@@ -4,8 +4,6 @@ Objects keep their identity and get a subclass of their own class, so `isinstanc
 others hold still work.
 """
 
-from __future__ import annotations
-
 import copyreg
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """What a script can contain that cannot be exact, refused by name before the first step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import FrameType
 

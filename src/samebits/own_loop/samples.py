@@ -1,7 +1,5 @@
 """What an exact loop takes over from a torch DataLoader: its dataset, order, collation and workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike

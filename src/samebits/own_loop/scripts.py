@@ -1,7 +1,5 @@
 """Recognize a script with an exact loop. Imports no torch, so that a wrong source is answered at once."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -16,8 +16,6 @@ repeats the step's first one with weight 0, and what that gives is dropped. Seve
 last of them was called: otherwise the last micro-batch would see weights that the others did not (ADR 41).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

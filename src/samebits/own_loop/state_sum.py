@@ -1,7 +1,5 @@
 """Sums the buffers' changes over a step's micro-batches and all ranks, such as the statistics of batch norm."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Sequence

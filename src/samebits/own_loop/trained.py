@@ -1,7 +1,5 @@
 """The gradients of one optimizer in an exact loop: taken by hooks, summed by backward pass, handed to the optimizer."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

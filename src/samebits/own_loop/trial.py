@@ -4,8 +4,6 @@ The command starts the script as its user does, with the variable SAMEBITS_TRIAL
 rank and ends the script after a few steps.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

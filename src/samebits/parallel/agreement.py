@@ -12,8 +12,6 @@ A step counts as applied as soon as one remaining rank has applied it: the other
 none has, and the step is finished from the sums that are left. This module computes with integers only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

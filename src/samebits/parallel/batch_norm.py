@@ -18,8 +18,6 @@ Sums are float64: sum x^2 / m - mean^2 cancels, and in float32 it can lose all d
 Shapes: (N, C, ...) inputs, (C,) statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Blocks of a model: the units of sharding (FSDP) and of activation checkpointing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

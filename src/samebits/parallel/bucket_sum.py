@@ -8,8 +8,6 @@ start_step                    before the step's first micro-batch
 start_all, finish             after the last micro-batch's backward pass: every rank has the same sums
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

@@ -5,8 +5,6 @@ The odd numbers look random: with evenly spaced ones such as (1, 3, 5, 7), chang
 cancel. Sums of integers do not depend on their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

@@ -4,8 +4,6 @@
 processes. So sending rounds nothing further, and the sum is the same at any world size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

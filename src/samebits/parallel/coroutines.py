@@ -14,8 +14,6 @@ The last one to wait calls `combine` and continues: with two functions there is 
 the function that continues finds its data in the cache.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Sequence

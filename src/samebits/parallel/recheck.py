@@ -13,8 +13,6 @@ immediately before it enters the tree. Nothing was applied before the comparison
 rank that is wrong again, in the repeated step or in a later one, ends the run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,6 @@ Where a message cannot be sent during a backward pass, the micro-batch is finish
 buckets. `reduce` raises the error.
 """
 
-from __future__ import annotations
-
 from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.world import World
 from samebits.data.order import Step

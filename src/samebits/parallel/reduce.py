@@ -9,8 +9,6 @@ not over ranks. Two micro-batches and three buckets, the last one with the tail 
                          b2: leaf 0 and tail                b2: leaf 1 and tail     | start b2 first
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

@@ -3,8 +3,6 @@
 The engine works on the protocol `Replica` and rarely needs to know which one it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

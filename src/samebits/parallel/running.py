@@ -5,8 +5,6 @@ micro-batch. Its change is weighted like its gradient and summed in the same tre
 over the step's micro-batches. A counter (`num_batches_tracked`) therefore increases by one a step.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """What the two kinds of a sharded model have in common: torch's fully_shard, and whole tensors with an owner each."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Checkpoints of a sharded model and its optimizer: unsharded tensors, gathered and scattered one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -8,8 +8,6 @@ reduce         the sums over all ranks: gradients, buffers, extras, the flag
   undo_buffers   where the step is skipped
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ of leaves. A node is the half-open interval of the leaves that it sums. Six micr
 With two ranks, rank 0 has g0 g1 g2 and sends (0,2) and (2,3); rank 1 has g3 g4 g5 and sends (3,4) and (4,6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar

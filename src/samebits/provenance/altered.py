@@ -1,7 +1,5 @@
 """Settings that contradict a run's statement. Loads no torch: `samebits compare` only reads."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The environment of a run: versions, hardware and commit, for `environment.json`."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

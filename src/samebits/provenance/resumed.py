@@ -1,7 +1,5 @@
 """Check at a resume that code, data, versions and processor are those of the run so far (ADR 27)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from samebits.config.schema import RunConfig

@@ -4,8 +4,6 @@
 its own, so its copy of them is trustworthy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Exact mode promises equal bits, and the engine alone cannot ensure them: a call 
 generator of its own makes a result depend on earlier calls, hence on the number of processes and on restarts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Mapping

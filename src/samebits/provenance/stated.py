@@ -1,7 +1,5 @@
 """What the statement of a complete run, `provenance.json`, states about the other files in its folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

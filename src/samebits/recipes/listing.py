@@ -1,7 +1,5 @@
 """What recipes share to list the samples of a dataset: lists, unreadable samples, rows for the header of a run."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Recipes that can make synthetic data: `MakeConfig` in their `config.py`, `make(config, out)` in their `make.py`."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Normalization of bytes: (byte / 255 - mean) / std, with the mean and standard deviation of ImageNet."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

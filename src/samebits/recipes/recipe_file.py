@@ -1,7 +1,5 @@
 """Check files with settings and recipes, and import recipe files."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import importlib.util

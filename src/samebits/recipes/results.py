@@ -3,8 +3,6 @@
 Legend: N samples, C classes, H and W height and width of an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic images of shapes in strong colors on dull backgrounds, to try recipes without data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

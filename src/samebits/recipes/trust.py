@@ -4,8 +4,6 @@ One line per file: the SHA-256 of its content, a space, its absolute path. Both 
 another folder would import other modules from there. docs/adr/0026 has the reasons.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import stat

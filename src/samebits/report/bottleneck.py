@@ -1,7 +1,5 @@
 """The share of training time that waits for data, and advice where it is large."""
 
-from __future__ import annotations
-
 WINDOW_S = 20.0
 NOTABLE = 0.2
 

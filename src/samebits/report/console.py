@@ -4,8 +4,6 @@ On a terminal, the progress line is redrawn in place. To a log file or a pipe, t
 escape sequences and carriage returns.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Use of rank 0's device: memory, how busy the GPU is, and MFU (model FLOPs utilization). None: it is not known."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import resource

@@ -1,7 +1,5 @@
 """Find a font of the machine for a text in any script."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers, durations and blocks of text formatted for the console."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

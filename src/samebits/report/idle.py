@@ -1,7 +1,5 @@
 """Report processes that have no micro-batch in a step."""
 
-from __future__ import annotations
-
 from samebits.data.micro_batches import num_micro_batches
 
 

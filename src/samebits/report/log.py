@@ -1,7 +1,5 @@
 """A log file for each rank."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whether the training loss grows over many steps, as it does with too high a learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

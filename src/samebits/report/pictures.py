@@ -1,7 +1,5 @@
 """Draw a confusion matrix and a sheet of samples with captions, and save drawings, with Pillow."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A profile of some steps of rank 0 by torch.profiler: a trace for a browser, and a table (`report.profile`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

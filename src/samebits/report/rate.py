@@ -1,7 +1,5 @@
 """Throughput of a run in samples per second."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A notice while a run starts: importing torch, rendezvous and opening the data take seconds."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

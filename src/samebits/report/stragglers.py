@@ -1,7 +1,5 @@
 """Each rank's own work per step, and which rank slows the others down."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

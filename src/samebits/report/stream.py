@@ -1,7 +1,5 @@
 """Terminals, log files and pipes as places for a run's console output."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, TextIO

@@ -1,7 +1,5 @@
 """Several runs side by side: settings that differ, metrics, time and environment."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The console output of `samebits compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.table import Table

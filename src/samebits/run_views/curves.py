@@ -1,7 +1,5 @@
 """The curves of a run: its records by kind and name, thinned while they are collected."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

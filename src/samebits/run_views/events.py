@@ -1,7 +1,5 @@
 """What happened during a run, from its logs: starts, faults, restarts, warnings, evaluations and its end."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

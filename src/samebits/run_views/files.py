@@ -1,7 +1,5 @@
 """Read of the files of a run folder, which may be a stranger's: regular files only, limited sizes, JSON only."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """All that a run folder has on a run, read for a comparison or a report."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

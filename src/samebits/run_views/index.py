@@ -4,8 +4,6 @@ The cache holds a summary and the sizes and times of the files that it was read 
 folders may belong to others. Without a cache, or with a damaged one, everything is read again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Read `metrics.jsonl`, to which a run may be appending, within limits: the run folder may be a stranger's."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Group runs whose settings differ only in the seed: number, mean and standard deviation of their metrics."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Which runs a table has, and in which order: `--where optim.lr>0.1`, `--sort top1`."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence

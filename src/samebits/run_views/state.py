@@ -1,7 +1,5 @@
 """The state of a run, from its lock and its logs: running, stopped, failed or done. Nothing is locked or written."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """The table of `samebits runs`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

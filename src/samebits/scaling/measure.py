@@ -1,7 +1,5 @@
 """Time some steps of a job in one world: data, communication, waiting for the slowest rank."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

@@ -4,8 +4,6 @@ One forward and backward pass runs under torch's FakeTensorMode, which computes 
 tensors are counted as autograd saves them. The loss is left out; the gradient of the output stands in for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

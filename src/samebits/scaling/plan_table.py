@@ -1,7 +1,5 @@
 """Estimate what `samebits plan` reports, and print it as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lay out the table of `samebits scale`, and draw conclusions from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

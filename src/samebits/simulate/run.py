@@ -9,8 +9,6 @@ every other rank. A step with three ranks:
     rank 1                      read, forward ... send | wait                       add | wait
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Settings that `samebits simulate` cannot run."""
 
-from __future__ import annotations
-
 from samebits.config.combinations import first_met
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError

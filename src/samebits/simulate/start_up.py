@@ -1,7 +1,5 @@
 """What one rank does outside of computing, by the code of real ranks: join the others, and plan a step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

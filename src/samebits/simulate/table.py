@@ -1,7 +1,5 @@
 """The table of `samebits simulate`: what a rank sends and holds, by number of ranks, and how it grows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ GPU stream                 |- copy to host -|
 background thread          | wait() ........|- hash, write, fsync -|
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 

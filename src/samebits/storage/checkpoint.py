@@ -18,8 +18,6 @@ A crash or power cut at any point leaves each earlier checkpoint whole, and a fo
 a disk fault or a user altered it, it does not match its manifest, and a resume falls back to the checkpoint before it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Verified checkpoints, read into memory one tensor at a time."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import stat

@@ -1,7 +1,5 @@
 """Distinguish a run's own files from those that the user has put among them, which a run never removes or moves."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

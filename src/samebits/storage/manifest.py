@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: size and SHA-256 of each file, and reads that verify them."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Recognize files that `samebits export` has written, the only existing files that it may overwrite."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pretrained weights: files of torch or safetensors, read without running code, and the part that fits a model."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ A run folder may come from another user. In it, `logs` can be a link to a folder
 file, and `metrics.part` a FIFO, on which a write waits for a reader.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The run folder, which holds all files of a run. Rank 0 writes all of them but the other ranks' logs."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

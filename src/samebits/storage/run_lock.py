@@ -1,7 +1,5 @@
 """The lock of a run folder: flock on `run.lock`, or a file `run.owner` on file systems without locks."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """The error for a path that is no run folder: the same one in all commands."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection

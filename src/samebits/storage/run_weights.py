@@ -1,7 +1,5 @@
 """The weights of a run folder, verified before use."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The library's own `save` first builds the whole file in memory and holds the GIL
 training. Here the slow parts (hashing, writing, flushing) release the GIL. Files are read with the library.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

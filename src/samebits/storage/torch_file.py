@@ -1,7 +1,5 @@
 """Read files of torch.save with torch's weights-only reader, after a check of their unpacked size."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Files of weights, and the hash of weights."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import stat

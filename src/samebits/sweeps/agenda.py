@@ -1,7 +1,5 @@
 """Which trials of a grid can start now, and the outcome of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol

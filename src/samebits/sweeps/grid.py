@@ -1,7 +1,5 @@
 """The values of a sweep, as texts of the command line: `optim.lr=0.1,0.03 seed=0:3`, or ranges to search in."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -6,8 +6,6 @@
 Each trial is an ordinary run. It saves and exits if the sweep is stopped or killed, so all progress is in run folders.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

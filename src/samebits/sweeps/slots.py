@@ -1,7 +1,5 @@
 """Places for trials side by side: which cores and GPUs each one uses."""
 
-from __future__ import annotations
-
 import glob
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From the command line to a sweep: its definition, its folder, and the training of its trials."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

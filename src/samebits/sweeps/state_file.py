@@ -3,8 +3,6 @@
 The file is replaced as a whole, so a killed sweep leaves one that can be resumed from.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields

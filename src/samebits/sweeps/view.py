@@ -1,7 +1,5 @@
 """The trials of a sweep in rows, from their run folders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

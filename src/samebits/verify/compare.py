@@ -1,7 +1,5 @@
 """Comparison of a replay with the record: of a step's values, of metrics, and of tensors, each by its bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

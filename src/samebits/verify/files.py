@@ -1,7 +1,5 @@
 """What a run folder states about itself, and whether its files agree with each other: everything short of a replay."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Comparison of the files of a complete run with its record, the one thing that the root stands for."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ Nothing is written into the run folder. The first difference of a segment ends i
 result to the others in the flag that is reduced with the next step's gradients, as a stop of training is.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replay of one segment after another on a job, compared step by step with the run's record."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import asdict

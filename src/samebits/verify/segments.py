@@ -11,8 +11,6 @@ equal weights there show that nothing between was changed. A change within one s
 one starts from the changed checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of a verification: what was replayed, what differs, and what can have escaped."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

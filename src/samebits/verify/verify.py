@@ -1,7 +1,5 @@
 """Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Determine which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`samebits doctor`: checks of this machine, or of all machines of a world, before a run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`samebits plan`: memory, FLOPs and communication of a run, before it starts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated

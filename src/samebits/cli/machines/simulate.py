@@ -1,7 +1,5 @@
 """`samebits simulate`: a job on hundreds of virtual ranks in one process."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`samebits compare`: runs side by side."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

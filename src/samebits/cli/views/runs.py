@@ -1,7 +1,5 @@
 """`samebits runs`: a table of runs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

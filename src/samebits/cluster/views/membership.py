@@ -8,8 +8,6 @@ A member is one process that the launcher has started, and its number is never u
 temporary folder, which only this user can read. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -8,8 +8,6 @@ The launcher serves a store for each view and closes it when the next one begins
 member which is lost meanwhile gets an error at once, and continues with the next view.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

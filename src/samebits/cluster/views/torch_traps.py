@@ -9,8 +9,6 @@
 Nothing here imports torch before a group is formed.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """Read an untrusted annotation file in COCO's format. A wrong field is named with its place in the file."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping, Sequence

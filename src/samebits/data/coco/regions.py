@@ -1,7 +1,5 @@
 """Draw regions of COCO's annotations into masks, within a limit on the length of their outlines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

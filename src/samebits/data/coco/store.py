@@ -1,7 +1,5 @@
 """Read the images of a dataset from a folder or from a zip file."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Values from the files of a sample, by their extension. No decoder runs code from the data: pickles stay bytes."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 An index counts only for the size and modification time that its shard had. The user may delete the folder at any time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ The order of samples is a permutation of their indices (ADR 2), so a dataset nee
 has neither. Each rank would have to read all of it, and read it again from the start to resume.
 """
 
-from __future__ import annotations
-
 import sys
 from os import PathLike
 from typing import Any

@@ -1,7 +1,5 @@
 """Text of unknown origin: its encoding, which is never guessed, and characters that no reader can see."""
 
-from __future__ import annotations
-
 import codecs
 import unicodedata
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Positions of the files in a tar archive, read from its headers by Python's `tarfile`. Nothing is extracted."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -3,8 +3,6 @@
 Files with the same name up to the first dot are one sample, as in WebDataset: `n01/000123.jpg` and `n01/000123.cls`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

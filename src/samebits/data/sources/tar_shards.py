@@ -1,7 +1,5 @@
 """WebDataset's tar shards as a map-style dataset: any sample at any time, without extracting the shards."""
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence

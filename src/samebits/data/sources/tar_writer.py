@@ -1,7 +1,5 @@
 """Writing of tar shards: a stream of samples becomes files with a sample at each index."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ A tensor is never split: torch's fused SGD rounds the last values of a tensor, w
 from the rest, so an update has the same bits at any world size only if each tensor is updated as a whole.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Micro-batches are dealt out in turn (`division.IN_TURN`), so the ranks run neigh
 time, and an owner adds them as they come. It keeps about log2(micro-batches) sums of its own tensors, and no others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

@@ -5,8 +5,6 @@ afterwards. But one rank owns a tensor as a whole, so the optimizer updates it w
 gradients are added in the binary tree over micro-batches, so their bits do not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -10,8 +10,6 @@ what autograd has saved keeps pointing to it:
 The owner adds the gradients of all ranks in the order of the micro-batches, in the binary tree of `parallel/tree.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

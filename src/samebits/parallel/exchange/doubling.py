@@ -13,8 +13,6 @@ some ranks (guests) first give their nodes to their left neighbor (host), and re
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -15,8 +15,6 @@ neighbor (host), and receive the complete sum from it at the end.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -13,8 +13,6 @@
 The engine has one sum, so a model with more than 1,024 buckets may use the bits of the sum as well.
 """
 
-from __future__ import annotations
-
 RESULT = 63  # follows the indices of nodes; a rank has at most one node per level of the tree, on either side
 LAYER = 1 << 30
 GATHER, REDUCE = 0, 1  # parts of a unit of a sharded model

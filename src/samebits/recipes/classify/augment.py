@@ -12,8 +12,6 @@ This is the order of torchvision's reference training.
 Legend: N images, S their side in pixels, C classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Draw an evaluation and a prediction."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

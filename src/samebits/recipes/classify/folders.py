@@ -1,7 +1,5 @@
 """List the image files in a class folder and its subfolders, by their names."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from collections import Counter

@@ -3,8 +3,6 @@
 A listing has the names of images by class: paths relative to a folder, or indices of rows.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Make a synthetic dataset: class folders of JPEG images of shapes with random sizes, positions and strong colors."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Legend: N images, H and W their height and width, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

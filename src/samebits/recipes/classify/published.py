@@ -4,8 +4,6 @@ A file is downloaded by the library's own function into its own cache, on rank 0
 is used without the network. Its SHA-256 is stored in `dataset_info.json`, whose digest is in the run's record.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

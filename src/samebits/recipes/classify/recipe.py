@@ -1,7 +1,5 @@
 """The classify recipe: the parts that the engine trains, from the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 A listing has the index of a row where that of a folder has the name of a file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016, with the scaling
 `StochasticDepth`. The random numbers come from torch's generator, which is seeded for each micro-batch.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Settings of the mnist recipe, in addition to the shared settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

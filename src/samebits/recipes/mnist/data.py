@@ -3,8 +3,6 @@
 Legend: N images, H and W their height and width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@ number of dimensions, and the size of each dimension as 4 bytes, most significan
 description on MNIST's own page (LeCun, Cortes and Burges).
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

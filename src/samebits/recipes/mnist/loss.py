@@ -1,7 +1,5 @@
 """The training loss: cross-entropy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch.nn.functional as F

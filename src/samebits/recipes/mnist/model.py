@@ -3,8 +3,6 @@
 Legend: N images, H and W their height and width, 10 classes.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Read an image file of a digit in the format of the training images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

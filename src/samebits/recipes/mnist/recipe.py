@@ -1,7 +1,5 @@
 """The mnist recipe: the parts that the engine trains, from the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

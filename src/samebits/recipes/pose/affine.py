@@ -4,8 +4,6 @@ Points are (x, y) with the center of the first pixel at (0, 0), as in OpenCV. Th
 authors' implementation: a square of 200 * scale pixels around a center fills the result.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Annotation files of people in COCO's format, which CrowdPose has too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

@@ -6,8 +6,6 @@ joint are assigned to the people so far, with the smallest sum of tag distances.
 Legend: P people, K joints, N peaks of one joint, T tags of a peak (2 with flip testing), M people so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Open the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

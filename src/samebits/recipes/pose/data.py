@@ -3,8 +3,6 @@
 Legend: N images, H and W height and width of an image, P people, K joints, S the side of the training square.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

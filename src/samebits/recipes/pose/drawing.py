@@ -1,7 +1,5 @@
 """Draw people on images: one color per person, with dark outlines that are visible on every background."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol

@@ -10,8 +10,6 @@ Maps may be on any device. Results are numpy arrays.
 Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with flip testing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -7,8 +7,6 @@ HigherHRNet's test path (`valid.py`). Images are processed one by one, each at i
 Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip testing).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

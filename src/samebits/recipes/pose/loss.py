@@ -7,8 +7,6 @@ Legend: N images, K joints, T tag maps (K, or 1), P rows for people (most of the
 map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -4,8 +4,6 @@ Computed by faster-coco-eval, whose results equal those of pycocotools and crowd
 the end and sorted by the number of the image, so that the metrics do not depend on which rank evaluated which image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

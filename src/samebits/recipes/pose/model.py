@@ -7,8 +7,6 @@ named as in the authors' implementations, so that their checkpoints load.
 Legend: N images, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The pose recipe: the parts that the engine trains, from the settings."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from samebits.engine.parts import Parts

@@ -3,8 +3,6 @@
 Legend: K joints. Numbers are indices in the order of the dataset, from 0.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -6,8 +6,6 @@ outside.
 Legend: P people, K joints, R height and width of a map.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

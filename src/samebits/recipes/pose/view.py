@@ -7,8 +7,6 @@ beyond the image. All views of an image show the same part of it.
 Coordinates: x to the right, y down, (0, 0) the center of the top left pixel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

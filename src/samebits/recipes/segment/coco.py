@@ -1,7 +1,5 @@
 """Images and their regions in a COCO annotation file, as labels of pixels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Legend: N images, H and W the size of an image, h and w that of the model's input.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from os import PathLike

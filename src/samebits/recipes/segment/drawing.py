@@ -3,8 +3,6 @@
 Legend: H and W height and width of an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

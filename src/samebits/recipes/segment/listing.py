@@ -3,8 +3,6 @@
 A listing is plain JSON and is stored in the run folder.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

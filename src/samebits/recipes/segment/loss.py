@@ -3,8 +3,6 @@
 Legend: N images, C classes, H and W height and width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch.nn.functional as F

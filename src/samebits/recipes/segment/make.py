@@ -1,7 +1,5 @@
 """Make a synthetic dataset: images/ and masks/, and the same masks as a COCO annotation file."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

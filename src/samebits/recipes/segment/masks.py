@@ -1,7 +1,5 @@
 """Images and masks in a folder: `images/a.jpg` with `masks/a.png`, whose pixel values are classes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

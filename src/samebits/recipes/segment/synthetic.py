@@ -1,7 +1,5 @@
 """Synthetic images of shapes with their masks, drawn from a key."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 from PIL import Image

@@ -1,7 +1,5 @@
 """Values that occur in masks, and those of them that are classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Whole label files are encoded and whole batches are decoded at once, as arrays of code points.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Legend: N lines of a batch, H = 32 and W their height and width in pixels, L characters of the longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

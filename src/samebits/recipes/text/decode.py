@@ -3,8 +3,6 @@
 Legend: N lines, T time steps, C classes, blank first.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Select the lines of label files by the settings: the file, its lines, and the folder of their images."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

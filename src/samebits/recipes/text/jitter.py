@@ -1,7 +1,5 @@
 """Random shift, shear, rotation, brightness and blur of images of text lines."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Read the lines of an untrusted label file in chunks."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Millions of lines are stored as a few arrays, which DataLoader workers share, instead of millions of strings.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

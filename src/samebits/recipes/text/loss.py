@@ -17,8 +17,6 @@ different characters:
 Legend: N samples, T time steps, C classes (0 is the blank), L characters of the longest text, S = 2 L + 1 states.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

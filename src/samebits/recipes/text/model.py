@@ -3,8 +3,6 @@
 Legend: N lines, V views of one line, H = 32 and W their height and width, T time steps, C classes, blank first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

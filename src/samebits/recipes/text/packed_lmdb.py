@@ -1,7 +1,5 @@
 """Read LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Read an image file of one line of text, and make a prediction from the logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The text recipe: the parts that the engine trains, from the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path

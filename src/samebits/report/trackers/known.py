@@ -1,7 +1,5 @@
 """The trackers that `report.trackers` can name, and the class behind each name."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterable

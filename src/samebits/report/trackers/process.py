@@ -8,8 +8,6 @@
 Nothing here imports torch. What a package prints goes to the log.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

@@ -4,8 +4,6 @@ The training process hands nothing over: a tracker reads the records from the ru
 hangs or fails costs no step, and loses no record. `samebits track RUN` sends later what it missed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

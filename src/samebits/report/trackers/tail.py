@@ -1,7 +1,5 @@
 """Read the records of a run folder as they are written, and remembers which of them a tracker has received."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """MLflow: the server or store in MLFLOW_TRACKING_URI, or else a SQLite file in the run folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

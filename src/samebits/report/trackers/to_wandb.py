@@ -1,7 +1,5 @@
 """Weights & Biases. Offline unless the user is logged in or sets WANDB_MODE."""
 
-from __future__ import annotations
-
 import netrc
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A tracker runs in a process of its own (`process.py`), which reads the records o
 neither imports it nor waits for it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

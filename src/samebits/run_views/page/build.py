@@ -4,8 +4,6 @@ Two barriers keep texts of strangers from acting: the templates escape each text
 Content Security Policy allows only the one script and the one style whose hashes it names, and no request at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Charts that fill any width: lines are stretched, texts and strokes are not. `page.js` adds the hover."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

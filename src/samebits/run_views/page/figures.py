@@ -1,7 +1,5 @@
 """The charts of a page as SVG files for a paper."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 No style sheet and no script: they would act on the whole notebook. Colors suit light and dark themes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images and the confusion matrix of the last evaluation, inside the page."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

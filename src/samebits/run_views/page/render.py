@@ -1,7 +1,5 @@
 """Fill the templates of pages. Texts of strangers are escaped where a template writes them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from datetime import datetime

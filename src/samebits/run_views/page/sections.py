@@ -1,7 +1,5 @@
 """The values of a page on one run, for its template."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from samebits.provenance.same_run import is_free

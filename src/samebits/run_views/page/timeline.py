@@ -1,7 +1,5 @@
 """Where the time of a run went, and its events on a line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write a page, and never over a file that this command did not write."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
