@@ -35,7 +35,6 @@ from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
 from samebits.simulate.network import Network, SimulatedWorld
-from samebits.simulate.start_up import join_calls, plan_seconds
 from samebits.storage.weights import weights_sha256
 
 Progress = Callable[[int, int], object]
@@ -54,8 +53,6 @@ class Simulated:
     rounds: int  #: Most messages that followed each other in a step.
     seconds: float  #: Duration of the steps.
     rank_bytes: int  #: Memory of a rank beside the weights; 0 where the system does not report it.
-    plan_s: float  #: Seconds in which a rank plans a step.
-    join_calls: tuple[int, int]  #: Calls of the store until all ranks have joined, by rank 0 and by the last rank.
 
 
 def simulate(
@@ -97,8 +94,6 @@ def simulate(
         rounds=rounds,
         seconds=seconds,
         rank_bytes=rank_bytes,
-        plan_s=plan_seconds(job, max(procs), steps),
-        join_calls=join_calls(max(procs)),
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,14 +31,15 @@ def simulate(
     Shows what each rank sends and holds in a world that this machine does not have. The exit code is 6 if the weights
     are not equal.
     """
+    from samebits.config.combinations import first_met
     from samebits.launch.kernels import pin_kernels
     from samebits.recipes.catalog import find
-    from samebits.simulate.settings import check_simulated
 
     sizes = _sizes(procs)
     found = find(source)
     config = found.load(overrides or []).config
-    check_simulated(config)
+    if obstacle := first_met(config, "mode!=exact", "parallel!=ddp", "watch.recheck", "compile=true"):
+        raise ConfigError(f"{obstacle} cannot be simulated", fix="Simulate the run without this setting.")
     pin_kernels(config.kernels)
     import torch
 
@@ -62,17 +63,13 @@ def simulate(
                 )
             )
     if as_json:
-        print(json.dumps({"runs": [_plain(each) for each in done], "exponents": table.exponents(done)}))
+        print(json.dumps({"runs": [{**vars(each), "procs": list(each.procs)} for each in done]}))
     else:
         console.draw(table.table(done))
         console.say(f"\n{table.FOOTNOTE}\n")
         console.say(table.conclusion(done))
     if len({each.sha256 for each in done}) > 1:
         raise typer.Exit(TrainError.exit_code)
-
-
-def _plain(found: Any) -> dict[str, Any]:
-    return {**vars(found), "procs": list(found.procs)}
 
 
 def _sizes(text: str) -> list[tuple[int, ...]]:
