@@ -54,12 +54,7 @@ def on_one_core() -> Iterator[None]:
 
 
 def schedule_threads(local_rank: int, threads_per_rank: int = 1) -> None:
-    """Place this process's gloo threads, and give this thread and those that it starts longer time slices.
-
-    Args:
-        local_rank: See `place_gloo_threads`.
-        threads_per_rank: See `place_gloo_threads`.
-    """
+    """Place this process's gloo threads, and give this thread and those that it starts longer time slices."""
     set_time_slice(TIME_SLICE_MS)
     place_gloo_threads(local_rank, threads_per_rank)
 
@@ -153,9 +148,6 @@ def gloo_threads() -> list[int]:
 
 def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:
     """Measure how busy this process's cores are with other programs.
-
-    Args:
-        seconds: Duration of the measurement.
 
     Returns:
         A text such as "other programs use 1.4 of 2 cores", empty where the system does not count (no /proc/stat); and

@@ -45,11 +45,7 @@ def is_installed(module: str) -> bool:
 
 
 def require(extra: str, what: str) -> None:
-    """Check that the modules of an extra are installed.
-
-    Raises:
-        ConfigError: One of them is not installed.
-    """
+    """Check that the modules of an extra are installed."""
     if missing := missing_modules(extra):
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(
@@ -63,10 +59,6 @@ def extra_with(module: str) -> str | None:
 
 
 def require_recipe(recipe: str) -> None:
-    """Check that what a recipe needs is installed.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
+    """Check that what a recipe needs is installed. Raises ConfigError if a package is missing."""
     if recipe in EXTRAS:
         require(recipe, f"recipe {recipe}")

@@ -71,11 +71,7 @@ def opened(source: str, overrides: Sequence[str], here: RankAssignment | None = 
 
 @contextmanager
 def joined(config: RunConfig, here: RankAssignment | None = None) -> Iterator[World]:
-    """Join the world of this process, or be alone in one.
-
-    Args:
-        here: As for `opened`.
-    """
+    """Join the world of this process, or be alone in one."""
     with join_world(here or read_assignment(os.environ) or ALONE, config) as world:
         yield world
 

@@ -59,10 +59,6 @@ def ask_here(
 
     Args:
         entry: As for `ask`; here its last argument is ALONE.
-        arguments: As for `ask`.
-        size: As for `ask`.
-        config: As for `ask`.
-        failed: As for `ask`.
         preload: Modules to import once for all processes.
     """
     pin_kernels(config.kernels, only_children=True)

@@ -1,7 +1,5 @@
 """From differences to causes: which of the things that a recipe reads or keeps explains what the trials show."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,7 +66,6 @@ def candidates(notes: dict[str, Any], stage: str, where: str) -> list[Cause]:
     """Return the possible causes of a difference, the best first.
 
     Args:
-        notes: What the probes found.
         stage: The stage of the first difference, a constant of `compare`.
         where: "again" if the same process shows the difference when it computes the same again; otherwise which
             trials show it: "hash", "worker", "resume", "world" or "process".

@@ -1,7 +1,5 @@
 """Comparison of the records of trials: the first difference, in the order in which a run computes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

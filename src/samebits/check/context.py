@@ -1,7 +1,5 @@
 """What all probes share: the recipe, and the notes about what it reads and keeps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,12 +50,7 @@ class Notes:
             yield
 
     def add_state(self, cells: Iterable[Cell], lines: Mapping[str, tuple[str, int]]) -> None:
-        """Note state that changed in the present phase.
-
-        Args:
-            cells: The state.
-            lines: The user's line that changes it, by its path.
-        """
+        """Note state that changed in the present phase."""
         for cell in cells:
             file, line = lines.get(cell.path, ("", 0))
             place = {"file": file, "line": line, "acts": self.acting.get(cell.path)}
@@ -69,8 +62,6 @@ class Notes:
         """Find which of the state that a call changes makes its result differ; see `undo.find_acting`.
 
         Args:
-            phase: What the call does.
-            undo: Restores each piece of state, by its path.
             advance: Makes the calls after which the result differs.
             is_equal: Computes the result again, and returns whether it is that of the first call.
         """
@@ -80,14 +71,7 @@ class Notes:
             self.checks[f"other than state {phase}"] = True
 
     def watch(self, phase: str, suspects: list[Cell], roots: Mapping[str, object], call: Callable[[], object]) -> None:
-        """Repeat a call to find the line at which each suspicious piece of state changes, and note it.
-
-        Args:
-            phase: What the call does, for the note.
-            suspects: The state that an earlier call changed.
-            roots: The objects in which the state is found again, by name.
-            call: The call.
-        """
+        """Repeat a call to find the line at which each suspicious piece of state changes, and note it."""
         if suspects:
             now = find_cells(roots)
             with LineWatch({cell.path: now[cell.path] for cell in suspects if cell.path in now}) as watch:

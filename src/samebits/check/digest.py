@@ -1,7 +1,5 @@
 """Digests of what a step computes: the inputs and outputs of each module, loss terms, gradients, buffers, weights."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import zlib
@@ -64,9 +62,6 @@ class ModuleRecorder:
     """Records the digests of each module's inputs and outputs, in the order in which they are computed.
 
     Micro-batches may run in threads (batch_norm=sync), so the current list of events is a thread's own.
-
-    Args:
-        model: Hooks are added to all of its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:

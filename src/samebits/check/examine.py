@@ -1,7 +1,5 @@
 """Run the probes and the trials of a check, each in new processes, in a scratch folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -54,9 +52,6 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
     """Check a recipe.
 
     Args:
-        source: The recipe.
-        overrides: Its settings.
-        config: The resolved settings, for the launcher.
         progress: Called with (activity, done, total).
 
     Raises:

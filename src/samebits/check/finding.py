@@ -1,7 +1,5 @@
 """Findings of a check: what differs, its cause, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,12 +36,7 @@ class Finding:
 
 
 def table(passed: Sequence[str], findings: Sequence[Finding]) -> Table:
-    """Lay the results out for the console.
-
-    Args:
-        passed: What was checked and is equal.
-        findings: The faults.
-    """
+    """Lay the results out for the console."""
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")

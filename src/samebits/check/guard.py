@@ -1,7 +1,5 @@
 """Run the user's code in a process of its own: quietly, with fresh generators, and with errors as values."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """From the records of trials and probes to findings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +38,6 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
     """Return the faults of a recipe; none if it is exact.
 
     Args:
-        notes: What the probes found.
         outcomes: The results of the trials, the reference first. Empty if the probes failed.
 
     Raises:

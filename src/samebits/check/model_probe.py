@@ -1,7 +1,5 @@
 """Compute a micro-batch, another one, and the first again; and the loss of a batch and of its halves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -97,14 +95,7 @@ class _Model:
 
 
 def probe_model(probed: Probed, parts: Parts, train: Samples, leaves: list[MicroBatch]) -> nn.Module:
-    """Probe the model and the loss, and return the model as it was built.
-
-    Args:
-        probed: The recipe.
-        parts: Its parts.
-        train: The training samples.
-        leaves: The micro-batches of the first step.
-    """
+    """Probe the model and the loss, and return the model as it was built."""
     loader, notes = probed.loader(train), probed.notes
     batches = [loader.batch(leaf.indices, leaf.keys) for leaf in leaves[:2]]
     tried = _Model(probed, parts)

@@ -1,7 +1,5 @@
 """Read samples again: with the same keys, which must give the same bits, and after a reading with other keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from samebits.check.context import Probed
@@ -15,13 +13,7 @@ from samebits.engine.build import open_data
 
 
 def probe_samples(probed: Probed, data: tuple[Samples, Samples], leaf: MicroBatch) -> None:
-    """Probe the training and the validation samples.
-
-    Args:
-        probed: The recipe.
-        data: Its training and validation samples.
-        leaf: The first micro-batch.
-    """
+    """Probe the training and the validation samples."""
     indices = leaf.indices[: len(data[1])] % len(data[1])
     if groups_of(data[1]) is not None:
         indices = indices[:1]  # samples of several groups do not share a batch

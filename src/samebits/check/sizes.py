@@ -1,7 +1,5 @@
 """Sizes of a check: small micro-batches, so that a few steps take seconds on any recipe."""
 
-from __future__ import annotations
-
 from samebits.config.schema import RunConfig
 
 MICRO_BATCH, EVAL_BATCH = 4, 4
@@ -21,10 +19,6 @@ def small_sizes(config: RunConfig, num_samples: int) -> list[str]:
     """Return settings that make a recipe's steps small and keep everything else.
 
     No step has a single sample, which batch norm could not normalize.
-
-    Args:
-        config: The recipe's settings.
-        num_samples: Number of training samples.
     """
     micro = min(config.micro_batch, MICRO_BATCH)
     steps = [micro * count for count in NUM_MICRO_BATCHES]

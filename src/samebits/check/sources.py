@@ -4,8 +4,6 @@
 observed; on its own it is no fault, since a recipe may read the clock for a log line.
 """
 
-from __future__ import annotations
-
 import builtins
 import datetime
 import os

@@ -5,8 +5,6 @@ state. Two snapshots around a call give the state that the call changed. `line_w
 the line at which each piece changes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

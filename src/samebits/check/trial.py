@@ -3,8 +3,6 @@
 Each trial runs in new processes. A rank writes its own record; `compare` merges them and finds the first difference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -58,12 +56,7 @@ class Trial:
 
 
 class Slice(Samples):
-    """The first samples of a dataset.
-
-    Args:
-        source: The dataset.
-        count: Number of samples.
-    """
+    """The first samples of a dataset."""
 
     def __init__(self, source: Any, count: int) -> None:
         samples = as_samples(source)
@@ -84,9 +77,6 @@ def run_trial(source: str, overrides: list[str], trial: Trial, here: RankAssignm
     """Run a trial as one process of its world, and return this rank's record or error.
 
     Args:
-        source: The recipe.
-        overrides: Its settings.
-        trial: What to do.
         here: Which process this is; None: read from the environment.
     """
     shuffle_generators()
@@ -168,8 +158,6 @@ def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict
     """Run a trial's steps, or those after the stop, and return their records by step.
 
     Args:
-        job: The job, fresh or restored.
-        trial: What to do.
         manager: Writes the checkpoint in the middle; None: none is written.
     """
     order = job.order

@@ -5,8 +5,6 @@ on the result. `find_acting` repeats a call with all of them restored but one: i
 acts.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -70,11 +70,7 @@ def _settings_lines(maker: Maker, width: int) -> Iterator[str]:
 
 
 def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """Return `--num 3`, `--num=3` and `num=3` as `num=3`.
-
-    Raises:
-        ConfigError: An argument is none of these.
-    """
+    """Return `--num 3`, `--num=3` and `num=3` as `num=3`. Raises ConfigError if an argument is none of these."""
     overrides: list[str] = []
     rest = list(arguments)
     while rest:

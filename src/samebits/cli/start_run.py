@@ -59,7 +59,6 @@ def train_command(
 
     Args:
         found, loaded: The recipe and its resolved settings. No process reads the user's files again.
-        run_dir, resume: See `check_before_start`.
         options, stop_after: Processes and machines; the step after which training stops and is saved, or None.
 
     Raises:

@@ -55,10 +55,6 @@ def store_address(host: str, port: int) -> str:
     A machine often resolves its own name to 127.0.1.1, which other machines cannot reach. In that case, the address by
     which this machine reaches others is used.
 
-    Args:
-        host: Host name or IP address.
-        port: TCP port.
-
     Returns:
         An address of this machine, or `host` itself if it is another machine.
     """

@@ -97,11 +97,7 @@ def error_file(environ: Mapping[str, str]) -> str:
 
 
 def run_key(environ: Mapping[str, str]) -> str:
-    """Return the secret in SAMEBITS_KEY; empty if it is not set.
-
-    Raises:
-        LaunchError: It is too short for a secret.
-    """
+    """Return the secret in SAMEBITS_KEY; empty if it is not set. Raises LaunchError if it is too short for a secret."""
     key = environ.get(KEY, "").strip()
     if key and len(key) < SHORTEST_KEY:
         raise LaunchError(
@@ -175,11 +171,7 @@ def _command(args: Sequence[str]) -> str:
 
 
 def check_init(init: str, where: str = "--init") -> str:
-    """Return `init` if it is a valid address of a rendezvous; `where` names its option or variable.
-
-    Raises:
-        LaunchError: It is not valid.
-    """
+    """Return `init` if it is a valid address of a rendezvous; `where` names its option or variable."""
     try:
         parts = urlsplit(init)
         host, port = parts.hostname, parts.port

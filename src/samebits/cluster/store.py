@@ -36,9 +36,6 @@ LOOKUP_S = 10.0
 def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[str], None]) -> Store:
     """Open the store at the assignment's address; ranks other than 0 wait until rank 0 serves it.
 
-    Args:
-        assignment, timeout_s, report: See `rendezvous`.
-
     Raises:
         LaunchError: The store cannot be served or reached, or belongs to another program.
     """
@@ -95,11 +92,7 @@ def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tu
 
 
 def resolve_host(host: str, port: int, init: str) -> list[str]:
-    """Resolve a host name to its IP addresses.
-
-    Raises:
-        LaunchError: The name cannot be resolved.
-    """
+    """Resolve a host name to its IP addresses. Raises LaunchError if the name cannot be resolved."""
     end = time.monotonic() + LOOKUP_S
     while True:
         try:
@@ -126,14 +119,7 @@ def _check_local(host: str, addresses: list[str], init: str, name: str, option: 
 
 
 def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "rank 0") -> TCPStore:
-    """Serve a store to the other processes.
-
-    Args:
-        timeout_s: Timeout of this process's own calls, seconds.
-
-    Raises:
-        LaunchError: The port is in use, or cannot be listened on.
-    """
+    """Serve a store to the other processes. Raises LaunchError if the port is in use, or cannot be listened on."""
     try:
         listener = _listen(host, port)
     except OSError as error:
@@ -222,7 +208,6 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
     """Connect to a store, in a thread: torch waits forever for the answer of a listener that is not a store.
 
     Args:
-        host, port, init: See `wait_for_listener`.
         timeout_s, peer: Timeout of the store's calls, seconds, and the name of the process that should serve it.
 
     Raises:

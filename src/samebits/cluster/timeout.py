@@ -20,7 +20,6 @@ def call_with_timeout(
     ends the process without it.
 
     Args:
-        limit_s: Longest wait, seconds.
         tick: Called every 20 ms with the seconds that have passed; may raise.
 
     Raises:

@@ -140,11 +140,7 @@ def parse(text: str, name: str) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """Parse one YAML value: a scalar, a [list] or a {map}.
-
-    Raises:
-        ConfigError: The text is not YAML.
-    """
+    """Parse one YAML value: a scalar, a [list] or a {map}. Raises ConfigError if the text is not YAML."""
     return _parsed(text, "the value", {})
 
 

@@ -48,11 +48,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def check_exists(setting: str, path: Path | None) -> None:
-    """Check that the file or folder of a setting, such as data.root, exists, if one is set.
-
-    Raises:
-        DataError: It does not exist.
-    """
+    """Check that the file or folder of a setting, such as data.root, exists, if one is set."""
     if path is not None and not os.path.exists(path.expanduser()):
         raise DataError(
             f"{setting} is {str(path)!r}, which does not exist",

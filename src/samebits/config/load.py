@@ -45,11 +45,7 @@ class Loaded(Generic[C]):
 
 
 def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
-    """Read a YAML file as a layer.
-
-    Raises:
-        ConfigError: The file cannot be read, or is not a YAML mapping.
-    """
+    """Read a YAML file as a layer. Raises ConfigError if the file cannot be read, or is not a YAML mapping."""
     name = short_path(path)
     content = document.read(path, name)
     return Layer(content.values, {keys: f"{name}:{line}" for keys, line in content.lines.items()}, is_preset)
@@ -87,9 +83,6 @@ def preview(
     """Merge and validate settings for display; return all values, and those that differ from the preset.
 
     Unlike `load`, missing settings are left out.
-
-    Args:
-        model, layers, overrides: See `load`.
 
     Raises:
         ConfigError: As for `load`, except for a missing setting.

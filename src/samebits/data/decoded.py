@@ -182,11 +182,7 @@ class DecodedPictures:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder to which other users can write, or that has links.
-
-    Raises:
-        OSError: It is such a folder.
-    """
+    """Refuse a folder to which other users can write, or that has links."""
     status = folder.stat()
     if status.st_uid != os.geteuid():
         raise OSError(errno.EPERM, "it belongs to another user, who could change the images in it")

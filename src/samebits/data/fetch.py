@@ -35,7 +35,6 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
 
     Args:
         otherwise: An imperative sentence for errors: how the user can supply the file without a network.
-        timeout_s: Timeout of a server's response, in seconds.
 
     Raises:
         DataError: No URL returned the right file, or the folder cannot be written to.

@@ -113,9 +113,6 @@ def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
 def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
     """Check that an opened image can be decoded and converted within the memory limit.
 
-    Args:
-        num_bytes: Size of the file in bytes.
-
     Raises:
         DataError: It would take more memory.
     """
@@ -128,12 +125,7 @@ def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixe
     """Check the memory limit; see `check_memory`.
 
     Args:
-        num_bytes: Size of the file in bytes.
-        bytes_per_pixel: Peak memory of a pixel.
         kind: Text behind the limit in the error, such as " for a TIFF file".
-
-    Raises:
-        DataError: It would take more memory.
     """
     if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
         most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
@@ -149,9 +141,6 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
 
     Args:
         size: (width, height) in pixels.
-
-    Raises:
-        DataError: It has too many scans for its size.
     """
     # Compressed data does not have these two bytes: JPEG writes FF as FF00 there.
     num_scans = content.count(b"\xff\xda")

@@ -126,11 +126,7 @@ class EncodedImage:
             raise damaged(self.path, error) from error
 
     def image(self) -> Image.Image:
-        """Decode to a Pillow image: upright, in the mode of the file.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Decode to a Pillow image: upright, in the mode of the file. Raises DataError if the file is damaged."""
         try:
             return self._loaded(self._content, 1)
         except SamebitsError:

@@ -54,7 +54,6 @@ def keys(seed: int, epoch: int, indices: IntArray) -> KeyArray:
     """Derive the keys of samples, (N,): `key(seed, SAMPLE, epoch, index)` for each index.
 
     Args:
-        epoch: Epoch, from 0.
         indices: (N,) samples.
     """
     start = np.uint64(key(seed, SAMPLE, epoch))

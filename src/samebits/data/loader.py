@@ -66,14 +66,10 @@ class _Requests(Sampler[Request]):
 
 
 def read(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
-    """Read a batch in this process, with the same bits as in a worker.
+    """Read a batch of the (N,) samples with these (N,) keys in this process, with the same bits as in a worker.
 
     A forked worker has one thread, since OpenMP's other threads do not survive a fork. The number of threads can change
     the order of sums, so this process uses one thread too.
-
-    Args:
-        indices: (N,) samples.
-        keys: (N,) their random keys.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -192,11 +188,9 @@ class Loader:
                 raise no_shared_memory(error) from error
 
     def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
-        """Return the next batch on the device.
+        """Return the next batch on the device: its (N,) samples, with (N,) keys.
 
         Args:
-            indices: (N,) samples of the next request.
-            keys: (N,) their random keys.
             again: Read the samples of an earlier request again, in this process and outside of the stream.
             is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
@@ -211,11 +205,9 @@ class Loader:
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
     def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
-        """Return the next batch as the dataset returned it, without `finish` and on the CPU.
+        """Return the next batch, of (N,) samples, as the dataset returned it: without `finish` and on the CPU.
 
         Args:
-            indices: (N,) samples of the next request.
-            keys: (N,) their random keys.
             again: Read the samples of an earlier request again, in this process and outside of the stream.
             is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 

@@ -164,11 +164,7 @@ def is_image(name: str) -> bool:
 
 
 def check_names(root: Path, names: Iterable[str]) -> None:
-    """Refuse file names that are not UTF-8, because a run stores and prints them.
-
-    Raises:
-        DataError: A name is not UTF-8.
-    """
+    """Refuse file names that are not UTF-8, because a run stores and prints them."""
     for name in names:
         try:
             name.encode()

@@ -28,12 +28,7 @@ TRIAL_BYTES = 64 * MB
 
 
 def short(run_folder: Path, *, needs_shared_memory: bool) -> list[CheckResult]:
-    """Run the checks that cost milliseconds, before every training.
-
-    Args:
-        run_folder: The run folder, which may not exist yet.
-        needs_shared_memory: Whether DataLoader workers will pass batches through shared memory.
-    """
+    """Run the checks that cost milliseconds, before every training."""
     return [disk_space(run_folder), *([shared_memory()] if needs_shared_memory else []), open_files()]
 
 

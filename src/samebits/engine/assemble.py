@@ -39,9 +39,6 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     """Build a recipe's parts on the world's device, equal on all ranks, and open its data.
 
     Args:
-        config: The settings.
-        build: Builds the recipe's parts.
-        world: The world.
         is_restart: Skip the second pass of exact mode's self-check, which ran when the run started.
 
     Raises:

@@ -1,7 +1,5 @@
 """From a recipe to its parts, equal on every rank and in every command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -57,11 +55,6 @@ def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:
 
 def open_data(config: RunConfig, parts: Parts, *, train: bool) -> Samples:
     """Open a recipe's training or validation samples; random choices (such as a split) are equal at every opening.
-
-    Args:
-        config: The settings.
-        parts: The recipe's parts.
-        train: Whether to open the training samples.
 
     Raises:
         ConfigError: The recipe returns an object that has no samples.
@@ -142,9 +135,6 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
 
     Args:
         model: The model; changed in place.
-        config: The settings.
-        device: The device to train on.
-        is_sharded: Whether the model will be sharded by torch.
 
     Raises:
         ConfigError: The device does not support the precision.
@@ -163,11 +153,7 @@ def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, 
 
 
 def check_not_empty(sizes: Mapping[str, int]) -> None:
-    """Check that all datasets have samples.
-
-    Raises:
-        DataError: One is empty.
-    """
+    """Check that all datasets have samples."""
     for name, size in sizes.items():
         if size == 0:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
@@ -177,8 +163,6 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
     """Return the order of the training samples.
 
     Args:
-        config: The settings.
-        train_data: The training samples.
         world_size: Number of ranks: one alone cannot recheck.
         is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
     """

@@ -4,8 +4,6 @@ A recipe returns it from `dataset_info(config)`, which is called on rank 0 when 
 `build(config, dataset_info)`. Later commands read `dataset_info.json` from the run folder and need no data.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -62,11 +60,7 @@ def find_dataset_info(recipe: Recipe, config: RunConfig) -> DatasetInfo:
 
 
 def read_dataset_info(folder: Path) -> DatasetInfo | None:
-    """Read the dataset info of a run; None if the run stores none.
-
-    Raises:
-        CheckpointError: The file is damaged.
-    """
+    """Read the dataset info of a run; None if the run stores none. Raises CheckpointError if the file is damaged."""
     # lexists: a dangling link is a damaged run folder and raises an error, instead of counting as "stores none".
     return RunFolder(folder).read_json(FILE_NAME) if os.path.lexists(folder / FILE_NAME) else None
 
@@ -86,12 +80,6 @@ def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run
 
     If the recipe is a file and a checkpoint proves that the dataset info is the run's own, an error is a bug in the
     recipe and raised as it is.
-
-    Args:
-        recipe: The recipe.
-        config: The settings.
-        dataset_info: The dataset info.
-        run: The run folder that it is from.
 
     Raises:
         CheckpointError: The dataset info does not fit the recipe.
@@ -114,8 +102,6 @@ def dataset_info_for(recipe: Recipe, config: RunConfig, world: World, origin: Pa
 
     Args:
         recipe: The recipe, which reads its data if no run has dataset info.
-        config: The settings.
-        world: The world.
         origin: The run folder to resume from; None for a new run.
 
     Raises:

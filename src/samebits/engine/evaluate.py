@@ -1,7 +1,5 @@
 """Evaluation: each sample of a dataset once, with metrics that are equal in every digit at any world size."""
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -204,13 +202,7 @@ def _merge(
 
 
 def no_metric(name: str, metrics: Mapping[str, float], where: str = "Parts.monitor") -> ConfigError:
-    """Return the error for a metric that the validation does not have.
-
-    Args:
-        name: Name of the metric.
-        metrics: The metrics of the validation.
-        where: What names the metric.
-    """
+    """Return the error for a metric that the validation does not have."""
     return ConfigError(
         f"the validation has no metric {name}",
         where=where,

@@ -1,7 +1,5 @@
 """The forward pass of a micro-batch through model and loss, with checks of the recipe's loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -21,7 +19,6 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
     """Run the forward pass of a micro-batch.
 
     Args:
-        job: The run.
         batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
 
     Returns:
@@ -64,11 +61,7 @@ def _describe_micro_batch(outputs: object, batch: Batch) -> str:
 
 
 def check_terms(terms: object) -> None:
-    """Check what a recipe's loss returned.
-
-    Raises:
-        ConfigError: It has a wrong type or, where gradients are enabled, no gradient.
-    """
+    """Check what a recipe's loss returned."""
     if not isinstance(terms, Mapping):
         raise ConfigError(
             f"the recipe's loss returned a {type(terms).__name__}, not a dict of named terms",

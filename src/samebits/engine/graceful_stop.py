@@ -1,7 +1,5 @@
 """Graceful stop: from a signal in one process to a stop of all ranks after the same step."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 

@@ -7,8 +7,6 @@
 All ranks compute the division from the same numbers. A new process group (`cluster.recovery=in_step`) starts evenly.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ travel as `StepFlags` with the step's gradients, so all ranks branch the same wa
 The loop starts again after a rollback, and in a world that has changed (`cluster.recovery=in_step`).
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 

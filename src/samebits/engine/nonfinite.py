@@ -4,8 +4,6 @@ All ranks see it at once, since they have the same sums. Each rank then runs its
 a time, with the same samples, random numbers and weights, hence the same values, and checks each before it is summed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -35,9 +33,6 @@ def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, repor
     """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
 
     Args:
-        job: The run.
-        step: The step's plan.
-        checkpoints: The checkpoint manager.
         reports: Reports to the user, on rank 0.
 
     Raises:
@@ -67,10 +62,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
     """Find the micro-batch that caused it. Called on all ranks, with the weights as they were before the step.
 
     Args:
-        job: The run.
-        step: The step's plan.
         folder: The run folder; rank 0 writes `nonfinite-STEP.json` with all samples of the micro-batch into it.
-        reaction: What happens next, for the error.
 
     Returns:
         The error, equal on all ranks.

@@ -12,8 +12,6 @@ The order matters. Settings are compared before the model is built, so that a wr
 folder are written only after a checkpoint was restored, so that a refused resume changes nothing.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -136,11 +134,8 @@ def open_run(spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, sto
     """Build a run in one process.
 
     Args:
-        spec: The run, with its folder.
-        recipe: Builds data, model, loss and metric.
         world: The first world, or that of a replacement, which has no state of the run yet.
         folder: The run folder, locked by rank 0.
-        stop: Set by a signal that requests a stop of this process.
 
     Raises:
         SamebitsError: The settings, the data or a checkpoint cannot be used.
@@ -163,8 +158,6 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
 
     Args:
         spec: The run, with its folder; equal on all ranks.
-        recipe: Builds data, model, loss and metric.
-        world: The processes of the run.
 
     Yields:
         The run in this process. It reports its start.

@@ -1,7 +1,5 @@
 """Preparation of a run before its first step: build or restore the job, and write the settings into the run folder."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +32,6 @@ def prepare(
     """Assemble the job, restore or initialize it, and write the settings into the run folder.
 
     Args:
-        spec: The run, with its folder.
-        recipe: Builds data, model, loss and metric.
-        world: The processes of the run.
         folder: The run folder, locked by rank 0.
         origin: The run folder that the run resumes from; None for a new run.
 
@@ -92,9 +87,6 @@ def prepare_replacement(
     """Assemble the job of a process that replaces a lost one. Its state comes from another rank.
 
     Args:
-        spec: The run, with its folder.
-        recipe: Builds data, model, loss and metric.
-        world: The replacement's world, in which it is alone.
         folder: The run folder, which it only reads.
     """
     config = spec.config

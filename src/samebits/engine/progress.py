@@ -84,12 +84,6 @@ class Progress:
     def check_position(self, step: int, num_steps: int, metric: str, path: Path) -> None:
         """Check that a run can resume from this progress.
 
-        Args:
-            step: The checkpoint's own step.
-            num_steps: Number of steps of the whole run.
-            metric: The monitored metric.
-            path: The checkpoint, for errors.
-
         Raises:
             CheckpointError: The run has no such position, or the last validation lacks the metric.
         """
@@ -171,12 +165,6 @@ def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *
     """Update the dynamic loss scale after a step: halve it after an overflow, double it after 2,000 steps without one.
 
     All ranks compute the same update, since they have the same sums.
-
-    Args:
-        progress: The run's progress, which holds the scale.
-        config: The settings.
-        loss: The loss terms, each the mean over the step's samples.
-        is_finite: Whether loss and gradient are finite.
 
     Returns:
         Whether to skip the step because of an overflow that a smaller scale can avoid. False if the loss itself is not

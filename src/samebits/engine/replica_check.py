@@ -4,8 +4,6 @@ Ranks never send their weights to each other: each one computes the same update.
 rounding of another CPU, a memory fault) would persist and grow, and no loss would show it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

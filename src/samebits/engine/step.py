@@ -9,8 +9,6 @@ update from the reduced sums alone. And a skipped step must leave no trace: buff
 restored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -28,8 +26,6 @@ def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags
 
     Args:
         job: The run; its model and optimizer change.
-        step: The step's plan for this process.
-        loader: Reads the micro-batches' samples.
         flags: Returns rank 0's decisions, which all ranks get with the gradients. Called late, after the passes.
     """
     optim = job.config.optim

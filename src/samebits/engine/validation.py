@@ -3,8 +3,6 @@
 The trial finds faults that would show after the first epoch otherwise.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -72,13 +70,7 @@ def validate(job: Job, stop_now: Callable[[], bool] = lambda: False) -> tuple[di
 def evaluate_set(
     job: Job, samples: Samples, stop_now: Callable[[], bool] = lambda: False
 ) -> tuple[dict[str, float], Metric]:
-    """Evaluate the job's model, with the weights that it has now; see `evaluate`. Called on all ranks.
-
-    Args:
-        job: The run, of which nothing changes.
-        samples: The validation samples.
-        stop_now: Whether a stop was requested, on any rank.
-    """
+    """Evaluate the job's model, with the weights that it has now; see `evaluate`. Called on all ranks."""
     options, is_sharded = options_of(job.parts, job.config), job.replica.is_sharded
     if is_sharded and job.parts.infer is not None:
         # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
@@ -176,8 +168,6 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
 
     Args:
         make: Makes an empty metric.
-        outputs: The model's outputs.
-        batch: The samples.
 
     Returns:
         The names of the values; None if these few samples have no values.

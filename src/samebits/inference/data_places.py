@@ -33,9 +33,6 @@ def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[st
     """Check that the data does not lie in the run folder, unless the user names it there.
 
     The publisher of a run could put data into it on which any weights look right.
-
-    Raises:
-        ConfigError: A setting of the run's own files leads into its folder.
     """
     typed = {text.partition("=")[0].strip() for text in overrides}
     folders = {Path(os.path.abspath(run)), run.resolve()}

@@ -57,11 +57,7 @@ class TrainedModel:
         return found, config
 
     def check_unused(self) -> None:
-        """Check that no setting was given that only training reads.
-
-        Raises:
-            ConfigError: There is one.
-        """
+        """Check that no setting was given that only training reads."""
         for override in self.overrides:
             name = override.partition("=")[0].strip()
             if Mark.TRAINING in marks_of(name):

@@ -3,8 +3,6 @@
 The launcher removes its temporary files itself; this covers a launcher that was killed. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

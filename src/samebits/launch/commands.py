@@ -1,7 +1,5 @@
 """Command line and environment with which this package starts itself. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 

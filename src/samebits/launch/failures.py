@@ -11,8 +11,6 @@ The kind of failure comes first (see `root_cause`), and time decides among failu
 torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -84,8 +82,6 @@ def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> Root
     """Turn a failure into the error text for the user.
 
     Args:
-        failure: The root cause.
-        host: Name of this machine.
         out_of_memory: The kernel's message about memory; empty if there is none.
     """
     name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
@@ -143,7 +139,6 @@ def out_of_memory(pid: int, kills_before: int) -> str:
     """Return the kernel's evidence that a process was killed for lack of memory; empty if there is none.
 
     Args:
-        pid: The killed process.
         kills_before: `count_memory_kills` before the run.
     """
     if re.search(rf"Killed process {pid}\b", _kernel_log()):

@@ -7,8 +7,6 @@ Function and arguments are pickled by cloudpickle, which sends what `__main__` d
 so only a file of the parent process is read: its SHA-256 is in a variable that the parent has set for its child.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

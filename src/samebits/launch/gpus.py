@@ -1,7 +1,5 @@
 """What is known about GPUs before torch is imported, which takes seconds."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -19,13 +17,6 @@ def check_device(device: str, folder: Path = Path("/dev")) -> None:
 
     Only what is certain is refused. Whether torch can use a GPU that is there is checked when a process has imported
     torch.
-
-    Args:
-        device: auto, cpu or cuda.
-        folder: The folder of device files.
-
-    Raises:
-        LaunchError: The device is cuda, and this machine has no GPU, hides it, or has a torch without CUDA.
     """
     if device != "cuda":
         return

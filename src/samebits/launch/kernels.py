@@ -4,8 +4,6 @@ The libraries read them at their first computation, so they are set before it. I
 recipe file that imports torch may be loaded before. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -45,7 +43,6 @@ def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
     """Set the variables of `kernels` for this process and those that it starts. Call it before torch computes.
 
     Args:
-        kernels: The setting.
         only_children: Whether this process computes nothing itself, so that torch may have computed in it before.
 
     Raises:

@@ -5,8 +5,6 @@
 Only the launcher handles Ctrl-C and SIGTERM. It stops the ranks; if it is killed itself, they detect it and stop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ def launch(
     Call `forkserver.prepare(preload)` before torch is imported: this halves the start-up time.
 
     Args:
-        num_procs: How many processes.
         entry: An importable function; `env.read_assignment(os.environ)` returns its rank. May return an exit code.
         args: Its arguments; must be picklable.
         min_procs: When no restart is left, continue with the remaining processes, down to this many; None: never.
@@ -48,7 +45,6 @@ def launch(
         nodes: The other nodes of the world, each with a launcher of its own; None: this node only.
         stop_timeout_s: How long the processes may take to stop after a signal.
         log_dir: Folder of launcher.log, a copy of what the launcher prints.
-        preload: Modules that the workers import.
         on_stop: Returns what the processes do after a signal, for the user.
         recovers_in_step: The entry can continue without a lost process (`samebits.launch.crew`).
 

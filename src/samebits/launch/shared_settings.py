@@ -1,7 +1,5 @@
 """Versions and settings that all launchers of a run must share. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,12 +15,7 @@ from samebits.version import __version__
 
 
 def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
-    """Collect versions, recipe and settings, by name.
-
-    Args:
-        settings: All settings, nested.
-        recipe: The recipe's name, or the path of its file.
-    """
+    """Collect versions, recipe and settings, by name."""
     found = {"samebits": __version__, "torch": _version_of("torch")}
     if recipe.endswith(".py"):
         with suppress(OSError):  # loading the recipe reports a file that cannot be read

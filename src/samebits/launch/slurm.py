@@ -1,7 +1,5 @@
 """Generate a Slurm batch script that is warned before its time limit, saves, requeues itself and resumes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

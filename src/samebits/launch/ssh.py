@@ -7,8 +7,6 @@ A remote command stops when its standard input ends: after Ctrl-C or kill -9 her
 imports torch.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -46,11 +44,7 @@ class RemoteHost:
 
 
 def parse_hosts(text: str) -> list[RemoteHost]:
-    """Parse `a,b:4,me@c`.
-
-    Raises:
-        ConfigError: A name or number is invalid, or a machine is listed twice.
-    """
+    """Parse `a,b:4,me@c`. Raises ConfigError if a name or number is invalid, or a machine is listed twice."""
     machines = []
     for part in text.split(","):
         name, colon, count = part.strip().partition(":")

@@ -89,11 +89,6 @@ def rank_assignment(
 def rendezvous_config(options: LaunchOptions, config: RunConfig, run_dir: Path | None) -> RendezvousConfig | None:
     """Return the rendezvous of several machines' launchers; None if this machine is the only one.
 
-    Args:
-        options: Options of the command line.
-        config: All settings.
-        run_dir: The run folder.
-
     Raises:
         ConfigError: The options are incomplete or contradict each other.
     """
@@ -229,8 +224,6 @@ def launch_here(
 
     Args:
         procs: How many processes; fewer may remain after losses.
-        config: All settings.
-        entry: An importable function.
         arguments: Its arguments; must be picklable.
         folder: The run folder, for the launcher's log; a stop then saves. None: there is no run.
         max_restarts: How often all processes are restarted after a failure.

@@ -1,7 +1,5 @@
 """Exit of a function whose processes were stopped by Ctrl-C or another signal."""
 
-from __future__ import annotations
-
 import signal
 
 from samebits.launch.forkserver import LAUNCHER_ONLY
@@ -13,9 +11,6 @@ class Stopped(SystemExit, KeyboardInterrupt):
 
 def raise_if_stopped(code: int) -> None:
     """Raise the exit that matches a signal which ended the launched processes.
-
-    Args:
-        code: The launcher's exit code.
 
     Raises:
         Stopped: Ctrl-C.

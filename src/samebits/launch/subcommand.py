@@ -1,7 +1,5 @@
 """Run a command of Samebits for a function of its Python interface, and returns its error."""
 
-from __future__ import annotations
-
 import json
 import locale
 import os
@@ -22,11 +20,9 @@ class Subcommand:
     """A command of Samebits in a process of its own, which saves and exits if this process ends before it.
 
     Args:
-        command: The command.
         error_file: Where it writes its error, as JSON.
         output: Receives standard output and standard error; None: standard output is this process's.
         stderr: Receives standard error instead; needed without `output`.
-        variables: Environment variables in addition to this process's.
     """
 
     def __init__(
@@ -57,11 +53,7 @@ class Subcommand:
         )
 
     def error(self, text: str) -> SamebitsError | None:
-        """Return the error of a command that has ended; None if it had none, or if a signal stopped it.
-
-        Args:
-            text: What it wrote to standard error.
-        """
+        """Return the error of a command that has ended; None if it had none, or if a signal stopped it."""
         code, error = self.process.returncode, _read_error(self._error_file)
         if (error is None and 0 < code < 128) or code < 0:
             return _error_of(text, code)
@@ -72,10 +64,6 @@ def run_subcommand(
     command: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[int, SamebitsError | None]:
     """Run a command of Samebits in a process of its own.
-
-    Args:
-        command: The command.
-        variables: Environment variables in addition to this process's.
 
     Returns:
         Its exit code, and its error. None if it had none, or if a signal stopped it.

@@ -12,8 +12,6 @@ Two things end a round of workers, and both may come at once:
   checks it after it has installed its handler.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -52,7 +50,6 @@ class Supervisor:
     """Supervision of one node's workers by its launcher.
 
     Args:
-        folder: Folder in which workers write reports of failures.
         stop_timeout_s: How long workers may take to stop, seconds.
         log_dir: Folder of launcher.log, a copy of what is printed; None: no log.
         on_stop: Returns what the workers do after a stop signal, for the user.
@@ -87,7 +84,6 @@ class Supervisor:
 
         Args:
             failed: Some worker did not complete its work.
-            returned: Results of the workers, by rank.
         """
         if self.stop is not None:
             return 128 + self.stop
@@ -134,11 +130,7 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def raise_if_stop_requested(self) -> None:
-        """End a wait during which there are no workers to stop.
-
-        Raises:
-            StopRequested: A stop signal was received.
-        """
+        """End a wait during which there are no workers to stop. Raises StopRequested if a stop signal was received."""
         if self.stop is not None:
             raise StopRequested
 
@@ -183,7 +175,6 @@ class Supervisor:
 
         Args:
             processes: All that have not completed their work, by rank.
-            reports: The file in which each one reports a failure.
         """
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):

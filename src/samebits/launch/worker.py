@@ -1,7 +1,5 @@
 """Main function of each worker process: runs the entry, and reports its end to the launcher."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing
@@ -59,11 +57,8 @@ def run_worker(
 
     Args:
         entry: The work; reads its rank from the environment.
-        args: Its arguments.
         folder: The launcher's; contains a file called stop once all workers shall stop.
         stop_timeout_s: How long it may continue after the launcher has died, seconds.
-        key: Secret with which the run's processes sign messages.
-        failure_path: File for the report of a failure.
 
     Returns:
         How it ended, if it has not failed.

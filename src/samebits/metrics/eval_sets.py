@@ -10,11 +10,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 def check_set_names(names: Iterable[str], where: str) -> None:
-    """Check the names of validation sets; `where` has them.
-
-    Raises:
-        ConfigError: A name cannot be a part of a metric's name.
-    """
+    """Check the names of validation sets; `where` has them."""
     for name in names:
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ConfigError(

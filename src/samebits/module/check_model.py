@@ -15,11 +15,7 @@ from samebits.storage.tensor_file import TYPES
 
 
 def check_model(model: object) -> None:
-    """Check that a model can be trained, evaluated and saved.
-
-    Raises:
-        ConfigError: It is not a module, or one of its tensors has no shape, no values or a dtype that cannot be saved.
-    """
+    """Check that a model can be trained, evaluated and saved."""
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"the recipe's model is a {type(model).__name__}, not a torch.nn.Module",
@@ -53,11 +49,7 @@ def check_model(model: object) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Check that a model has trainable parameters, all of them float32.
-
-    Raises:
-        ConfigError: It has none, or one of another dtype.
-    """
+    """Check that a model has trainable parameters, all of them float32."""
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
         raise ConfigError(
@@ -83,9 +75,6 @@ def check_batches(
 
     Args:
         input_shape: Shape of a sample's input. None: not known, so only BatchNorm1d counts as needing two.
-
-    Raises:
-        ConfigError: A micro-batch or step of an epoch has one sample.
     """
     is_sync = config.batch_norm == "sync"
     most = config.global_batch if is_sync else config.micro_batch

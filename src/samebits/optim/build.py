@@ -65,11 +65,7 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
 
 
 def _hidden_matrices(model: nn.Module) -> set[str]:
-    """Return the names of the matrices that Muon trains: all but embeddings and the last one, the output layer.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the names of the matrices that Muon trains: all but embeddings and the last one, the output layer."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     matrices = [name for name, each in model.named_parameters() if each.dim() == 2 and id(each) not in embeddings]
     if len(matrices) < 2:

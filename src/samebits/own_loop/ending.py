@@ -105,11 +105,7 @@ class Iteration:
 
 
 def check_start(loop: ExactLoop) -> None:
-    """Check an iteration that begins at step 0, where the script has set no position.
-
-    Raises:
-        TrainError: The optimizer was loaded with a state that has steps.
-    """
+    """Check an iteration that begins at step 0, where the script has set no position."""
     if loop.step == 0 and loop.has_loaded_state():
         raise TrainError(
             "the optimizer has a state of earlier steps, and the loader begins at step 0",

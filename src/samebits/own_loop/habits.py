@@ -71,11 +71,7 @@ class Habits:
         self._is_open = self.num_forwards > 0 and not num_rounds
 
     def on_backward(self) -> None:
-        """Note the end of a backward pass.
-
-        Raises:
-            TrainError: It belongs to the micro-batch before.
-        """
+        """Note the end of a backward pass. Raises TrainError if it belongs to the micro-batch before."""
         if self._is_open and not self.num_forwards:
             raise TrainError(
                 "the next batch was read between the forward and the backward pass of a body",
@@ -93,9 +89,6 @@ class Habits:
         """Check in the last micro-batch of a step that `step()` of optimizers was called in all of them, or in none.
 
         A script that looks at `loader.sync_gradients` or `loader.step` may call it in the last one only.
-
-        Raises:
-            TrainError: It was called in some.
         """
         num = len(step.micro_batches)
         for each in trained:

@@ -32,11 +32,7 @@ def check_finite(trained: Sequence[Trained], step: Step) -> None:
 
 
 def check_settings(trained: Sequence[Trained], step: Step) -> None:
-    """Check that the optimizers' settings are those from the step's begin.
-
-    Raises:
-        TrainError: One has changed, such as the learning rate.
-    """
+    """Check that the optimizers' settings are those from the step's begin."""
     for each in trained:
         for before, now in zip(each.settings, each.read_settings(), strict=False):
             names = [name for name in now if before.get(name) != now[name]]
@@ -57,11 +53,7 @@ def check_settings(trained: Sequence[Trained], step: Step) -> None:
 
 
 def check_strays(trained: Trained, step: Step) -> None:
-    """Check that an optimizer acts only on gradients that were summed over the ranks.
-
-    Raises:
-        TrainError: A parameter has another one.
-    """
+    """Check that an optimizer acts only on gradients that were summed over the ranks."""
     every = trained.all_parameters()
     if len(every) == len(trained.parameters):
         return
@@ -77,11 +69,7 @@ def check_strays(trained: Trained, step: Step) -> None:
 
 
 def check_whole(trained: Trained, named: Collection[Tensor | nn.Parameter]) -> None:
-    """Check that a loop drops the gradients of all parameters of an optimizer, by those `named`, of any shape.
-
-    Raises:
-        TrainError: It has others.
-    """
+    """Check that a loop drops the gradients of all parameters of an optimizer, by those `named`, of any shape."""
     if not set(trained.parameters) <= set(named):
         raise TrainError(
             "the loop drops gradients of a part of an optimizer's parameters, between backward() and step()",

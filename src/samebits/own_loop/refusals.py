@@ -14,11 +14,7 @@ from samebits.errors import ConfigError
 
 
 def check_modules(modules: Sequence[nn.Module]) -> None:
-    """Check that modules can be trained exactly.
-
-    Raises:
-        ConfigError: One is wrapped for another kind of training, or has a layer that depends on the number of ranks.
-    """
+    """Check that modules can be trained exactly."""
     if not modules:
         raise ConfigError("there is no model", fix="Give exact(model, ...).")
     for module in modules:
@@ -76,9 +72,6 @@ def check_schedule(follower: object, num_batches: int, steps_per_epoch: int) -> 
 
     Args:
         num_batches: Length of the DataLoader that `exact` was given.
-
-    Raises:
-        ConfigError: It has a length, which could be that one.
     """
     if not isinstance(follower, LRScheduler) or num_batches == steps_per_epoch:
         return
@@ -95,11 +88,7 @@ def check_schedule(follower: object, num_batches: int, steps_per_epoch: int) -> 
 
 
 def check_caller(frame: FrameType | None) -> None:
-    """Check that a model is not called by a wrapper that was made after `exact`.
-
-    Raises:
-        ConfigError: The frame is DistributedDataParallel's or DataParallel's.
-    """
+    """Check that a model is not called by a wrapper that was made after `exact`."""
     if frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
         raise ConfigError(
             "the model of exact() is wrapped by DistributedDataParallel or DataParallel",

@@ -53,11 +53,7 @@ class WeightGuard:
         self._values = [tensor.detach().clone() for _, tensor in self._named] if with_values else []
 
     def check(self, step: int) -> None:
-        """Compare the weights.
-
-        Raises:
-            TrainError: One has changed.
-        """
+        """Compare the weights. Raises TrainError if one has changed."""
         changed = [
             name
             for (name, tensor), version in zip(self._named, self._versions, strict=True)
@@ -93,9 +89,6 @@ class WeightGuard:
         """Check an optimizer that acts now, and that no exact loop has.
 
         One that lives in a single body, such as that of an attack on the inputs, is none of this loop's business.
-
-        Raises:
-            ConfigError: It trains the model, or lives longer than a body, and `exact` was not given it.
         """
         if self.micro_batch is None:
             return

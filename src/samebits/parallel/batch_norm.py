@@ -115,11 +115,7 @@ KINDS: dict[type[nn.Module], type[_SynchronizedBatchNorm]] = {
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's batch norms by name.
-
-    Raises:
-        ConfigError: One is of a class that cannot be synchronized.
-    """
+    """Return a model's batch norms by name. Raises ConfigError if one is of a class that cannot be synchronized."""
     layers: dict[str, nn.Module] = {
         name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
     }

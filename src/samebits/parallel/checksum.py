@@ -36,11 +36,7 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Compute the checksum of each tensor. Tensors have any shape.
-
-    Returns:
-        The checksums, by name.
-    """
+    """Compute the checksum of each tensor. Tensors have any shape. Returns the checksums, by name."""
     sums = [checksum(tensor) for tensor in tensors.values()]
     numbers: list[int] = []
     if sums:

@@ -115,8 +115,6 @@ class Coroutines:
 
     Args:
         save: Called when a function starts to wait: returns its process-wide state, and resets the process.
-        restore: Called with that state before the function resumes.
-        idle_s: How long a thread waits for the next `run`, seconds.
     """
 
     def __init__(self, save: Callable[[], S], restore: Callable[[S], None], idle_s: float = IDLE_S) -> None:

@@ -60,10 +60,7 @@ class RecheckedReducer(Reducer):
     """A `Reducer` that compares micro-batches which two ranks computed, and repeats the step if they differ.
 
     Args:
-        model: See `Reducer`.
         order: Plans the rechecks; the steps have to be its own.
-        num_extras: See `Reducer`.
-        compress: See `Reducer`.
     """
 
     def __init__(self, model: nn.Module, world: World, order: Order, *, num_extras: int, compress: str) -> None:

@@ -37,11 +37,7 @@ class RecoverableReducer(Reducer):
         self._is_open = True
 
     def reduce(self, flag: float = 0.0) -> None:
-        """Finish the sums over all ranks; see `Reducer.reduce`.
-
-        Raises:
-            RuntimeError: Another rank is lost.
-        """
+        """Finish the sums over all ranks; see `Reducer.reduce`. Raises RuntimeError if another rank is lost."""
         if self._lost is not None:
             raise self._lost
         super().reduce(flag)

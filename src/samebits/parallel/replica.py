@@ -37,11 +37,7 @@ class Replica(Protocol):
         """The module whose parameters the optimizer updates."""
 
     def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> StepSum:
-        """Create the object that sums a step over the world; called by all ranks together.
-
-        Args:
-            compress: Rounding of gradients: "none", "bf16" or "fp16".
-        """
+        """Create the object that sums a step over the world; called by all ranks together."""
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the model's state_dict without copies, in the shapes of the model's own tensors.

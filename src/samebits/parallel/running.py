@@ -70,11 +70,7 @@ class RunningBuffers:
         self._bases = self._olds
 
     def take_change(self) -> Tensor:
-        """Return the change since the step's start, and reset the buffers; see `change`.
-
-        Returns:
-            (length,) float32.
-        """
+        """Return the change since the step's start, and reset the buffers; see `change`. Returns (length,) float32."""
         change = self._difference()
         self.reset()
         return change

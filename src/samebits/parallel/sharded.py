@@ -109,7 +109,6 @@ class ShardedReducer(StepSum):
 
     Args:
         shards: Its state; `reduce` sets the `grad` of its parameters.
-        num_extras: Number of extra values for each `backward`.
     """
 
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, num_extras: int) -> None:

@@ -28,9 +28,6 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
     Args:
         kept: The checkpoint's identity; empty if the checkpoint predates it.
         is_resume: Whether training is resumed from it. Otherwise `config` is the run folder's `config.yaml`.
-
-    Raises:
-        ConfigError: A setting that determines the result differs.
     """
     settings = kept.get(SETTINGS)
     if not isinstance(settings, Mapping):
@@ -64,9 +61,6 @@ def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any],
 
     Args:
         dataset_info: The content of `dataset_info.json`, or if that is missing, what the recipe reads from its data.
-
-    Raises:
-        CheckpointError: They differ.
     """
     before, now = kept.get(DATASET_INFO), _sha256(dataset_info)
     if before is None or before == now:

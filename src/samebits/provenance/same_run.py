@@ -59,9 +59,6 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
     Args:
         folder: The folder of the checkpoint's run; it may be no run folder.
-
-    Raises:
-        ConfigError: The run there has other settings.
     """
     if not folder.config.exists():
         return
@@ -80,9 +77,6 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
     Args:
         purpose: What the run is to be trained for, such as "verify a run".
         is_other_recipe: Whether the recipe may be another file than the run's.
-
-    Raises:
-        ConfigError: The run is not exact, or a setting that determines the result differs.
     """
     if config.mode != "exact":
         raise ConfigError(
@@ -99,11 +93,7 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
-    """Read a run folder's `config.yaml`.
-
-    Raises:
-        ConfigError: It is damaged.
-    """
+    """Read a run folder's `config.yaml`. Raises ConfigError if it is damaged."""
     fix = f"Restore {folder.config}, or move it away: checkpoints have the settings too."
     try:
         return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
@@ -176,11 +166,7 @@ def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | Non
 def check_ranks_agree(
     world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
 ) -> list[str]:
-    """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows.
-
-    Raises:
-        LaunchError: A rank differs from rank 0; the error names it and the first differences.
-    """
+    """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows."""
     import torch
 
     from samebits.cluster import collectives

@@ -36,9 +36,6 @@ def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, 
 
     Args:
         name, first, again: "training" or "evaluation", and the digests of both readings by the sample's index.
-
-    Raises:
-        ConfigError: Some differ.
     """
     differing = [index for index, digest in first.items() if digest != again[index]]
     if not differing:

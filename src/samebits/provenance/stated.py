@@ -21,9 +21,6 @@ def check_stated(run: Path, weights: Path, which: str) -> None:
     Args:
         run: The run folder. Without a statement, as in a run that is not complete, nothing is checked.
         weights: The file or checkpoint folder that was read, whose content is that of `result.json` or its manifest.
-
-    Raises:
-        CheckpointError: The statement has other weights, no such checkpoint, or another best one; or it is damaged.
     """
     if not os.path.lexists(run / FILE_NAME):
         return

@@ -146,20 +146,12 @@ def read_steps(path: Path) -> StepLog:
 
 
 def write_steps(path: Path, log: StepLog) -> None:
-    """Write a whole log, replacing the file.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
+    """Write a whole log, replacing the file. Raises CheckpointError if it cannot be written."""
     write_atomically(path, _HEADER.pack(_FORMAT, log.first_step, log.start_link) + log.body)
 
 
 def flush_steps(path: Path) -> None:
-    """Flush a `steps.bin` to the disk, if there is one.
-
-    Raises:
-        CheckpointError: It cannot be flushed.
-    """
+    """Flush a `steps.bin` to the disk, if there is one. Raises CheckpointError if it cannot be flushed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -222,11 +214,7 @@ class StepWriter:
         self._file: BinaryIO | None = None
 
     def append(self, record: StepRecord) -> None:
-        """Append the next step's record.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Append the next step's record. Raises CheckpointError if it cannot be written."""
         content = record.to_bytes()
         self.link = extend(self.link, content)
         try:

@@ -13,14 +13,7 @@ from samebits.errors import DataError, cannot_read
 
 
 def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
-    """Read a file that lists samples or describes them.
-
-    Args:
-        fix: What the user can do if it can't be read, an imperative sentence.
-
-    Raises:
-        DataError: It can't be read.
-    """
+    """Read a file that lists samples or describes them. Raises DataError if it can't be read."""
     try:
         return read_plain(path, max_bytes)
     except OSError as error:

@@ -17,11 +17,7 @@ from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is a regular file of a plausible size.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a path is a regular file of a plausible size."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -47,11 +43,7 @@ def check_file(path: Path) -> None:
 
 
 def expand_user(text: str) -> Path:
-    """Replace ~ by the home folder of the user.
-
-    Raises:
-        ConfigError: There is no such user.
-    """
+    """Replace ~ by the home folder of the user. Raises ConfigError if there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:

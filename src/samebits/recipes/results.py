@@ -22,13 +22,7 @@ Tiles = Callable[[Batch], Iterable[tuple[ByteArray, str]]]
 
 
 def draw_samples(batches: Sequence[Batch], path: Path, *, tiles: Tiles, **sheet: Any) -> None:
-    """Draw training samples as the model sees them, each with its label.
-
-    Args:
-        path: The PNG file to write.
-        tiles: Makes the tiles of a batch.
-        sheet: Options of `draw_sheet`.
-    """
+    """Draw training samples as the model sees them, each with its label."""
     pairs = [pair for batch in batches for pair in tiles(batch)]
     images, captions = [tile for tile, _ in pairs], [caption for _, caption in pairs]
     draw_sheet("Training samples after augmentation, with their labels", images, captions, path, **sheet)
@@ -40,9 +34,7 @@ def draw_worst(
     """Draw validation samples, each with a caption.
 
     Args:
-        path: The PNG file to write.
         tiles: Makes the tiles of a batch; their labels are not used.
-        sheet: Options of `draw_sheet`.
     """
     images = []
     for index, _ in worst:
@@ -53,12 +45,7 @@ def draw_worst(
 
 
 def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str], tiles: Tiles) -> None:
-    """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes.
-
-    Args:
-        folder: Folder for the PNG files.
-        tiles: Makes the tiles of a batch.
-    """
+    """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes."""
     state = metric.state()
     if "confusion" in state:
         draw_confusion(*most_confused(np.array(state["confusion"], np.int64), classes), folder / "confusion.png")

@@ -35,11 +35,7 @@ def list_path() -> Path:
 
 
 def read_recipe(path: Path) -> bytes:
-    """Read the source of a recipe file.
-
-    Raises:
-        ConfigError: It can't be read.
-    """
+    """Read the source of a recipe file. Raises ConfigError if it can't be read."""
     try:
         return read_plain(path, MAX_RECIPE_BYTES)
     except OSError as error:
@@ -89,9 +85,6 @@ def check_trusted(path: Path, content: bytes, named_in: str, kind: str = "recipe
     Args:
         path, content: The file, resolved, and its bytes.
         named_in, kind: FILE:LINE that names it, and what it is.
-
-    Raises:
-        ConfigError: It is not in the list.
     """
     sha256 = sha256_of(content)
     if _line(sha256, path) in _lines():
@@ -109,9 +102,6 @@ def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> No
     """Check that tracker files may be executed: they are in the list, or overrides of the command line name them.
 
     Those that overrides name are added to the list.
-
-    Raises:
-        ConfigError: Only a YAML file or a run folder names a file, and it is not in the list.
     """
     is_named = any(text.startswith("report.trackers=") for text in overrides)
     for name in trackers:
@@ -130,11 +120,7 @@ def _line(sha256: str, path: Path) -> bytes:
 
 
 def _lines() -> set[bytes]:
-    """Read the lines of the list; none if there is no list.
-
-    Raises:
-        ConfigError: The list can't be read, or other users can write to it.
-    """
+    """Read the lines of the list; none if there is no list."""
     list_file = list_path()
     try:
         status = list_file.stat()

@@ -171,11 +171,7 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write a Pillow image, with metadata for `is_drawing`.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
+    """Write a Pillow image, with metadata for `is_drawing`. Raises CheckpointError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = PngInfo()

@@ -53,11 +53,7 @@ def is_run(folder: Path, names: list[str]) -> bool:
 
 
 def check_run(run: Path) -> None:
-    """Check that a path is a run folder.
-
-    Raises:
-        CheckpointError: It is not, or it cannot be read.
-    """
+    """Check that a path is a run folder."""
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError):

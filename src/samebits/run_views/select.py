@@ -55,11 +55,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Parse a condition of the command line.
-
-    Raises:
-        ConfigError: It has another form.
-    """
+    """Parse a condition of the command line. Raises ConfigError if it has another form."""
     match = _CONDITION.fullmatch(text)
     if match is None or not match[3]:
         raise ConfigError(

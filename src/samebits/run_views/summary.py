@@ -73,11 +73,7 @@ class RunSummary:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RunSummary:
-        """Read the result of `to_plain`.
-
-        Raises:
-            ValueError: It has another form.
-        """
+        """Read the result of `to_plain`. Raises ValueError if it has another form."""
         values: dict[str, Any] = {each.name: plain.get(each.name) for each in fields(cls)}
         if not (isinstance(values["path"], str) and values["state"] in get_args(State)):
             raise ValueError("not a summary")

@@ -45,9 +45,6 @@ def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str
 
     Args:
         num_bytes, sha256: Size and hash (64 hex digits) of its content.
-
-    Raises:
-        CheckpointError: The file is truncated or altered.
     """
     if num_bytes != expected.get("bytes"):
         raise CheckpointError(f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER)
@@ -71,11 +68,7 @@ def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint.
-
-    Raises:
-        CheckpointError: The file is missing, truncated or altered.
-    """
+    """Read a JSON object of a checkpoint. Raises CheckpointError if the file is missing, truncated or altered."""
     return parse_object(path, _read(path, MAX_STATE_BYTES))
 
 
@@ -84,9 +77,6 @@ def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
 
     Args:
         max_bytes: The limit; None for no limit.
-
-    Raises:
-        CheckpointError: The file is larger.
     """
     if max_bytes is not None and isinstance(num_bytes, int) and num_bytes > max_bytes:
         raise CheckpointError(
@@ -135,11 +125,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:
-    """Parse the JSON object in a file's content.
-
-    Raises:
-        CheckpointError: The content is not a JSON object.
-    """
+    """Parse the JSON object in a file's content. Raises CheckpointError if the content is not a JSON object."""
     try:
         value = parse_json(content, MAX_MEMORY_BYTES)
     except ValueError:

@@ -168,11 +168,7 @@ class RunFolder:
         write_atomically(self.path / name, json_text(content, indent=2) + b"\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file.
-
-        Raises:
-            CheckpointError: It is missing or damaged.
-        """
+        """Read a JSON file. Raises CheckpointError if it is missing or damaged."""
         path, fix = self.path / name, "Restore the file."
         if name == "result.json":
             fix = f"Run samebits train --run-dir {self.path} --resume auto, which writes it again."
@@ -195,9 +191,6 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
 
     Args:
         is_first: No other process can have started this run in the meantime.
-
-    Raises:
-        CheckpointError: It cannot, or files in it that no run wrote would be lost.
     """
     check_utf8(path)
     try:
@@ -239,9 +232,6 @@ def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -
     """Check that a result file can be written, before the work that produces it. Leaves nothing behind.
 
     An existing file may be replaced if it is the command's own.
-
-    Raises:
-        CheckpointError: It cannot be written, or another file has this name.
     """
     try:
         above = _nearest(path.parent)

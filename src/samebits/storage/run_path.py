@@ -29,9 +29,6 @@ def check_version(path: Path) -> None:
     """Refuse a run folder that was written before the project had its present name.
 
     Its settings, records and checkpoints have other names: read in part, they would give a wrong result.
-
-    Raises:
-        CheckpointError: It is one.
     """
     check_utf8(path)
     if not has_present_version(path):
@@ -43,11 +40,7 @@ def check_version(path: Path) -> None:
 
 
 def check_utf8(path: Path) -> None:
-    """Refuse a run folder whose path is not UTF-8: safetensors and TensorBoard, among others, cannot open its files.
-
-    Raises:
-        CheckpointError: It is not.
-    """
+    """Refuse a run folder whose path is not UTF-8: safetensors and TensorBoard, among others, cannot open its files."""
     if re.search(r"[\ud800-\udfff]", str(path.absolute())):
         raise CheckpointError(f"the path of the run folder {path.absolute()} is not UTF-8", fix="Rename it.")
 

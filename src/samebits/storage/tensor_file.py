@@ -51,11 +51,7 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file whose header is larger than any model needs.
-
-    Raises:
-        OSError: The header is too large, or the file cannot be read.
-    """
+    """Refuse a file whose header is larger than any model needs."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _MAX_HEADER_BYTES:

@@ -103,11 +103,7 @@ def _described(path: Path) -> dict[str, Tensor]:
 
 
 def check_names(names: Iterable[str], origin: Path) -> None:
-    """Refuse names that are too long to print and compare.
-
-    Raises:
-        CheckpointError: A name is longer than any module's name.
-    """
+    """Refuse names that are too long to print and compare."""
     for name in names:
         if len(name) > _MAX_NAME:
             raise CheckpointError(
@@ -119,11 +115,7 @@ def check_names(names: Iterable[str], origin: Path) -> None:
 
 
 def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
-    """Check that tensors of any shape, read from `origin`, hold numbers that can be copied into a model.
-
-    Raises:
-        CheckpointError: A tensor is sparse, quantized, complex or without values.
-    """
+    """Check that tensors of any shape, read from `origin`, hold numbers that can be copied into a model."""
     for name, tensor in state.items():
         if tensor.layout != torch.strided:
             kind = str(tensor.layout).removeprefix("torch.")
@@ -160,9 +152,6 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> N
 
     Args:
         state: Tensors of any shape, by name; those on the meta device are enough.
-
-    Raises:
-        CheckpointError: Names, shapes or dtypes differ; the error names the first few.
     """
     ours = model.state_dict()
     missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]

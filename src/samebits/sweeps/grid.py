@@ -35,11 +35,7 @@ class SearchInterval:
 
 
 def parse_grid(texts: Sequence[str]) -> list[Axis]:
-    """Parse the values of `--grid`.
-
-    Raises:
-        ConfigError: A text has another form, or a setting is named twice.
-    """
+    """Parse the values of `--grid`. Raises ConfigError if a text has another form, or a setting is named twice."""
     axes = [_axis(text, "--grid") for text in texts]
     _check_names([axis.key for axis in axes], "--grid")
     return axes

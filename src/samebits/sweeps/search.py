@@ -178,11 +178,7 @@ def until_pruned(
 
 
 def check_optuna() -> None:
-    """Check that Optuna is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that Optuna is installed. Raises ConfigError if it is not."""
     from samebits.extras import require
 
     require("search", "--search optuna")

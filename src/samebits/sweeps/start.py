@@ -91,11 +91,7 @@ def make_folder(name: str, given: Path | None) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a sweep for this process.
-
-    Raises:
-        CheckpointError: Another process holds the lock.
-    """
+    """Lock a sweep for this process. Raises CheckpointError if another process holds the lock."""
     lock = RunLock(folder)
     try:
         lock.take()
@@ -120,11 +116,7 @@ def train_all(
     notify: Callable[[str], None],
     show: Callable[[int, int], None],
 ) -> dict[str, str]:
-    """Train what is left of a sweep.
-
-    Returns:
-        Why trials failed, by name.
-    """
+    """Train what is left of a sweep. Returns why trials failed, by name."""
     agenda: Agenda = Grid(sweep, folder)
     if sweep.search is not None:
         from samebits.sweeps.search import Search  # late: Optuna is an extra

@@ -79,11 +79,7 @@ class Sweep:
         return self.recipe.load([*self.arguments[1:], *overrides])
 
     def write(self, folder: Path) -> None:
-        """Write the file.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Write the file. Raises CheckpointError if it cannot be written."""
         plain = {"format": _FORMAT, **{each.name: getattr(self, each.name) for each in fields(self)}}
         write_atomically(folder / FILE_NAME, json_text(plain, indent=1, default=asdict) + b"\n")
 
@@ -94,11 +90,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read a sweep.
-
-    Raises:
-        CheckpointError: The file is damaged, or of another version.
-    """
+    """Read a sweep. Raises CheckpointError if the file is damaged, or of another version."""
     path = folder / FILE_NAME
     try:
         plain = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
@@ -117,11 +109,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def check_recipe(sweep: Sweep, folder: Path) -> None:
-    """Check that the user trusts the recipe file of a sweep: the folder may be a stranger's.
-
-    Raises:
-        ConfigError: It is not in the user's list.
-    """
+    """Check that the user trusts the recipe file of a sweep: the folder may be a stranger's."""
     source = expand_user(sweep.arguments[0])  # a path, as `find` takes it: "evil.py/" is evil.py too
     if source.suffix in (".yaml", ".yml"):  # its layers would be read again, and it may name any recipe file
         raise ConfigError(f"{folder / FILE_NAME} was altered: it names {source}", fix="Restore the file.")

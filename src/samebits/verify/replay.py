@@ -54,11 +54,7 @@ def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
 
 
 def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunConfig, world: World) -> Replay:
-    """Replay a plan on a world that this process has joined.
-
-    Returns:
-        The verdict; complete on rank 0.
-    """
+    """Replay a plan on a world that this process has joined. Returns the verdict; complete on rank 0."""
     try:
         dataset_info = model.dataset_info(recipe, config, world)
     except CheckpointError as error:

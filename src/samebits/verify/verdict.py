@@ -71,11 +71,7 @@ class Verdict:
 
 
 def read_verdict(path: Path) -> Verdict:
-    """Read the verdict of another verifier.
-
-    Raises:
-        ConfigError: The file is no verdict.
-    """
+    """Read the verdict of another verifier. Raises ConfigError if the file is no verdict."""
     fix = "Give a file that samebits verify --json has written."
     try:
         plain: Any = json.loads(read_plain(path, _MAX_BYTES))

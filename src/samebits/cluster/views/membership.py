@@ -45,11 +45,7 @@ def write_view(path: Path, view: View) -> None:
 
 
 def read_view(path: Path) -> View:
-    """Read the present view.
-
-    Raises:
-        OSError: The launcher has ended.
-    """
+    """Read the present view. Raises OSError if the launcher has ended."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return View(**{**found, "members": tuple(found["members"])})
 
@@ -103,9 +99,6 @@ class Membership:
 
     def wait_for_next(self, timeout_s: float = NOTICE_S) -> View:
         """Wait for a view after the present one that has this process.
-
-        Args:
-            timeout_s: Longest wait, seconds.
 
         Raises:
             TimeoutError: There was none.

@@ -53,14 +53,7 @@ def is_loss(error: BaseException) -> bool:
 def join_any(
     assignment: RankAssignment, device: str, backend: str, join_timeout_s: float, timeout_s: float
 ) -> AbstractContextManager[World]:
-    """Join the world of this process, whether or not its members may change.
-
-    Args:
-        device: See `world.join`.
-        backend: See `world.join`.
-        join_timeout_s: See `world.join`.
-        timeout_s: See `world.join`.
-    """
+    """Join the world of this process, whether or not its members may change."""
     if assignment.views:
         return join_views(assignment, join_timeout_s, timeout_s)
     return join(assignment, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s)
@@ -71,10 +64,6 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
     """Join the present view of a launcher whose processes recover in the step, until the block ends.
 
     A process that replaces a lost one is no member yet. Its world has no other process and no rank, until `regroup`.
-
-    Args:
-        join_timeout_s: How long to wait until all members have joined, seconds.
-        timeout_s: Longest wait in a collective, seconds.
 
     Raises:
         LaunchError: Other members have not joined in time.
@@ -107,7 +96,6 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     """Leave the world's group, and form the group of the newest view.
 
     Args:
-        timeout_s: Longest wait in a collective, seconds.
         join_timeout_s: How long to wait until all members have checked in, seconds; None: `timeout_s`. They may have
             to finish a step, a validation or a checkpoint before.
 

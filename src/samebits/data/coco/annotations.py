@@ -32,11 +32,7 @@ def _inside(name: str) -> str:
 
 
 def check_region(value: Any) -> Any:
-    """Check the form of a region: polygons, or run lengths.
-
-    Raises:
-        ValueError: It has another form.
-    """
+    """Check the form of a region: polygons, or run lengths."""
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
         # type() instead of isinstance, for which True is an int.
@@ -146,9 +142,6 @@ def check_entries(
         part: The list of the file, such as "annotations".
         places: Index of each entry in the list of the file. None: the entries are the whole list.
         known: The ids that each `Reference` may be, by the field's name.
-
-    Raises:
-        DataError: A field is missing or wrong. Shows the first one, and its place.
     """
     try:
         with without_collections():

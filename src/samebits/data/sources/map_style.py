@@ -18,11 +18,7 @@ from samebits.open_files import is_too_many_files
 
 
 def check_map_style(dataset: Any) -> None:
-    """Check that a dataset has samples at indices.
-
-    Raises:
-        ConfigError: It is a stream.
-    """
+    """Check that a dataset has samples at indices."""
     kind = type(dataset)
     has_indices = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     if has_indices and not isinstance(dataset, IterableDataset):
@@ -54,12 +50,10 @@ def files_of(dataset: Any) -> list[str | PathLike[str]] | None:
 
 
 def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
-    """Read samples of a map-style dataset. The generators of torch, numpy and Python are seeded for each.
+    """Read (N,) samples of a map-style dataset. The generators of torch, numpy and Python are seeded for each.
 
     Args:
         dataset: Has `__len__` and `__getitem__`.
-        indices: (N,) indices of the samples.
-        keys: (N,) their random keys.
 
     Returns:
         The N samples, in the order of the indices.

@@ -187,11 +187,7 @@ class ParquetRows:
 
 
 def require_pyarrow() -> None:
-    """Check that pyarrow is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that pyarrow is installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:

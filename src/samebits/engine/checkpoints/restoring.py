@@ -4,8 +4,6 @@ Rank 0 reads and verifies the files, then broadcasts shapes, settings and tensor
 refused before any tensor is sent. A sharded model reads only each rank's part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +39,6 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
 
     Args:
         job: The run; model, optimizer and progress change.
-        folder: The run's folder of checkpoints.
         resume: "auto" for the newest whole checkpoint in it, or a checkpoint's folder.
         notify: Called on rank 0 with the error of each checkpoint that is skipped.
 
@@ -75,8 +72,6 @@ def restore_step(job: Job, folder: Path, step: int) -> None:
 
     Args:
         job: The run; model, optimizer and progress change.
-        folder: The run's folder of checkpoints.
-        step: The checkpoint's step.
     """
     # A checkpoint that is named is never skipped, so nothing is notified: its error is raised.
     restore_job(job, folder, str(folder / checkpoint.name_of(step)), lambda error: None)

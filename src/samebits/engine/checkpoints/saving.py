@@ -10,8 +10,6 @@ With fsdp no rank has all weights. Then all ranks take part: rank 0 writes tenso
 its turn, and training waits.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,11 +52,6 @@ class CheckpointManager:
     On the other ranks its methods do nothing, unless the model is sharded. There is one writer at a time: a save waits
     for the previous one, except a save by wall-clock time, which is postponed instead. An error in the thread is raised
     by the next call of any method. The copies take as much host memory as the checkpoint.
-
-    Args:
-        folder: The run folder.
-        config: Interval and number of checkpoints.
-        world: The world.
 
     Attributes:
         folder: The run folder.
@@ -173,11 +166,7 @@ class CheckpointManager:
         self._saved_step = max(checkpoint.steps(self.folder.checkpoints), default=None)
 
     def wait(self) -> None:
-        """Wait until all checkpoints are on disk.
-
-        Raises:
-            CheckpointError: One could not be written.
-        """
+        """Wait until all checkpoints are on disk. Raises CheckpointError if one could not be written."""
         self._background.wait(self._beat)
 
     def close(self) -> None:

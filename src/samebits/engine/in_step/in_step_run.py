@@ -10,8 +10,6 @@ Up to "move" nothing of the run's state has changed, so a further loss on the wa
 `src/samebits/parallel/agreement.py` has the rules, and ADR 48 the state machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

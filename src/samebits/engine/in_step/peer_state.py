@@ -1,7 +1,5 @@
 """The state of a run, sent from one rank to others that have an older one or none: raw bytes, no disk and no pickle."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,6 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
 
     Args:
         job: The run; unchanged.
-        world: The new world.
-        agreement: Names the source and the receivers.
 
     Returns:
         The state, on receivers.
@@ -79,7 +75,6 @@ def load(job: Job, received: Received, *, is_new: bool) -> None:
 
     Args:
         job: The run; model, optimizer, moving average and progress change.
-        received: The state.
         is_new: This rank has no progress of its own. Otherwise only what a step changes is replaced: the step is
             counted and reported afterwards.
     """

@@ -1,7 +1,5 @@
 """Values on the use of a run's devices for its training records."""
 
-from __future__ import annotations
-
 import logging
 
 from samebits.data.samples import groups_of

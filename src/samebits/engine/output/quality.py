@@ -1,7 +1,5 @@
 """Notices about a training that does not learn, with what to change."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -21,13 +19,7 @@ class Quality:
         self._is_said = False
 
     def notices(self, metric: Any, step: int, num_steps: int, *, is_last: bool) -> list[str]:
-        """Return the warnings of a metric, if they are due.
-
-        Args:
-            metric: The recipe's metric, merged over the ranks.
-            step, num_steps: Steps done, and of the whole run.
-            is_last: Whether no validation follows.
-        """
+        """Return the warnings of a metric, if they are due."""
         self._num_evaluations += 1
         warn = getattr(metric, "warnings", None)
         is_early = not self._is_said and is_telling(step, num_steps, self._num_evaluations)
@@ -43,12 +35,7 @@ class Quality:
 
 
 def is_telling(step: int, num_steps: int, num_evaluations: int) -> bool:
-    """Return whether poor results within a run are worth a notice: at the start, all results are poor.
-
-    Args:
-        step, num_steps: Steps done, and of the whole run.
-        num_evaluations: Validations since training started or resumed.
-    """
+    """Return whether poor results within a run are worth a notice: at the start, all results are poor."""
     return 2 * step >= num_steps and num_evaluations >= _MIN_EVALUATIONS
 
 

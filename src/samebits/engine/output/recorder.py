@@ -1,7 +1,5 @@
 """Record of each step of a run, for `samebits verify` and `samebits diff`. It observes the run and changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +69,6 @@ def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) ->
     """Return the record of a completed step.
 
     Args:
-        step, result: The step's plan and result.
         samples, content: Digests of the step's sample ids and of the samples' values, 16 bytes each.
     """
     outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED

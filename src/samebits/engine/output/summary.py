@@ -1,7 +1,5 @@
 """The header that a run prints at its start, and at its end its closing block, weights and `result.json`."""
 
-from __future__ import annotations
-
 import logging
 import math
 import shlex
@@ -108,7 +106,6 @@ def finish(
     """Write the final weights and `result.json`, and print the closing block. Called on rank 0 of a complete run.
 
     Args:
-        spec, job, folder: The specification of the run, the run and its folder.
         reports, state: Prints the block; the final weights, in the shapes of the unsharded model.
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """

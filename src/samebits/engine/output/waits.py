@@ -1,7 +1,5 @@
 """What the steps of a run wait for: samples, and slower ranks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

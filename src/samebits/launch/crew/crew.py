@@ -12,8 +12,6 @@ checkpoint, or, with `cluster.recovery=in_step`, those that remain:
 Each loss takes one restart. When none is left, the run continues with fewer processes, down to `min_procs`.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import time
@@ -43,9 +41,6 @@ class Crew:
     """Starts and supervises the processes.
 
     Args:
-        entry: What they run.
-        supervisor: Receives stop signals and analyzes failures.
-        num_procs: How many processes.
         min_procs: Give up with fewer than this.
         max_restarts: How many lost processes are replaced, and how often all are restarted.
         keeps: The other processes continue without a lost one. Otherwise each loss restarts all.

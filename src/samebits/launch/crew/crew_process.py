@@ -1,7 +1,5 @@
 """One process of a crew: its environment, its start through the fork server, and how it ended."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -80,14 +78,7 @@ class MemberProcess:
 
 
 def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> MemberProcess:
-    """Start a process.
-
-    Args:
-        entry: What it runs.
-        number: Its number.
-        slot: Its place on this machine.
-        ranks: The place of this machine's processes in the world.
-    """
+    """Start a process."""
     environment = {
         "RANK": str(ranks.first_rank + slot),
         "LOCAL_RANK": str(slot),

@@ -13,8 +13,6 @@ SIGTERM is the notice that a machine goes. It leaves if enough others stay; othe
 and saves.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from dataclasses import replace
@@ -45,13 +43,8 @@ class NodeCrew(Crew):
     """The processes of one machine of several.
 
     Args:
-        entry: What they run.
-        supervisor: Receives stop signals and analyzes failures.
-        num_procs: How many processes on this machine.
         min_procs: Leave the run with fewer than this.
         max_restarts: How many lost processes of this machine are replaced.
-        nodes: Number of machines and timeouts.
-        shared: The files of all launchers.
     """
 
     def __init__(

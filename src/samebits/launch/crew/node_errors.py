@@ -1,7 +1,5 @@
 """Errors that end a run on several machines."""
 
-from __future__ import annotations
-
 from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
 
@@ -12,9 +10,7 @@ def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchE
     """Return the error of a run that has lost more nodes than it can do without.
 
     Args:
-        num_nodes: How many remain.
         size: How many the run may have.
-        lost: Their numbers.
     """
     return LaunchError(
         f"{num_nodes} of {size} nodes remain",
@@ -27,8 +23,6 @@ def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> Lau
     """Return the error of a run that too few launchers have joined in time.
 
     Args:
-        nodes: The rendezvous.
-        given: How many have joined, or who is missing.
         cause: Why a launcher was refused; empty if none was.
     """
     return LaunchError(

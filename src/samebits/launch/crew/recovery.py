@@ -1,7 +1,5 @@
 """Whether a run can continue in the step after the loss of a process (`cluster.recovery=in_step`), and if not, why."""
 
-from __future__ import annotations
-
 import glob
 import sys
 
@@ -15,9 +13,7 @@ def recovers_in_step(config: RunConfig, nodes: RendezvousConfig | None, num_proc
     """Return whether a run recovers in the step; if that was configured and is not possible, print why.
 
     Args:
-        config: The settings.
         nodes: The other machines; None: this one only.
-        num_procs: Number of processes.
     """
     if config.cluster.recovery != "in_step":
         return False
@@ -34,9 +30,7 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
     """Return what prevents recovery in the step, so that a loss restarts all processes; empty if nothing does.
 
     Args:
-        config: The settings.
         nodes: The other machines; None: this one only.
-        num_procs: Number of processes.
     """
     # Looked for without torch, since the launcher must not import it here: that takes seconds.
     has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))

@@ -10,8 +10,6 @@ one have ended it or are lost. After a failure, processes resume from the newest
 they save before they stop, so no step is lost.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -41,12 +39,8 @@ class RoundCrew(Crew):
     """The processes of one machine of several.
 
     Args:
-        entry: What they run.
-        supervisor: Receives stop signals and analyzes failures.
-        num_procs: How many processes on this machine.
         min_procs: When no restart is left, continue with fewer processes, down to this many.
         max_restarts: How often a failure of this machine restarts all.
-        rendezvous: The launchers' store.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Run one of several machines: join the launchers' store, then supervise this machine's processes."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +31,6 @@ def run_node(
     may be lost like any other. A launcher that comes later joins there, too.
 
     Args:
-        nodes: The rendezvous.
-        supervisor: Receives stop signals and analyzes failures.
         work: An importable function, and its arguments.
         sizes: Processes of this machine, the least number of them, and restarts.
         crews: Receives the crew, as the signal handler needs its process ids.

@@ -6,8 +6,6 @@ The launcher that creates the shared folder leaves two files for those that come
     .crew/NONCE/record.json       the record of the run, which `admission.compare` compares
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -35,8 +33,6 @@ def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
 
     Args:
         path: The folder `.crew/NONCE`.
-        nodes: The rendezvous.
-        key: The key of the launchers.
 
     Raises:
         CheckpointError: The key cannot be written.
@@ -53,9 +49,6 @@ def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, no
     """Open the files of all launchers, which the first one creates.
 
     Args:
-        store: The launchers' store.
-        nodes: The rendezvous.
-        key: The key of the launchers.
         nonce: A new name for the files, on the launcher that creates them.
 
     Raises:
@@ -85,9 +78,6 @@ def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, no
 
 def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
     """Join the launchers that train in this run folder now.
-
-    Args:
-        nodes: This launcher's rendezvous.
 
     Returns:
         Their shared folder and key. None: there are none, so the launchers meet at the rendezvous.

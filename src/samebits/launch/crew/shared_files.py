@@ -1,7 +1,5 @@
 """What one launcher writes of its node, and the making and removing of the folder; `shared_folder` lists its files."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress
@@ -47,10 +45,6 @@ def read_status(path: Path) -> NodeStatus:
 
 def make_shared_folder(run_folder: Path, nonce: str) -> Path:
     """Create the folder of this run's launchers, in place of one that an earlier run has left.
-
-    Args:
-        run_folder: The run folder.
-        nonce: Names this start of the run.
 
     Raises:
         LaunchError: Its parent is a link.

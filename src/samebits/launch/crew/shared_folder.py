@@ -9,8 +9,6 @@ The disk is the only fixed point: no file belongs to a machine that must not be 
 again for each read, which network file systems pass on at once (close-to-open consistency).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

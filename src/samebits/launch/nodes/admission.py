@@ -9,8 +9,6 @@ without a record belongs to another program, such as torchrun, and is left uncha
     samebits/RUN_ID/record   record of a second run with a run id of its own (--rdzv-id)
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -39,11 +37,6 @@ _SHOWN = 5
 
 def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
     """Verify that this launcher may join; the one that serves the store publishes the record for the others.
-
-    Args:
-        store: The store of the rendezvous.
-        nodes: This launcher's rendezvous.
-        serves: Whether it serves the store.
 
     Returns:
         Whether this launcher is the first of its run.
@@ -119,8 +112,6 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
     """Return the differences between two launchers' records, one line each, at most five.
 
     Args:
-        theirs: Record of the launcher that serves the store.
-        mine: This launcher's record.
         has_own_id: The user has given both the same --rdzv-id, so their run folders may differ.
     """
     if theirs["run"] != mine["run"]:

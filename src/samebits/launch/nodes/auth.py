@@ -6,8 +6,6 @@ others read it there. The server then writes a signed greeting into the store. A
 greeting has another key, or has reached another run.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -48,7 +46,6 @@ class KeyFile:
     """A key in a folder for the other launchers of the run; `remove` deletes it.
 
     Args:
-        folder: Where to write it.
         key: The key; default: a new one.
 
     Raises:
@@ -81,11 +78,7 @@ class KeyFile:
 
 
 def read_key(folder: Path) -> str | None:
-    """Read the key from a run folder; None if there is none.
-
-    Raises:
-        LaunchError: Other users can read it.
-    """
+    """Read the key from a run folder; None if there is none. Raises LaunchError if other users can read it."""
     path = folder / FILE_NAME
     try:
         # O_NOFOLLOW and O_NONBLOCK: the folder may be another user's, with a link or a FIFO in it.

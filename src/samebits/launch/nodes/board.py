@@ -7,8 +7,6 @@
 A thread exchanges them, since a store call can block forever on a dead link. Only the main thread decides.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Collection
@@ -110,8 +108,6 @@ def next_view(number: int, ready: list[NodeState], members: set[int], most: int)
     """Give each node that is ready its ranks.
 
     Args:
-        number: Number of the view.
-        ready: The nodes.
         members: Those of the last view: they come before new ones, if there are too many.
         most: How many nodes the run may have.
     """
@@ -129,7 +125,6 @@ class StoreBoard:
     """One launcher's part in the exchange.
 
     Args:
-        store: Shared by all launchers of the run.
         node_timeout_s: A node whose state does not change for this long is lost, seconds by this machine's clock.
         mine: This node's first state, whose number is chosen here.
     """

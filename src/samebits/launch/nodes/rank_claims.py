@@ -1,7 +1,5 @@
 """Claims of node ranks that users assigned: each rank belongs to one launcher, and the missing ones are known."""
 
-from __future__ import annotations
-
 import os
 import socket
 
@@ -14,11 +12,6 @@ from samebits.scratch import is_running
 
 def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
     """Claim a node rank for this launcher.
-
-    Args:
-        store: Shared by all launchers of the run.
-        rank: Node rank of this machine.
-        num_nodes: Number of machines.
 
     Raises:
         LaunchError: Another launcher has the rank, or was started with another number of machines.

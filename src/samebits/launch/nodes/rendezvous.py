@@ -7,8 +7,6 @@ for in-step recovery, in `crew.shared_folder`. Every store call can block foreve
 thread with a deadline (`StoreCalls`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +28,6 @@ class NodeRendezvous:
     """The launchers' store, which this launcher has joined or serves.
 
     Args:
-        nodes: Number of nodes, endpoint and timeouts.
         check: Called often during a wait; raises to end it.
         report: Called with a text every few seconds while nodes are missing.
 
@@ -93,7 +90,6 @@ class NodeRendezvous:
         """End the run on all nodes; the first node to call this sets the result.
 
         Args:
-            code: Exit code of all commands.
             text: Error text for all commands; empty after success.
             num_nodes: How many launchers read it; the one that serves the store waits for them.
         """

@@ -1,7 +1,5 @@
 """Calls to the launchers' store. A call can block forever on a dead link, so each runs in a thread with a deadline."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,7 +21,6 @@ class StoreCalls:
     """Calls to the store by one launcher.
 
     Args:
-        nodes: The rendezvous.
         check: Called often during a wait; raises to end it.
         report: Called with a text every few seconds while nodes are missing.
     """
@@ -50,7 +47,6 @@ class StoreCalls:
         """Return the result of a long call; meanwhile `check` runs, and the state is reported.
 
         Args:
-            call: The call.
             limit_s: Deadline, seconds.
             state: Returns what is being waited for, for the log, after so many seconds; None: do not log.
 

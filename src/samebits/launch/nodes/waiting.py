@@ -1,7 +1,5 @@
 """What a launcher that waits for other nodes reports: which have joined or were refused, and how long it waits."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import suppress
@@ -43,10 +41,7 @@ def describe_wait(nodes: RendezvousConfig, num_ready: int, names: str, wait: Wai
     """Describe what this launcher waits for.
 
     Args:
-        nodes: The rendezvous.
         num_ready: How many nodes wait, or are in the present view if that is what this one waits for.
-        names: Their names.
-        wait: Why this launcher waits.
         waited_s: How long it has waited, seconds.
     """
     size, endpoint = nodes.size, nodes.endpoint
@@ -69,24 +64,11 @@ def describe_wait(nodes: RendezvousConfig, num_ready: int, names: str, wait: Wai
 
 
 def describe_world(size: int, num_nodes: int, gone: str, new: str) -> str:
-    """Describe a world that follows another one.
-
-    Args:
-        size: Number of processes.
-        num_nodes: Number of nodes.
-        gone: Names of the nodes that were lost or have left.
-        new: Names of the nodes that have joined.
-    """
+    """Describe a world that follows another one."""
     changes = (f"; lost or left: {gone}" if gone else "") + (f"; new: {new}" if new else "")
     return f"continuing with {count(size, 'process', 'es')} on {count(num_nodes, 'node')}{changes}"
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun.
-
-    Args:
-        number: How many.
-        noun: For one of them.
-        plural: What follows the noun for any other number.
-    """
+    """Return a number with its noun."""
     return f"{number} {noun}{plural if number != 1 else ''}"

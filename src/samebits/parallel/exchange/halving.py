@@ -37,7 +37,6 @@ def make_all_reduce(bucket: Bucket, world: World, nodes: list[list[Node]], tag: 
 
     Args:
         bucket: Its `nodes` are this rank's partial sums.
-        tag: Of the bucket, from `bucket_tag`.
     """
     is_halved = is_in_rounds(world.size, bucket.length * bucket.dtype.itemsize) and follow_each_other(nodes)
     return (HalvingAllReduce if is_halved else TreeAllReduce)(bucket, world, nodes, tag)
@@ -60,7 +59,6 @@ class HalvingAllReduce(TreeAllReduce):
     Args:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
         nodes: For each rank, its nodes. Those of neighboring ranks follow each other.
-        tag: Of the bucket, from `bucket_tag`.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:

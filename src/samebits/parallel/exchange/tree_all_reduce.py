@@ -67,7 +67,6 @@ class TreeAllReduce:
 
     Args:
         bucket: Its `nodes` are this rank's partial sums. `finish` sets its `result`.
-        tag: Of the bucket, from `bucket_tag`.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:

@@ -50,8 +50,6 @@ class ImageFiles(Samples):
     Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
 
     Args:
-        files: Names of the images, by class.
-        classes: Classes in the order of the model's outputs.
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:
@@ -237,8 +235,6 @@ def open_files(
     """Make a dataset of listed images, without opening them.
 
     Args:
-        files: Names of the images, by class.
-        classes: Classes in the order of the model's outputs.
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:

@@ -28,9 +28,6 @@ def draw_evaluation(metric: Accuracy, samples: Samples, folder: Path, *, classes
     """Draw the confusion matrix and the images with the largest loss, and write the counts to confusion.csv.
 
     With too many classes for a matrix, the file has the samples of each class and how many were correct.
-
-    Args:
-        folder: Folder for the PNG files and confusion.csv.
     """
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)

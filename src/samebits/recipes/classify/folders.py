@@ -134,9 +134,6 @@ def check_classes(path: Path, names: Collection[str]) -> None:
 
     Args:
         path: The folder or CSV file that has them, for errors.
-
-    Raises:
-        DataError: There are too many, one has an invisible character, or two look the same.
     """
     if len(names) > MAX_CLASSES:
         raise DataError(

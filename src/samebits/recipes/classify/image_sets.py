@@ -48,11 +48,7 @@ class ImageSet(Protocol):
         """
 
     def encoded(self, name: str) -> EncodedImage:
-        """Open an image.
-
-        Raises:
-            DataError: It cannot be read, or is no image.
-        """
+        """Open an image. Raises DataError if it cannot be read, or is no image."""
 
 
 class FileSet:

@@ -63,7 +63,6 @@ def list_validation(
         path: Class folders, a CSV file, or files with rows.
         classes: Classes of the training images. If data.classes selects them, others are left out.
         left_out: Counts the files that are not used; see `walk`.
-        images: The path, opened. None: it is opened here.
 
     Returns:
         The images, and the problem of each that is left out.
@@ -94,11 +93,7 @@ def _usable(images: ImageSet, files: Files, config: DataConfig, path: Path, leas
     """Return all files; with data.on_error=skip only readable ones, and the problem of each of the others.
 
     Args:
-        files: Their names by class.
         least: Readable images that each class needs, if it has that many files.
-
-    Raises:
-        DataError: A class has too few readable images, or no image is readable.
     """
     if config.on_error == "stop":
         return files, {}
@@ -128,7 +123,6 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
     The split is that of `choose_validation`.
 
     Args:
-        files: Files by class.
         share: Fraction of each class for validation.
 
     Returns:

@@ -10,11 +10,7 @@ from samebits.recipes.synthetic_shapes import SHAPES, draw_shape
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the dataset into an empty folder.
-
-    Returns:
-        A summary for the user, with the command that trains on it.
-    """
+    """Write the dataset into an empty folder. Returns a summary for the user, with the command that trains on it."""
     for number, (name, outline) in enumerate(SHAPES.items()):
         folder = out / name
         folder.mkdir(parents=True)

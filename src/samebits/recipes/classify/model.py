@@ -95,11 +95,7 @@ def _no_drop_path(name: str, drop_path: float) -> ConfigError:
 
 
 def check_timm(name: str) -> None:
-    """Check that timm is installed and has a network.
-
-    Raises:
-        ConfigError: It is not, or has not.
-    """
+    """Check that timm is installed and has a network."""
     try:
         import timm  # an optional dependency
     except ImportError:

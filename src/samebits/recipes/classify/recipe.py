@@ -41,11 +41,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
-    """Build the parts from the settings without opening an image.
-
-    Raises:
-        ConfigError: There is no such network.
-    """
+    """Build the parts from the settings without opening an image. Raises ConfigError if there is no such network."""
     classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
     rows = {

@@ -78,7 +78,6 @@ def draw_placement(width: int, height: int, key: int, config: DataConfig) -> Pla
     Args:
         width: Width of the image, pixels.
         height: Height of the image, pixels.
-        config: Ranges of rotation, scale and shift, and the probability of a flip.
     """
     keys = np.array([key], dtype=np.uint64)
     scaled, turned, right, down, mirrored = (float(uniform(keys, column)[0]) for column in range(5))

@@ -81,11 +81,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skel
 
 
 def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> None:
-    """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps.
-
-    Args:
-        folder: Folder for `people.png`.
-    """
+    """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps."""
     shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))
     panels, captions = [], []
     for each in shown:

@@ -102,7 +102,6 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
     Args:
         heat: (K, H, W), contiguous.
         tags: (T, K or 1, H, W), contiguous.
-        max_people: Number of peaks to keep per joint.
 
     Returns:
         K arrays (N, 3 + T): x, y, score, tags; by descending score, ties in row-major order.

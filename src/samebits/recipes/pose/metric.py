@@ -52,11 +52,7 @@ class PoseMetric:
         return [self._images[number] for number in sorted(self._images)]
 
     def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
-        """Add the detections of a batch.
-
-        Raises:
-            DataError: Two images of the dataset have the same number.
-        """
+        """Add the detections of a batch. Raises DataError if two images of the dataset have the same number."""
         for found, target, index in zip(outputs, batch.targets, batch.indices.tolist(), strict=True):
             number = int(target["image_id"])
             self._keep(

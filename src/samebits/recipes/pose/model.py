@@ -61,11 +61,7 @@ class Bottleneck(nn.Module):
 
 
 class Module(nn.Module):
-    """Branches at 1/4, 1/8 ...: residual blocks in each, then the sum of all branches in each.
-
-    Args:
-        num_blocks: Residual blocks per branch.
-    """
+    """Branches at 1/4, 1/8 ...: residual blocks in each, then the sum of all branches in each."""
 
     def __init__(self, widths: Sequence[int], num_blocks: int, num_out: int) -> None:
         super().__init__()

@@ -77,9 +77,6 @@ def check_shape(name: object, width: int, height: int) -> None:
     Args:
         width: Width, pixels.
         height: Height, pixels.
-
-    Raises:
-        DataError: The longer side is more than MAX_RATIO times the shorter one.
     """
     if max(width, height) > MAX_RATIO * min(width, height):
         raise DataError(

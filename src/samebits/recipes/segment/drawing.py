@@ -53,11 +53,7 @@ def tiles(batch: Batch, classes: Sequence[str]) -> Iterator[tuple[ByteArray, str
 def draw_evaluation(
     metric: SegmentationMetric, samples: LabeledImages, folder: Path, *, classes: Sequence[str]
 ) -> None:
-    """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix of pixels.
-
-    Args:
-        folder: Folder for the PNG files.
-    """
+    """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix."""
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)
     if len(classes) <= _MAX_CLASSES:
@@ -94,9 +90,6 @@ def to_prediction(logits: Tensor, *, classes: Sequence[str]) -> Mapping[str, Any
 
 def draw_prediction(path: Path, prediction: Mapping[str, Any], *, classes: Sequence[str]) -> Image.Image:
     """Draw the predicted classes on an image, and below it their names with their shares.
-
-    Args:
-        prediction: The result of `to_prediction` for it.
 
     Raises:
         DataError: The image can't be read.

@@ -73,11 +73,7 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
 
 
 def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> LabelSource:
-    """Open the training or validation images of a listing.
-
-    Raises:
-        DataError: A file is missing or has changed.
-    """
+    """Open the training or validation images of a listing. Raises DataError if a file is missing or has changed."""
     if config.name == "shapes":
         return SyntheticShapes(config.num_train if train else config.num_eval, train=train)
     path = config.root or config.train if train or config.eval is None else config.eval

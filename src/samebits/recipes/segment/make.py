@@ -15,11 +15,7 @@ from samebits.recipes.segment.synthetic import CLASSES, draw_image
 
 
 def make(config: MakeConfig, out: Path) -> str:
-    """Write the dataset into an empty folder.
-
-    Returns:
-        A summary for the user, with the command that trains on it.
-    """
+    """Write the dataset into an empty folder. Returns a summary for the user, with the command that trains on it."""
     (out / "images").mkdir(parents=True)
     (out / "masks").mkdir()
     images: list[dict[str, Any]] = []

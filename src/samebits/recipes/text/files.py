@@ -131,11 +131,7 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
 
 
 def check_images(lines: SelectedLines) -> None:
-    """Check that the image of each line exists, before training.
-
-    Raises:
-        DataError: Images are missing. Shows how many, and the first of them.
-    """
+    """Check that the image of each line exists, before training."""
     labels, rows, folder = lines.labels, lines.rows.tolist(), lines.folder
     if folder is None:
         absent = missing_images(labels.path, labels.lines[lines.rows].tolist())

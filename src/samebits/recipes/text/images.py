@@ -24,21 +24,13 @@ _MAX_PACKED_PIXELS = 50_000_000
 
 
 def open_packed(folder: Path, number: int) -> EncodedImage:
-    """Open an image of an LMDB dataset.
-
-    Raises:
-        DataError: The dataset has no such entry, or it is not an image.
-    """
+    """Open an image of an LMDB dataset. Raises DataError if the dataset has no such entry, or it is not an image."""
     content = packed_lmdb.read_image(folder, number)
     return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
 
 
 def gray(image: EncodedImage) -> GrayArray:
-    """Decode an image to (H, W) bytes, after its EXIF rotation.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """Decode an image to (H, W) bytes, after its EXIF rotation. Raises DataError if it is damaged."""
     return np.asarray(cv2.cvtColor(image.pixels(), cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 

@@ -56,11 +56,7 @@ def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
 
 
 def read_image(folder: Path, number: int) -> bytes:
-    """Read the image file of a line, by its number from 1.
-
-    Raises:
-        DataError: There is none, or it is too large.
-    """
+    """Read the image file of a line, by its number from 1. Raises DataError if there is none, or it is too large."""
     # buffers=True returns a view, so that the size is checked before the copy.
     with _reading(folder), _environment(folder).begin(buffers=True) as transaction:
         content = transaction.get(b"image-%09d" % number)
@@ -72,11 +68,7 @@ def read_image(folder: Path, number: int) -> bytes:
 
 
 def missing_images(folder: Path, numbers: Sequence[int]) -> set[int]:
-    """Return those of the numbers, from 1, that have no image.
-
-    Raises:
-        DataError: The dataset can't be read.
-    """
+    """Return those of the numbers, from 1, that have no image. Raises DataError if the dataset can't be read."""
     with _reading(folder), _environment(folder).begin(buffers=True) as transaction:
         return {number for number in numbers if transaction.get(b"image-%09d" % number) is None}
 

@@ -27,11 +27,7 @@ def label(name: str) -> str:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Check that trackers can be imported: their packages are installed, and their files exist.
-
-    Raises:
-        ConfigError: One cannot.
-    """
+    """Check that trackers can be imported: their packages are installed, and their files exist."""
     for name in external(names):
         missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
         if missing:

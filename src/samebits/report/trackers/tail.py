@@ -96,9 +96,5 @@ class ReadPosition:
         self._logged[str(record.get("kind"))] = record["step"]
 
     def save(self) -> None:
-        """Write the file.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Write the file. Raises CheckpointError if it cannot be written."""
         write_atomically(self._path, json.dumps({"id": self.id, "logged": self._logged}).encode())

@@ -35,11 +35,7 @@ def _end_of(content: bytes) -> bytes:
 
 
 def write_page(page: str, path: Path) -> None:
-    """Write a page, whole or not at all.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
+    """Write a page, whole or not at all. Raises CheckpointError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = page.encode()
