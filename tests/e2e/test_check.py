@@ -10,10 +10,7 @@ from tests.runs import ROOT, samebits
 
 QUICK = ("a numpy generator of the dataset",)
 # `make bench-check` and `make test-cluster` have all.
-CHOSEN = (
-    "a call counter in the dataset", "hash() of a text in a sample", "the rank in forward",
-    "a metric that averages averages", "no fault: what is seeded, and state that has no effect",
-)  # fmt: skip
+CHOSEN = ("the rank in forward", "no fault: what is seeded, and state that has no effect")
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
@@ -46,13 +43,8 @@ def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> No
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param("digits", marks=pytest.mark.full),
-        pytest.param(ROOT / "examples" / "own_recipe.py", marks=pytest.mark.lab),
-    ],
-)
+@pytest.mark.lab
+@pytest.mark.parametrize("recipe", ["digits", ROOT / "examples" / "own_recipe.py"])
 def test_the_packages_recipe_and_the_example_are_exact(recipe: object, tmp_path: Path) -> None:
     done = samebits("check", recipe, "--json", cwd=tmp_path)
     report = json.loads(done.stdout)

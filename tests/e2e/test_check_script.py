@@ -1,16 +1,21 @@
 """`samebits check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from samebits.cli.main import run
+from samebits.own_loop import check_script
+from samebits.own_loop.check_script import _compare, _Outcome
 from samebits.own_loop.scripts import is_script
 from tests.runs import ROOT, TINY, samebits
 
+AGAIN, TWO, _ = check_script._OTHERS
 SCRIPT = """
 import random
-import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -46,46 +51,36 @@ dist.init_process_group("gloo")
 """
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        pytest.param("pass", "", marks=pytest.mark.full),
-        pytest.param(
-            "x = x * (1 + 0.1 * (count % 2))", "the loop depends on the number of processes", marks=pytest.mark.lab
-        ),
-        pytest.param("x = x + OWN.random()", "another source of randomness", marks=pytest.mark.full),
-        pytest.param(
-            "teacher.weight.data.mul_(0.9)", "the loop depends on the number of processes", marks=pytest.mark.full
-        ),
-        pytest.param(
-            "if count > 8: sys.exit(0)",
-            "the number of steps depends on the number of processes",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_script_is_checked_and_its_fault_is_named(tmp_path: Path, fault: str, kind: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.replace("# PLANTED", fault))
-    done = samebits("check", script, "--json", cwd=tmp_path, code=1 if kind else 0)
-    report = json.loads(done.stdout)
-    assert [finding["kind"] for finding in report["findings"]][:1] == ([kind] if kind else [])
-    assert report["exact"] is not bool(kind)
-    if not kind:
-        assert report["ok"][-2:] == ["2 processes", "3 processes"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs the command with the first world and some of the others, each of which is a torchrun that imports torch."""
+
+    def check_in(worlds: tuple[Any, ...], script: Path, code: int) -> Any:
+        monkeypatch.setattr(check_script, "_OTHERS", worlds)
+        assert run(["check", str(script), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return check_in
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_batch_that_the_script_divides_by_the_processes_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "world", "kind"),
+    [
+        ("x = x + OWN.random()", AGAIN, "another source of randomness"),
+        ("teacher.weight.data.mul_(0.9)", TWO, "the loop depends on the number of processes"),
+    ],
+)
+def test_a_script_is_checked_and_its_fault_is_named(
+    tmp_path: Path, check: Callable[..., Any], fault: str, world: Any, kind: str
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text(
-        "import os\n" + SCRIPT.replace("global_batch=24", "global_batch=24 // int(os.environ['WORLD_SIZE'])")
-    )
-    (finding, *_) = json.loads(samebits("check", script, "--json", cwd=tmp_path, code=1).stdout)["findings"]
-    assert finding["what"] == "global_batch is 24 on 1 process and 12 on 2 processes"
+    script.write_text(SCRIPT.replace("# PLANTED", fault))
+    report = check((world,), script, code=1)
+    assert report["findings"][0]["kind"] == kind
+    assert not report["exact"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 
 @pytest.mark.full
@@ -96,18 +91,34 @@ def test_a_script_without_an_exact_loop_is_told_apart_from_a_recipe(tmp_path: Pa
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path) -> None:
+def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path, check: Callable[..., Any]) -> None:
     script = tmp_path / "train.py"
     script.write_text(GROUP + SCRIPT.replace("4, shuffle=True", "4, sampler=DistributedSampler(data)"))
-    report = json.loads(samebits("check", script, "--json", cwd=tmp_path).stdout)
+    report = check((TWO,), script, code=0)
     assert report["exact"]
-    assert report["ok"][-2:] == ["2 processes", "3 processes"]
+    assert report["ok"][-1] == "2 processes"
 
 
-@pytest.mark.parametrize("group", ["", GROUP])
-def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "num_steps", "samples", "kind"),
+    [
+        (24, 3, "s", ""),
+        (12, 3, "s", "an argument of exact() depends on the number of processes"),
+        (24, 2, "s", "the number of steps depends on the number of processes"),
+        (24, 3, "t", "samples depend on the process"),
+    ],
+)
+def test_what_differs_on_two_processes_is_named(settings: int, num_steps: int, samples: str, kind: str) -> None:
+    states = [{"weight": str(step)} for step in range(3)]
+    alone = _Outcome({"0.7": "s"}, states, {"global_batch": 24})
+    found = _compare(alone, _Outcome({"0.7": samples}, states[:num_steps], {"global_batch": settings}), TWO)
+    assert (found.kind if found else "") == kind
+    assert found is None or found.what.endswith("2 processes")
+
+
+def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(group + "import samebits\nif False:\n    samebits.exact()\nraise SystemExit('no data here')\n")
+    script.write_text(GROUP + "import samebits\nif False:\n    samebits.exact()\nraise SystemExit('no data here')\n")
     done = samebits("check", script, cwd=tmp_path, code=2)
     assert "failed, or made no exact step, on 1 process (exit code 1)" in done.stderr
     assert "no data here" in done.stderr

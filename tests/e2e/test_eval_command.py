@@ -1,12 +1,13 @@
 """Evaluations: of several validation sets, in processes of another launcher, and of sharded runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import samebits as package
-from tests.runs import TINY, TORCHRUN, python, records, result, samebits, weights
+from tests.runs import TINY, TORCHRUN, chain, python, records, result, samebits, weights
 
 RECIPE = f"""
 import dataclasses
@@ -35,28 +36,25 @@ def test_each_set_has_its_own_metrics_equal_on_two_processes_and_in_an_evaluatio
     assert found["night.top1"] != found["top1"]
     assert [record["night.loss"] for record in records(run, "eval")][-1] == found["night.loss"]
     assert package.evaluate(run) == found
+    samebits("train", TINY, *SETTINGS, "--procs", 1, "--run-dir", "one_set", cwd=tmp_path)
+    assert weights(tmp_path / "one_set") == weights(run)  # a further set changes no bit of training
 
 
 @pytest.mark.full
-def test_a_further_set_changes_no_bit_of_training(tmp_path: Path) -> None:
-    (tmp_path / "two_sets.py").write_text(RECIPE)
-    for recipe, run in (("two_sets.py", "two_sets"), (TINY, "one_set")):
-        samebits("train", recipe, *SETTINGS, "--procs", 1, "--run-dir", run, cwd=tmp_path)
-    assert weights(tmp_path / "one_set") == weights(tmp_path / "two_sets")
+def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tiny: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(tiny, tmp_path / "run")
+    done = python(*TORCHRUN, 2, "-m", "samebits", "eval", run, "--json", cwd=tmp_path)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [result(run)["metrics"]]
 
 
 @pytest.mark.full
-def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tmp_path: Path) -> None:
-    samebits("train", TINY, "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
-    alone = json.loads(samebits("eval", tmp_path / "run", "--json", cwd=tmp_path).stdout)
-    done = python(*TORCHRUN, 2, "-m", "samebits", "eval", tmp_path / "run", "--json", cwd=tmp_path)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [alone]
-
-
-@pytest.mark.full
-def test_a_sharded_run_is_evaluated_and_used_by_one_process(tmp_path: Path) -> None:
+def test_a_sharded_run_has_the_records_of_ddp_and_is_evaluated_and_used_by_one_process(
+    tiny: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    samebits("train", "digits", "epochs=1", "mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", run, cwd=tmp_path)
-    metrics = json.loads(samebits("eval", run, "--json", cwd=tmp_path).stdout)
-    assert metrics["top1"] == result(run)["metrics"]["top1"] > 0.5
+    samebits("train", TINY, "parallel=fsdp", "--procs", 2, "--stop-after", 4, "--run-dir", run, cwd=tmp_path)
+    samebits("train", "--run-dir", run, "--resume", "auto", "--procs", 3, cwd=tmp_path)
+    assert (weights(run), chain(run)) == (weights(tiny), chain(tiny))
+    samebits("verify", run, cwd=tmp_path)
+    assert json.loads(samebits("eval", run, "--json", cwd=tmp_path).stdout) == result(tiny)["metrics"]
     assert samebits("export", run, "--to", "safetensors", "--out", tmp_path / "net", cwd=tmp_path).returncode == 0

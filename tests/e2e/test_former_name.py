@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.cli.main import run
 from tests.runs import TINY, samebits
 
 
@@ -28,18 +29,25 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "predict RUN x.png", "export RUN --to safetensors", "compare RUN RUN", "report RUN", "track RUN --to wandb",
     ],
 )  # fmt: skip
-def test_a_run_of_before_the_name_is_refused(former: Path, command: str) -> None:
+def test_a_run_of_before_the_name_is_refused(
+    former: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(former.parent)
     before = {path: path.read_bytes() for path in former.rglob("*") if path.is_file() and "logs" not in path.parts}
     last = max((former / "checkpoints").glob("step-*"))
     words = [word.replace("RUN/checkpoints/last", str(last)).replace("RUN", str(former)) for word in command.split()]
-    done = samebits(*(TINY if word == "TINY" else word for word in words), cwd=former.parent, code=5)
-    assert "was written by a version from before the package was called samebits" in " ".join(done.stderr.split())
+    assert run([str(TINY) if word == "TINY" else word for word in words]) == 5
+    said = " ".join(capsys.readouterr().err.split())
+    assert "was written by a version from before the package was called samebits" in said
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_run_of_before_the_name_is_listed_as_unreadable(former: Path, tmp_path: Path) -> None:
-    done = samebits("runs", former.parent, "--json", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    (run,) = json.loads(done.stdout)
-    assert (run["state"], run["reason"]) == (
+def test_a_run_of_before_the_name_is_listed_as_unreadable(
+    former: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run(["runs", str(former.parent), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["reason"]) == (
         "unreadable", "written by a version from before the package was called samebits",
     )  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.runs import samebits
 
 RECIPE = """
@@ -36,9 +34,8 @@ IN_COMMAND = ["main.main", "main.run", "train.train", "start_run.train_command"]
 IN_ENGINE = ["loop.train", "step.run_step", "optimizer.step"]
 
 
-@pytest.mark.parametrize("recovery", ["restart", "in_step"])
-def test_few_functions_lie_between_a_launched_process_and_the_optimizer(recovery: str, tmp_path: Path) -> None:
-    frames = frames_of(tmp_path, "--procs", "2", f"cluster.recovery={recovery}")
+def test_few_functions_lie_between_a_launched_process_and_the_optimizer(tmp_path: Path) -> None:
+    frames = frames_of(tmp_path, "--procs", "2", "cluster.recovery=in_step")
     assert frames[-4:] == ["start_run._train_worker", *IN_ENGINE]
     assert len(frames) <= 6
 

@@ -67,7 +67,7 @@ def test_the_notebook_launches_two_processes_from_a_cell(tmp_path: Path) -> None
     assert said[6].splitlines()[-1].startswith("History(2 evaluations: loss, top1; 16 training records)")
 
 
-@pytest.mark.full
+@pytest.mark.lab
 def test_the_notebook_compares_runs(tmp_path: Path) -> None:
     said = execute(_cells("compare_runs"), tmp_path)
     assert "0.10" in said[1]

@@ -97,7 +97,7 @@ def test_two_processes_train_without_what_only_linux_has(tmp_path: Path, hidden:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["proc", "shared memory", "scheduler", "memfd"])
+@pytest.mark.parametrize("name", ["proc", "shared memory"])
 def test_two_processes_recover_without_one_thing(tmp_path: Path, hidden: dict[str, str], name: str) -> None:
     (tmp_path / "slow").touch()
     slow = ("data.slow_s=0.2", f"data.slow_while={tmp_path}/slow", "cluster.recovery=in_step", "--max-restarts", 1)

@@ -12,7 +12,7 @@ from tests.runs import TINY, chain, records, result, samebits, weights
 
 @pytest.mark.parametrize(
     "num_procs",
-    [3, *(pytest.param(size, marks=pytest.mark.full) for size in (2, 8)), pytest.param(4, marks=pytest.mark.lab)],
+    [3, pytest.param(8, marks=pytest.mark.full), *(pytest.param(size, marks=pytest.mark.lab) for size in (2, 4))],
 )
 def test_batch_norm_and_dropout_give_one_hash_at_any_world_size(tiny: Path, tmp_path: Path, num_procs: int) -> None:
     samebits("train", TINY, "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
@@ -30,12 +30,6 @@ def test_loader_workers_change_nothing(tiny: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "run") == weights(tiny)
 
 
-@pytest.mark.full
-def test_another_seed_gives_another_model(tiny: Path, tmp_path: Path) -> None:
-    samebits("train", TINY, "seed=1", "--procs", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
-    assert weights(tmp_path / "run") != weights(tiny)
-
-
 def test_every_sample_is_counted(tiny: Path) -> None:
     assert result(tiny)["samples"] == 2 * 101
     assert result(tiny)["steps"] == 2 * 5
@@ -50,10 +44,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    "num_procs",
-    [pytest.param(3, marks=pytest.mark.full), *(pytest.param(size, marks=pytest.mark.lab) for size in (2, 4, 8))],
-)
+@pytest.mark.lab
+@pytest.mark.parametrize("num_procs", [2, 3, 4, 8])
 def test_digits_gives_one_hash(digits: Path, tmp_path: Path, num_procs: int) -> None:
     samebits("train", "digits", "epochs=1", "--procs", num_procs, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert weights(tmp_path / "run") == weights(digits)
@@ -76,7 +68,7 @@ def some_mnist(mnist_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("preset", [pytest.param("mnist", marks=pytest.mark.lab), "mnist/tutorial"])
 def test_mnist_with_dropout_gives_one_hash(some_mnist: Path, tmp_path: Path, preset: str) -> None:
     settings = [f"data.root={some_mnist}", "epochs=1", "micro_batch=16", "global_batch=128"]
-    runs = {n: tmp_path / f"run-{n}" for n in (1, 2, 3)}
+    runs = {n: tmp_path / f"run-{n}" for n in (1, 3)}
     for num_procs, folder in runs.items():
         samebits("train", preset, *settings, "--procs", num_procs, "--run-dir", folder, cwd=tmp_path)
     assert len({weights(folder) for folder in runs.values()}) == 1

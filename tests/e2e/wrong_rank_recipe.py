@@ -1,4 +1,4 @@
-"""The recipe of tiny_recipe.py on a processor that computes one wrong gradient on rank 1, or all of them."""
+"""The recipe of tiny_recipe.py on a processor that computes one wrong gradient on rank 1."""
 
 import os
 from dataclasses import replace
@@ -8,8 +8,7 @@ from torch import nn
 from tests.e2e import tiny_recipe
 from tests.e2e.tiny_recipe import PRESET, Config  # noqa: F401
 
-FIRST = int(os.environ["WRONG_FROM"])  # backward passes before, counting those of the start
-LAST = int(os.environ.get("WRONG_TO", FIRST))
+WRONG_PASS = int(os.environ["WRONG_PASS"])  # backward passes, counting those of the start
 
 
 class Wrong(nn.Module):
@@ -23,7 +22,7 @@ class Wrong(nn.Module):
         outputs = self.inner(inputs)
         if self.training and os.environ.get("RANK") == "1":
             Wrong.num_passes += 1
-            if FIRST <= Wrong.num_passes <= LAST:
+            if Wrong.num_passes == WRONG_PASS:
                 outputs.register_hook(lambda gradient: gradient * 1.0001)
         return outputs
 
