@@ -236,8 +236,6 @@ def check_stops(process: subprocess.Popen[str], number: signal.Signals, folder: 
     [
         (0, signal.SIGTERM),
         pytest.param(1, signal.SIGINT, marks=pytest.mark.full),
-        pytest.param(0, signal.SIGINT, marks=pytest.mark.full),
-        pytest.param(1, signal.SIGTERM, marks=pytest.mark.full),
     ],
 )
 def test_a_process_that_waits_for_the_others_stops_at_once(tmp_path: Path, rank: int, number: signal.Signals) -> None:

@@ -51,7 +51,7 @@ def test_a_slow_rank_gets_fewer_micro_batches_and_no_bit_changes(tmp_path: Path)
     samebits("verify", "two", "--all", cwd=tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.lab
 def test_a_lost_process_does_not_end_load_balancing(tmp_path: Path) -> None:
     source, settings = recipe(tmp_path), ["epochs=3", "loader.num_workers=0"]
     samebits("train", source, *SETTINGS, *settings, "--procs", 1, "--run-dir", "one", cwd=tmp_path)

@@ -62,7 +62,6 @@ KINDS = [
     pytest.param(Loss(3, (1,), 5), id="a rank"),
     pytest.param(Loss(3, (0,), 5), id="rank 0", marks=pytest.mark.full),
     pytest.param(Loss(4, (0, 2), 7, 0.03, again_s=0.1), id="three of four", marks=pytest.mark.full),
-    pytest.param(Loss(2, (1,), STEPS_PER_EPOCH, 0.06), id="evaluation", marks=pytest.mark.full),
     pytest.param(Loss(2, (0,), 33, 0.05, signal.SIGSTOP), id="stopped at the end", marks=pytest.mark.full),
     *(pytest.param(at_random(SEED + number), marks=pytest.mark.full) for number in range(NUM_MOMENTS)),
 ]

@@ -16,10 +16,15 @@ NAMES = "abc"
 
 
 def in_step(folder: Path) -> tuple[str, ...]:
-    """Settings of a run that gets on only slowly, until `hurry`, and whose first world has all nodes."""
+    """Settings of a run that gets on only slowly, until `hurry`, and whose first world has all nodes.
+
+    Broken connections show a loss. The heartbeat may take longer than the test: on a busy machine, a launcher that gets
+    no turn for seconds must not count as lost.
+    """
     (folder / "slow").touch()
     return (
         "cluster.recovery=in_step", "data.slow_s=0.2", f"data.slow_while={folder}/slow", "cluster.last_call_s=60",
+        "cluster.node_timeout_s=120",
     )  # fmt: skip
 
 
@@ -42,34 +47,26 @@ def check(folder: Path, undisturbed: str, jobs: list[Job], names: str) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("size", "victim"),
-    [
-        pytest.param(2, 0, id="the first of two"),
-        pytest.param(2, 1, id="the second of two", marks=pytest.mark.full),
-        pytest.param(3, 0, id="the first of three", marks=pytest.mark.full),
-    ],
+    "victim", [pytest.param(0, id="the first"), pytest.param(1, id="the second", marks=pytest.mark.full)]
 )
-def test_the_others_finish_the_step_of_a_lost_node(size: int, victim: int, undisturbed: str, tmp_path: Path) -> None:
-    # Longer than the test waits: broken connections show the loss, not the heartbeat.
-    with nodes(tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=120", "--nodes", f"1:{size}") as begin:
-        jobs = [begin(name) for name in NAMES[:size]]
+def test_the_other_node_finishes_the_step_of_a_lost_one(victim: int, undisturbed: str, tmp_path: Path) -> None:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
+        jobs = [begin(name) for name in "ab"]
         jobs[0].wait_for_step(2)
         lost = jobs.pop(victim)
         survivors = pids(jobs)
         kill_node(lost)
-        wait_until(lambda: any("are kept" in said(tmp_path, name) or jobs[0].steps() > 6 for name in NAMES[:size]), 60)
+        wait_until(lambda: any("are kept" in said(tmp_path, name) or jobs[0].steps() > 6 for name in "ab"), 60)
         jobs[0].wait_for_step(jobs[0].steps() + 2)
         assert pids(jobs) == survivors
-        check(tmp_path, undisturbed, jobs, NAMES[:size])
-    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [size, size - 1]
+        check(tmp_path, undisturbed, jobs, "ab")
+    assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, tmp_path: Path) -> None:
-    with nodes(
-        tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=120", "--nodes", "1:3", "--max-restarts", "2"
-    ) as begin:
+    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:3", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "abc"]
         jobs[0].wait_for_step(2)
         (successor,) = pids([jobs[1]])
@@ -89,16 +86,15 @@ def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_process_of_a_node_is_replaced(victim: int, undisturbed: str, tmp_path: Path) -> None:
+def test_a_lost_process_of_a_node_is_replaced(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "ab"]
         jobs[0].wait_for_step(2)
         before = pids(jobs)
-        psutil.Process(before[victim]).kill()
-        wait_until(lambda: len(pids(jobs)) == 2 and before[victim] not in pids(jobs), WAIT_S)
+        psutil.Process(before[0]).kill()  # the harder one: it serves the others
+        wait_until(lambda: len(pids(jobs)) == 2 and before[0] not in pids(jobs), WAIT_S)
         wait_until(lambda: any("continuing with 2 processes" in said(tmp_path, name) for name in "ab"), WAIT_S)
-        assert set(before) - {before[victim]} <= set(pids(jobs))
+        assert set(before) - {before[0]} <= set(pids(jobs))
         check(tmp_path, undisturbed, jobs, "ab")
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
 
@@ -139,21 +135,21 @@ def test_a_launcher_with_other_settings_is_refused_and_the_run_continues(undistu
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_lost_shortly_before_the_end_is_no_failure(victim: int, undisturbed: str, tmp_path: Path) -> None:
+def test_a_process_lost_shortly_before_the_end_is_no_failure(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "ab"]
         jobs[0].wait_for_step(2)
-        psutil.Process(pids(jobs)[victim]).kill()
+        psutil.Process(pids(jobs)[0]).kill()
         # Its replacement starts in more time than the other process needs for the rest.
         check(tmp_path, undisturbed, jobs, "ab")
-        assert "could not join" not in said(tmp_path, NAMES[victim])
+        assert "could not join" not in said(tmp_path, "a")
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
-    with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2") as begin:
+    # A node that the run cannot do without may be silent for the whole time.
+    with nodes(tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=6", "--nodes", "2") as begin:
         jobs = [begin(name) for name in "ab"]
         jobs[0].wait_for_step(2)
         kill_node(jobs[0])

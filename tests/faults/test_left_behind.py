@@ -79,15 +79,14 @@ def test_ctrl_c_before_training_does_not_mention_saving(tmp_path: Path) -> None:
     assert "name a recipe, a preset or a file" in done.stderr
 
 
-@pytest.mark.parametrize("limit", [24, pytest.param(40, marks=pytest.mark.full)])
-def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int) -> None:
-    line = f"ulimit -n {limit}; {TRAIN} --procs 2 --run-dir run"
+def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path) -> None:
+    line = f"ulimit -n 24; {TRAIN} --procs 2 --run-dir run"
     done = subprocess.run(
         ["sh", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S
     )
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith("launch error: too many open files")
-    assert f"a limit of {limit} open files and connections" in done.stderr
+    assert "a limit of 24 open files and connections" in done.stderr
     assert "ulimit -n 4096" in done.stderr
 
 
@@ -95,7 +94,6 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path, limit: int
     ("options", "more"),
     [
         ("ro", "--procs 1 loader.num_workers=1"),
-        pytest.param("ro", "--procs 2 loader.num_workers=1", marks=pytest.mark.full),
         pytest.param("size=4k", "--procs 2 loader.num_workers=1", marks=pytest.mark.full),
     ],
 )

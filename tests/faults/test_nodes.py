@@ -27,7 +27,7 @@ from tests.runs import (
     weights,
 )
 
-QUICK = ("cluster.node_timeout_s=6", "cluster.last_call_s=0.5", "cluster.join_timeout_s=60")
+QUICK = ("cluster.node_timeout_s=12", "cluster.last_call_s=0.5", "cluster.join_timeout_s=60")
 
 
 @pytest.fixture

@@ -121,10 +121,9 @@ def test_a_store_of_torchrun_is_recognized_and_left_alone(launch: Callable[..., 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("shift_s", [3600, -60])
-def test_a_node_whose_clock_is_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path, shift_s: int) -> None:
+def test_a_node_whose_clock_is_wrong_takes_part(launch: Callable[..., Launcher], tmp_path: Path) -> None:
     words = ("--nodes", 2, "--run-dir", tmp_path / "run")
     first = launch("a", *words)
-    shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), str(shift_s)])
+    shifted = launch("b", *words, command=[sys.executable, str(SHIFTED), "3600"])
     assert (first.code(), shifted.code()) == (0, 0), first.said() + shifted.said()
     assert result(tmp_path / "run")["worlds"][-1]["size"] == 2

@@ -6,7 +6,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 # Those that differ most from the scripts that unmarked tests run, of each framework.
-CHOSEN = ("ddp_detection", "ddp_gan", "accelerate_gan", "accelerate_unet", "lightning_gan", "trainer_lm")
+CHOSEN = ("ddp_gan", "accelerate_gan", "lightning_gan", "trainer_lm")
 
 
 def cases(scripts: Iterable[str]) -> list[ParameterSet]:

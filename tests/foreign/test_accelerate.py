@@ -36,34 +36,27 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.full
-def test_a_cnn_with_accelerate_has_equal_weights_on_one_and_two_processes(tmp_path: Path) -> None:
-    with worlds_of(script("accelerate_cnn", "exact", tmp_path), tmp_path) as worlds:
-        assert worlds.hash(1) == worlds.hash(2)
-
-
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_accelerate_script_has_one_hash_also_after_a_kill(name: str, tmp_path: Path) -> None:
     with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
-        (whole,) = {worlds.hash(size) for size in (1, 2, 3, 4)}
-        for before, after in ((3, 2), (1, 4)):
-            output = tmp_path / f"output{before}"
-            arguments = ["--checkpointing_steps", 4, "--output_dir", output]
-            found, text = worlds.run(before, *arguments, kill_when=output / "step_4" / "samebits.json")
-            assert found is None, text
-            assert worlds.hash(after, "--resume_from_checkpoint", output / "step_4") == whole
+        (whole,) = {worlds.hash(size) for size in (1, 4)}
+        output = tmp_path / "output"
+        arguments = ["--checkpointing_steps", 4, "--output_dir", output]
+        found, text = worlds.run(3, *arguments, kill_when=output / "step_4" / "samebits.json")
+        assert found is None, text
+        assert worlds.hash(2, "--resume_from_checkpoint", output / "step_4") == whole
 
 
 @pytest.mark.lab
 def test_a_usual_accelerate_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of(script("accelerate_cnn", "usual", tmp_path), tmp_path) as worlds:
-        assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3
+        assert worlds.hash(1) != worlds.hash(2)
 
 
 @pytest.mark.full
 def test_gather_for_metrics_returns_each_sample_once_and_in_order(tmp_path: Path) -> None:
     (tmp_path / "evaluation.py").write_text(EVALUATION)
     with worlds_of(tmp_path / "evaluation.py", tmp_path) as worlds:
-        texts = [worlds.run(size)[1] for size in (1, 2, 3, 4)]
+        texts = [worlds.run(size)[1] for size in (1, 2, 3)]
     assert "samples True names True" in texts[0]
     assert len(set(texts)) == 1, texts

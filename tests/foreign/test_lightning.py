@@ -160,8 +160,9 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
     assert "fix" in message
 
 
-@pytest.mark.parametrize("procs", [pytest.param(2, marks=pytest.mark.lab), 3, pytest.param(4, marks=pytest.mark.lab)])
-@pytest.mark.parametrize("name", cases(SCRIPTS))
+@pytest.mark.lab
+@pytest.mark.parametrize("procs", [2, 3, 4])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_prints_the_same_in_any_world(name: str, procs: int, scratch: Path, tmp_path: Path) -> None:
     assert printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", procs)) == alone(name, scratch)
 

@@ -42,21 +42,19 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
     with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
         whole, text = worlds.run(1)
         assert whole is not None
-        for size in (2, 3, 4):
-            found, other = worlds.run(size)
-            assert (found, logs(other)) == (whole, logs(text))
-        for before, after in ((3, 2), (1, 4)):
-            output = tmp_path / f"output{before}"
-            arguments = ["--output_dir", output, "--save_steps", 3]
-            found, killed = worlds.run(before, *arguments, kill_when=output / "checkpoint-3" / "samebits.json")
-            assert found is None, killed
-            checkpoint = output / "checkpoint-3"
-            found, resumed = worlds.run(after, "--output_dir", output, "--resume_from_checkpoint", checkpoint)
-            assert found == whole
-            assert logs(resumed)[-2] == logs(text)[-2]
+        found, other = worlds.run(4)
+        assert (found, logs(other)) == (whole, logs(text))
+        output = tmp_path / "output"
+        checkpoint = output / "checkpoint-3"
+        arguments = ["--output_dir", output, "--save_steps", 3]
+        found, killed = worlds.run(3, *arguments, kill_when=checkpoint / "samebits.json")
+        assert found is None, killed
+        found, resumed = worlds.run(2, "--output_dir", output, "--resume_from_checkpoint", checkpoint)
+        assert found == whole
+        assert logs(resumed)[-2] == logs(text)[-2]
 
 
 @pytest.mark.lab
 def test_a_usual_trainer_script_has_other_weights_at_each_number_of_processes(tmp_path: Path) -> None:
     with worlds_of(script("trainer_text", "usual", tmp_path), tmp_path) as worlds:
-        assert len({worlds.hash(size) for size in (1, 2, 4)}) == 3
+        assert worlds.hash(1) != worlds.hash(2)

@@ -71,17 +71,17 @@ def test_a_hang_under_torchrun_is_named() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
-def test_what_goes_wrong_in_the_loop_of_a_framework_is_named(starter: Starter, framework: str) -> None:
+def test_what_goes_wrong_in_the_loop_of_a_framework_is_named(framework: str) -> None:
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    script = FOLDER / "watched_frameworks.py"
-    for what, says in [
-        ("nan", "the gradient is not finite"),
-        ("drift", "weights changed within a step"),
-        ("sleep", "hang: rank 1 has made no progress for"),
-    ]:
-        ended = starter.run_files([script], 2, framework, what)
-        assert ended.codes != [0, 0]
-        text = "\n".join(ended.texts)
-        assert says in text, ended
+    with Starter(f"samebits.integrations.{framework}") as starter:
+        for what, says in [
+            ("nan", "the gradient is not finite"),
+            ("drift", "weights changed within a step"),
+            ("sleep", "hang: rank 1 has made no progress for"),
+        ]:
+            ended = starter.run_files([FOLDER / "watched_frameworks.py"], 2, framework, what)
+            assert ended.codes != [0, 0]
+            text = "\n".join(ended.texts)
+            assert says in text, ended
     assert "watched_frameworks.py" in remove_stacks(text)
