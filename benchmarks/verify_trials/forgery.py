@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samebits.config import document
-from samebits.engine.output.publish import evaluations_of, kept_checkpoints
 from samebits.provenance import statement, step_log
+from samebits.provenance.run_files import RunFiles
 from samebits.provenance.statement import RunRecord, make_statement, read_statement
 from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
@@ -31,12 +31,13 @@ def forge(run: Path, **changes: Any) -> None:
     folder = RunFolder(run)
     log = step_log.read_steps(run / step_log.FILE_NAME)
     tensors = load_file(run / WEIGHTS)
-    checkpoints = kept_checkpoints(folder)
+    there = RunFiles(run)
+    checkpoints = there.checkpoints
     before = read_record(run)
     record = replace(
         before,
         chain=log.link().hex(),
-        evaluations=evaluations_of(folder),
+        evaluations=there.evaluations,
         checkpoints=checkpoints,
         weights_sha256=weights_sha256(tensors),
         **changes,

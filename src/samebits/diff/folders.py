@@ -16,22 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from samebits.config.given import flat
 from samebits.config.plain_file import read_plain
-from samebits.engine.output.publish import evaluations_of, kept_checkpoints
 from samebits.errors import CheckpointError
 from samebits.provenance.fingerprint import Fingerprint
-from samebits.provenance.same_run import is_free, settings_of
-from samebits.provenance.statement import FILE_NAME as STATEMENT
-from samebits.provenance.statement import read_statement
-from samebits.provenance.step_log import FILE_NAME as STEPS
-from samebits.provenance.step_log import StepLog, StepRecord, read_steps
+from samebits.provenance.run_files import RunFiles
+from samebits.provenance.same_run import is_free
+from samebits.provenance.step_log import StepLog, StepRecord
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
 from samebits.storage.recipe_copy import COPY, recipe_change
-from samebits.storage.run_folder import RunFolder
 from samebits.verify.compare import NAMES
-from samebits.verify.files import open_run
+from samebits.verify.files import check_files
 
 _MAX_RECIPE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARS = 60  # of a line of a recipe
@@ -80,36 +75,33 @@ def read_run(path: Path) -> Recorded:
     Raises:
         ConfigError: It is not a run folder, or its settings are damaged.
     """
-    folder = RunFolder(path)
-    found = Recorded(path, flat(settings_of(folder)))
+    files = RunFiles(path)
+    found = Recorded(path, files.settings)
     try:
-        record = read_statement(path / STATEMENT)
+        record = files.record
         found.code, found.versions = _merged(record.code), _merged(record.environment)
         found.data = {**record.data, "dataset info": record.dataset_info_sha256[:16]}
         found.num_steps, found.weights_sha256 = record.num_steps, record.weights_sha256
     except CheckpointError as error:
         found.notes.append(error.what)
-        _read_incomplete(found)
+        _read_incomplete(found, files)
     try:
-        found.log = read_steps(path / STEPS)
+        found.log = files.log
     except CheckpointError as error:
         found.notes.append(error.what)
     found.num_steps = found.num_steps or found.log.stop
     if (change := recipe_change(path, str(found.settings.get("recipe")))) is not None:
         found.notes.append(change.partition("\n")[0].removeprefix("warning: "))
-    found.evaluations = {each.step: each.metrics for each in evaluations_of(folder)}
-    found.contradictions = open_run(path).mismatches
-    present = kept_checkpoints(folder)
-    found.checkpoints = {step: present[name_of(step)] for step in steps(folder.checkpoints) if name_of(step) in present}
+    found.evaluations = {each.step: each.metrics for each in files.evaluations}
+    found.contradictions = check_files(files).mismatches
+    found.checkpoints = {int(name.removeprefix("step-")): parts for name, parts in files.checkpoints.items()}
     return found
 
 
-def _read_incomplete(found: Recorded) -> None:
+def _read_incomplete(found: Recorded, files: RunFiles) -> None:
     """Read code, data and versions of a run without a statement, as far as its files have them."""
     with suppress(CheckpointError):
-        plain = RunFolder(found.path).read_json("environment.json").get("worlds")
-        worlds = [world for world in plain if isinstance(world, dict)] if isinstance(plain, list) else []
-        found.code, found.versions = (_merged(_named(world.get(name)) for world in worlds) for name in _PARTS)
+        found.code, found.versions = (_merged(_named(world.get(name)) for world in files.worlds) for name in _PARTS)
     for step in reversed(steps(found.path / "checkpoints")):
         with suppress(CheckpointError):
             state = read_state(found.path / "checkpoints" / name_of(step)).get("state")

@@ -19,6 +19,7 @@ from samebits.config.plain_file import finite_numbers, json_text, parse_json, re
 from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
+from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
 from samebits.storage.manifest import sha256_of_file
@@ -144,7 +145,7 @@ def _write(run: Path, folder: Path) -> None:
     (folder / _SETTINGS).write_text(yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8")
     _write_json(folder / _INFO, {name: _published(name, value) for name, value in info.items()})
     _write_json(folder / _CONFIG, _network(config, parts))
-    _write_card(folder / _CARD, config, parts, parse_json(read_plain(run / _RESULT)))
+    _write_card(folder / _CARD, config, parts, RunFiles(run).result)
 
 
 def _published(name: str, value: Any) -> Any:

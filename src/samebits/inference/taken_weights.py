@@ -1,15 +1,14 @@
 """Which weights of a run folder `eval`, `predict` and `export` take, in one line for the user."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from samebits.errors import CheckpointError, printable
+from samebits.provenance.run_files import RunFiles
 from samebits.report.format import metric_name, metric_value
-from samebits.storage.run_folder import RunFolder
 
-_BEST = "checkpoints/best.json"
 _MAX_NAME = 40
 
 
@@ -24,12 +23,13 @@ def describe_weights(run: Path, which: str) -> str:
     """
     if not run.is_dir():
         return ""
-    best = _read(run, _BEST)
+    files = RunFiles(run)
+    best = _known(lambda: files.best)
     if which == "best":
         return _join(f"best checkpoint{_at(best.get('step'))}", _value(best, best.get("value")))
     if which != "last":
         return f"checkpoint {printable(which)}"
-    result = _read(run, "result.json")
+    result = _known(lambda: files.result)
     if not os.path.lexists(run / "weights.safetensors"):
         return "newest checkpoint, because the run is not complete"
     metrics = result.get("metrics")
@@ -40,13 +40,13 @@ def describe_weights(run: Path, which: str) -> str:
     line = _join(f"final weights{_at(result.get('steps'))}{', the best of the run' * is_best}", last)
     better = _value(best, best.get("value")).rpartition(" ")[2]
     line = line if is_best or not better else _join(f"{line}; --checkpoint best{_at(best.get('step'))}", better)
-    is_stated = os.path.lexists(run / "provenance.json")
-    return line if is_stated else f"{line}\nprovenance.json is missing, so nothing states which weights the run had"
+    missing = "provenance.json is missing, so nothing states which weights the run had"
+    return line if files.has_statement else f"{line}\n{missing}"
 
 
-def _read(run: Path, name: str) -> Mapping[str, Any]:
+def _known(read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     try:
-        return RunFolder(run).read_json(name)
+        return read()
     except CheckpointError:
         return {}  # what opens the weights reports it
 

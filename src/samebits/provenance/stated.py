@@ -4,12 +4,9 @@ import os
 from pathlib import Path
 
 from samebits.errors import CheckpointError
-from samebits.provenance.statement import FILE_NAME, RunRecord, read_statement
-from samebits.storage.checkpoint import BEST
+from samebits.provenance.run_files import RunFiles
+from samebits.provenance.statement import BEST_FILE, FILE_NAME
 from samebits.storage.manifest import WEIGHTS, manifest_of
-from samebits.storage.run_folder import RunFolder
-
-BEST_FILE = f"checkpoints/{BEST}"
 
 
 def check_stated(run: Path, weights: Path, which: str) -> None:
@@ -22,11 +19,12 @@ def check_stated(run: Path, weights: Path, which: str) -> None:
         run: The run folder. Without a statement, as in a run that is not complete, nothing is checked.
         weights: The file or checkpoint folder that was read, whose content is that of `result.json` or its manifest.
     """
-    if not os.path.lexists(run / FILE_NAME):
+    files = RunFiles(run)
+    if not files.has_statement:
         return
-    record = read_statement(run / FILE_NAME)
+    record = files.record
     if weights.name == WEIGHTS:
-        found, stated = RunFolder(run).read_json("result.json").get("weights_sha256"), record.weights_sha256
+        found, stated = files.result.get("weights_sha256"), record.weights_sha256
         if found != stated:
             raise _not_stated(run, weights, f"sha256 {found}", f"sha256 {stated}")
         return
@@ -37,7 +35,7 @@ def check_stated(run: Path, weights: Path, which: str) -> None:
     for name, stated in parts.items():
         if (found := str(manifest.get(name, {}).get("sha256"))) != stated:
             raise _not_stated(run, weights / name, f"sha256 {found}", f"sha256 {stated}")
-    if which == "best" and (text := best_finding(run, record)):
+    if which == "best" and (text := best_finding(files)):
         raise CheckpointError(
             f"the best checkpoint of {run} is not that of its record",
             given=text,
@@ -55,18 +53,18 @@ def _not_stated(run: Path, file: Path, given: str, allowed: str) -> CheckpointEr
     )
 
 
-def best_finding(run: Path, record: RunRecord) -> str:
+def best_finding(files: RunFiles) -> str:
     """Compare `best.json`, which `--checkpoint best` takes, with the recorded evaluations; return what contradicts
     them.
     """
-    if not os.path.lexists(run / BEST_FILE):
+    if not os.path.lexists(files.path / BEST_FILE):
         return ""
     try:
-        best = RunFolder(run).read_json(BEST_FILE)
+        best = files.best
     except CheckpointError as error:
         return f"{BEST_FILE}: {error.slots.get('cause', error.what)}"
     name, step, value = str(best.get("metric")), best.get("step"), best.get("value")
-    values = {each.step: each.metrics.get(name) for each in record.evaluations}
+    values = {each.step: each.metrics.get(name) for each in files.record.evaluations}
     known = [each for each in values.values() if each is not None]
     is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
     if is_best and value in [each for at, each in values.items() if at == step]:

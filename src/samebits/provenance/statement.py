@@ -26,6 +26,7 @@ from samebits.errors import CheckpointError, cannot_read
 from samebits.version import __version__
 
 FILE_NAME = "provenance.json"
+BEST_FILE = "checkpoints/best.json"  # the best validation of the evaluations that the statement has
 BUILD_TYPE = "urn:samebits:training:1"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"

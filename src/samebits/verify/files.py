@@ -7,26 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.schema import RunConfig
-from samebits.engine.output.publish import evaluations_of, kept_checkpoints
 from samebits.errors import CheckpointError, SamebitsError
-from samebits.provenance import statement, step_log
-from samebits.provenance.stated import BEST_FILE
-from samebits.provenance.statement import RunRecord
+from samebits.provenance.run_files import RunFiles
+from samebits.provenance.statement import BEST_FILE, RunRecord
+from samebits.provenance.step_log import FILE_NAME as STEPS
+from samebits.provenance.step_log import StepLog
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import WEIGHTS, check_size, manifest_of
-from samebits.storage.run_folder import RunFolder
 from samebits.verify.record_files import compare_record, hashes
 
 
 @dataclass
-class RunFiles:
-    """A run folder as it describes itself."""
+class CheckedFiles:
+    """A run folder as it describes itself, and what is wrong with it."""
 
-    path: Path  #: The run folder.
+    files: RunFiles  #: The run folder.
     record: RunRecord | None = None  #: What its root stands for; None for a run that is not complete.
-    #: Path in the run folder -> SHA-256 of its content, of the files that its statement names.
-    subjects: Mapping[str, str] = field(default_factory=dict)
-    log: step_log.StepLog = field(default_factory=step_log.StepLog)  #: Its record of steps; empty if there is none.
+    log: StepLog = field(default_factory=StepLog)  #: Its record of steps; empty if there is none.
     checkpoints: list[int] = field(default_factory=list)  #: Steps that a replay can start from.
     mismatches: list[str] = field(default_factory=list)  #: Files that contradict each other, one line each.
     notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
@@ -39,102 +36,100 @@ class RunFiles:
     @property
     def evaluations(self) -> dict[int, Mapping[str, Any]]:
         """Step -> metrics, as recorded."""
-        every = evaluations_of(RunFolder(self.path)) if self.record is None else self.record.evaluations
+        every = self.files.evaluations if self.record is None else self.record.evaluations
         return {each.step: each.metrics for each in every}
 
 
-def open_run(path: Path, config: RunConfig | None = None) -> RunFiles:
-    """Read a run folder and compare its files.
+def check_files(files: RunFiles, config: RunConfig | None = None) -> CheckedFiles:
+    """Compare the files of a run with each other.
 
     Args:
         config: Its settings, to compare them with the recorded ones; None: they are not compared.
     """
-    files = RunFiles(path)
-    # A broken link is damage, and not a file that is missing.
-    if os.path.lexists(path / statement.FILE_NAME):
+    found = CheckedFiles(files)
+    if files.has_statement:
         try:
-            files.record, files.subjects = statement.read_statement_and_files(path / statement.FILE_NAME)
+            found.record = files.record
         except CheckpointError as error:
-            files.mismatches.append(error.line)
+            found.mismatches.append(error.line)
     else:
-        _note_no_statement(files)
+        _note_no_statement(found)
     try:
-        files.log = step_log.read_steps(path / step_log.FILE_NAME)
+        found.log = files.log
     except CheckpointError as error:
-        files.notes.append(error.what)
-    _compare_log(files)
-    _compare_checkpoints(files)
-    if files.record is not None:
-        mismatches, notes = compare_record(path, files.record, files.subjects, files.log, config)
-        files.mismatches += mismatches
-        files.notes += notes
-    return files
+        found.notes.append(error.what)
+    _compare_log(found)
+    _compare_checkpoints(found)
+    if found.record is not None:
+        mismatches, notes = compare_record(files, found.log, config)
+        found.mismatches += mismatches
+        found.notes += notes
+    return found
 
 
-def _note_no_statement(files: RunFiles) -> None:
+def _note_no_statement(found: CheckedFiles) -> None:
     # Without this, a publisher who removes the statement could publish any weights. A run writes these files with it.
     for name in ("result.json", WEIGHTS):
-        if os.path.lexists(files.path / name):
-            files.mismatches.append(f"provenance.json is missing, and there is {name}, which nothing then states")
+        if os.path.lexists(found.files.path / name):
+            found.mismatches.append(f"provenance.json is missing, and there is {name}, which nothing then states")
             return
-    files.notes.append("the run is not complete: it has no provenance.json, hence no root")
+    found.notes.append("the run is not complete: it has no provenance.json, hence no root")
 
 
-def _compare_log(files: RunFiles) -> None:
-    log, chain = files.log, "" if files.record is None else files.record.chain
+def _compare_log(found: CheckedFiles) -> None:
+    log, chain = found.log, "" if found.record is None else found.record.chain
     if len(log) and not log.is_whole:
-        files.notes.append(f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared")
-    if not chain and len(log) and log.stop < files.num_steps:
-        files.notes.append(f"the record of steps ends at step {log.stop:,}: later steps can't be compared")
+        found.notes.append(f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared")
+    if not chain and len(log) and log.stop < found.num_steps:
+        found.notes.append(f"the record of steps ends at step {log.stop:,}: later steps can't be compared")
     link = log.link().hex() if chain and len(log) else chain  # hashed once: a log may have millions of records
-    if chain and len(log) and (link != chain or log.stop != files.num_steps):
-        files.mismatches.append(
+    if chain and len(log) and (link != chain or log.stop != found.num_steps):
+        found.mismatches.append(
             f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "
-            f"{chain[:16]} after {files.num_steps:,}"
+            f"{chain[:16]} after {found.num_steps:,}"
         )
-    elif chain and not len(log) and os.path.lexists(files.path / step_log.FILE_NAME):
-        files.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
+    elif chain and not len(log) and os.path.lexists(found.files.path / STEPS):
+        found.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
     elif chain and not len(log):
-        files.notes.append("without steps.bin, only weights and metrics are compared, where a segment ends")
+        found.notes.append("without steps.bin, only weights and metrics are compared, where a segment ends")
 
 
-def _compare_checkpoints(files: RunFiles) -> None:
+def _compare_checkpoints(found: CheckedFiles) -> None:
     """Find the checkpoints that a replay can start from: those in the record, with the files that it names.
 
     Only manifests and sizes are read. A replay compares the checkpoints that it needs with their manifests.
     """
-    folder = RunFolder(files.path)
-    present = kept_checkpoints(folder)
-    damaged = [name for name in map(name_of, steps(folder.checkpoints)) if name not in present]
-    stated = present if files.record is None else files.record.checkpoints
+    present = found.files.checkpoints
+    damaged = [each for each in map(name_of, steps(found.files.path / "checkpoints")) if each not in present]
+    stated = present if found.record is None else found.record.checkpoints
     for name in damaged:
-        if files.record is None or name in stated:
-            files.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
+        if found.record is None or name in stated:
+            found.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
     for name in present:
         if name not in stated:
-            files.mismatches.append(f"checkpoints/{name} is not in provenance.json, which lists those of the run")
+            found.mismatches.append(f"checkpoints/{name} is not in provenance.json, which lists those of the run")
     for name, parts in stated.items():
         if name in damaged:
             continue
         if name not in present:
-            files.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
+            found.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
         elif present[name] != parts:
             for file in (file for file in parts if present[name].get(file) != parts[file]):
-                files.mismatches.append(hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file]))
+                found.mismatches.append(hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file]))
         else:
-            files.checkpoints.append(int(name.removeprefix("step-")))
-            _check_sizes(files, name)
+            found.checkpoints.append(int(name.removeprefix("step-")))
+            _check_sizes(found, name)
 
 
-def _check_sizes(files: RunFiles, name: str) -> None:
-    folder = files.path / "checkpoints" / name
+def _check_sizes(found: CheckedFiles, name: str) -> None:
+    folder = found.files.path / "checkpoints" / name
     for file, expected in manifest_of(folder).items():
         try:
             check_size(folder / file, expected)
         except CheckpointError as error:
-            files.mismatches.append(finding(error, files.path))
+            found.mismatches.append(finding(error, found.files.path))
         if not os.path.lexists(folder / file):
-            files.mismatches.append(f"checkpoints/{name}/{file} does not exist")
+            found.mismatches.append(f"checkpoints/{name}/{file} does not exist")
 
 
 def finding(error: SamebitsError, run: Path) -> str:
@@ -143,10 +138,10 @@ def finding(error: SamebitsError, run: Path) -> str:
     return " ".join(text.replace(f"checkpoint {run}/", "").replace(f"{run}/", "").split())
 
 
-def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
+def compare_monitor(files: RunFiles, monitor: tuple[str, str]) -> list[str]:
     """Compare metric and direction of `best.json`, which `best_finding` takes as they are, with the recipe's."""
     try:
-        best = RunFolder(run).read_json(BEST_FILE)
+        best = files.best
     except CheckpointError:
         return []  # missing, or damaged, which `best_finding` reports
     stated = f"{best.get('metric')} {best.get('better')}"

@@ -11,9 +11,9 @@ from samebits.config.given import flat
 from samebits.config.load import load, mapping_layer
 from samebits.config.plain_file import read_plain
 from samebits.config.schema import RunConfig
-from samebits.engine.output.publish import evaluations_of
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.provenance.altered import altered_settings
+from samebits.provenance.run_files import RunFiles
 from samebits.provenance.same_run import result_settings
 from samebits.provenance.stated import best_finding
 from samebits.provenance.statement import RunRecord, distinct
@@ -23,7 +23,6 @@ from samebits.recipes.catalog import RecipeSpec
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.records import read_records
 from samebits.storage.manifest import WEIGHTS, sha256_of_file
-from samebits.storage.run_folder import RunFolder
 
 _ENVIRONMENT, _DIFF = "environment.json", "config.diff.yaml"
 _MAX_DIFF_BYTES = 4 * 1024 * 1024
@@ -34,35 +33,32 @@ COMPARED = frozenset({
 })  # fmt: skip
 
 
-def compare_record(
-    run: Path, record: RunRecord, subjects: Mapping[str, str], log: StepLog, config: RunConfig | None
-) -> tuple[list[str], list[str]]:
+def compare_record(files: RunFiles, log: StepLog, config: RunConfig | None) -> tuple[list[str], list[str]]:
     """Compare the files of a complete run with its record.
 
     Args:
-        subjects: Path in the run folder -> SHA-256, of the files that its statement names.
         log: Its record of steps; empty if there is none.
         config: Its settings, as the recipe resolves them; None: those in `config.yaml`.
 
     Returns:
         Files that contradict the record, and what is missing, one line each.
     """
-    folder, notes = RunFolder(run), list[str]()
-    found = altered_settings(run, record, None if config is None else result_settings(config))
+    run, record, notes = files.path, files.record, list[str]()
+    found = altered_settings(files, None if config is None else result_settings(config))
     at = [each.step for each in record.evaluations]
     if at != sorted(set(at)) or not at or at[-1] != record.num_steps:
         found.append(f"provenance.json: its evaluations do not end after step {record.num_steps:,}")
     try:
-        found += _of_result(record, log, folder.read_json("result.json"))
+        found += _of_result(record, log, files.result)
     except CheckpointError as error:
         notes.append(error.what)
-    found += [text for text in (best_finding(run, record),) if text]
+    found += [text for text in (best_finding(files),) if text]
     if not os.path.lexists(run / METRICS):
         notes.append(f"{METRICS} is not published")
     else:
-        found += _of_evaluations(folder, record) + _of_steps(run, log)
-    found += _of_environment(folder, record)
-    for name, sha256 in subjects.items():
+        found += _of_evaluations(files) + _of_steps(run, log)
+    found += _of_environment(files)
+    for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name not in (WEIGHTS, STEPS):
             there = record.checkpoints.get(checkpoint, {}).get(file, "none")
@@ -91,12 +87,13 @@ def not_compared(run: Path) -> list[str]:
     return sorted({path.name for path in run.iterdir() if not path.name.startswith(".")} - COMPARED - {"run.lock"})
 
 
-def _of_evaluations(folder: RunFolder, record: RunRecord) -> list[str]:
+def _of_evaluations(files: RunFiles) -> list[str]:
     """Compare the evaluations in `metrics.jsonl` with the recorded ones, up to the first one that differs."""
-    recorded = {each.step: each.metrics for each in record.evaluations}
-    for each in evaluations_of(folder):
+    evaluations = files.record.evaluations
+    recorded = {each.step: each.metrics for each in evaluations}
+    for each in files.evaluations:
         before = recorded.get(each.step)
-        if each in record.evaluations:
+        if each in evaluations:
             continue
         if before is None:
             return [f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded"]
@@ -120,19 +117,18 @@ def _of_steps(run: Path, log: StepLog) -> list[str]:
     return []
 
 
-def _of_environment(folder: RunFolder, record: RunRecord) -> list[str]:
+def _of_environment(files: RunFiles) -> list[str]:
     """Compare code, versions and hardware in `environment.json` with the recorded ones."""
-    if not os.path.lexists(folder.path / _ENVIRONMENT):
+    if not os.path.lexists(files.path / _ENVIRONMENT):
         return []
     try:
-        worlds = folder.read_json(_ENVIRONMENT).get("worlds")
+        worlds, record = files.worlds, files.record
     except CheckpointError as error:
         return [f"{_ENVIRONMENT}: {error.slots.get('cause', error.what)}"]
-    plain = [each for each in worlds if isinstance(each, dict)] if isinstance(worlds, list) else []
     return [
         f"{_ENVIRONMENT}: the {name} of its worlds is not the recorded one"
         for name, recorded in (("environment", record.environment), ("code", record.code))
-        if distinct(each.get(name, {}) for each in plain) != recorded
+        if distinct(each.get(name, {}) for each in worlds) != recorded
     ]
 
 

@@ -1,7 +1,6 @@
 """The result of a verification: what was replayed, what differs, and what can have escaped."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from samebits.config.plain_file import read_plain
 from samebits.errors import ConfigError, cannot_read, printable
-from samebits.provenance import statement
+from samebits.provenance.run_files import RunFiles
 from samebits.verify.compare import Difference
 from samebits.verify.segments import Segment, describe, escape_probability
 
@@ -134,9 +133,9 @@ def check_is_of(verdict: Verdict, run: Path) -> None:
         ConfigError: It is of another run.
         CheckpointError: The run's statement is damaged.
     """
-    if not os.path.lexists(run / statement.FILE_NAME):
+    if not (files := RunFiles(run)).has_statement:
         return  # not complete: it has no root
-    root = statement.read_statement(run / statement.FILE_NAME).root
+    root = files.record.root
     if root != verdict.root:
         raise ConfigError(
             f"the verdicts are not of {run}",

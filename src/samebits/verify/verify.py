@@ -11,11 +11,12 @@ from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
 from samebits.inference.data_places import describe_places
 from samebits.inference.trained_model import TrainedModel
+from samebits.provenance.run_files import RunFiles
 from samebits.provenance.same_run import check_replay
 from samebits.provenance.statement import sha256_of_json
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.console import Console
-from samebits.verify.files import RunFiles, open_run
+from samebits.verify.files import CheckedFiles, check_files
 from samebits.verify.plan import Plan, Replay
 from samebits.verify.record_files import not_compared, typed_settings
 from samebits.verify.replay import replay
@@ -56,7 +57,7 @@ def verify(
     model = TrainedModel(request.run, request.overrides)
     recipe, config = model.settings()
     check_replay(request.run, config, "verify a run")
-    files = open_run(request.run, config)
+    files = check_files(RunFiles(request.run), config)
     files.mismatches += typed_settings(request.run, recipe)
     if files.num_steps == 0:
         raise ConfigError(
@@ -98,7 +99,7 @@ def verify(
     return _judge(request, files, segments, chosen, mine, done)
 
 
-def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[Segment]:
+def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> list[Segment]:
     if request.steps is not None:
         first, stop = request.steps
         if not 0 <= first < stop <= files.num_steps:
@@ -116,7 +117,7 @@ def _choose(request: Request, segments: list[Segment], files: RunFiles) -> list[
     return choose(segments, request.share, f"{root} {request.challenge}".rstrip())
 
 
-def _has_content(files: RunFiles) -> bool:
+def _has_content(files: CheckedFiles) -> bool:
     first = files.log.get(files.log.first_step)
     return first is not None and any(first.content)
 
@@ -143,7 +144,7 @@ def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
 
 def _judge(
     request: Request,
-    files: RunFiles,
+    files: CheckedFiles,
     segments: list[Segment],
     chosen: list[Segment],
     mine: list[Segment],

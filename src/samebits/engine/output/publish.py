@@ -9,18 +9,14 @@ import time
 from samebits.engine.job import Job
 from samebits.engine.progress import Progress
 from samebits.engine.run_spec import RunSpec
-from samebits.errors import CheckpointError
 from samebits.provenance import step_log
+from samebits.provenance.run_files import RunFiles
 from samebits.provenance.run_identity import DATASET_INFO
 from samebits.provenance.same_run import result_settings
 from samebits.provenance.statement import FILE_NAME, Evaluation, RunRecord, add_evaluation, distinct, make_statement
 from samebits.report.records import FILE_NAME as METRICS
-from samebits.report.records import read_records
-from samebits.storage.checkpoint import name_of, steps
-from samebits.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of, sha256_of_file
+from samebits.storage.manifest import sha256_of_file
 from samebits.storage.run_folder import RunFolder
-
-_NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
 
 
 def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
@@ -33,8 +29,8 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     Raises:
         CheckpointError: The file cannot be written.
     """
-    checkpoints = kept_checkpoints(folder)
-    progress, evaluations = job.progress, evaluations_of(folder)
+    there = RunFiles(folder.path)
+    progress, evaluations = job.progress, [*there.evaluations]
     # The last evaluation may be in another run folder, if this run resumed from a checkpoint there. Looked up by step,
     # since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
     if all(each.step != progress.evaluated_step for each in evaluations):
@@ -50,36 +46,18 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         data=job.fingerprint.data,
         dataset_info_sha256=str(job.identity.get(DATASET_INFO, "")),
         evaluations=evaluations,
-        checkpoints=checkpoints,
+        checkpoints=there.checkpoints,
         weights_sha256=weights_sha256,
     )
     present = [path for path in (folder.weights, folder.path / step_log.FILE_NAME) if path.exists()]
     files = {path.name: sha256_of_file(path) for path in present}
-    for name, parts in checkpoints.items():
+    for name, parts in there.checkpoints.items():
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
     statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
     folder.write_json(FILE_NAME, statement)
     return record.root
 
 
-def kept_checkpoints(folder: RunFolder) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of weights and optimizer state of each checkpoint, by its name, from its manifest."""
-    found = {}
-    for step in steps(folder.checkpoints):
-        try:
-            manifest = manifest_of(folder.checkpoints / name_of(step))
-        except CheckpointError:
-            continue  # damaged: no run can start there
-        found[name_of(step)] = {name: str(manifest[name].get("sha256")) for name in (WEIGHTS, OPTIMIZER)}
-    return found
-
-
-def evaluations_of(folder: RunFolder) -> list[Evaluation]:
-    """Return step and metrics of each evaluation in `metrics.jsonl`."""
-    return [
-        Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
-        for record in read_records(folder.path, "eval")
-    ]
 
 
 def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
@@ -87,7 +65,7 @@ def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
 
     A warning is returned if they differ; "" if the run has none of them, as with another's checkpoint.
     """
-    found, every = "", evaluations_of(folder)
+    found, every = "", RunFiles(folder.path).evaluations
     for each in every:
         found = add_evaluation(found, each)
     if not every or not progress.evaluations or found == progress.evaluations:

@@ -1,0 +1,117 @@
+"""Tools enter what runs a training only through `bench`, and by the doors that are listed here, each with its reason.
+
+The list may shrink, and not grow: a tool that needs more of a run asks `bench` for it, so that a change of the engine
+has few callers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.budgets import FOLDERS
+
+KERNEL = ("cluster", "engine", "launch", "metrics", "module", "optim", "own_loop", "parallel", "watchdog")
+TYPES = ("cluster.env", "cluster.world", "engine.job", "engine.parts", "engine.progress")  # of what bench gives
+# Each tool's doors: modules of the kernel, and why bench does not stand before them.
+DOORS: dict[str, dict[str, str]] = {
+    "check": {
+        "cluster.codec": "a metric's state is tried as ranks send it; an answer from another interpreter",
+        "cluster.signals": "an interpreter of its own ends with its parent",
+        "engine.assemble engine.checkpoints.saving": "a trial stops, saves and resumes",
+        "engine.build engine.dataset_info module.check_model": "each part of a recipe is built under a tracer",
+        "engine.evaluate engine.validation": "a few samples are evaluated",
+        "module.determinism": "a probe has no job",
+        "parallel.checksum": "digests on a GPU",
+        "watchdog.detector": "a trial may hang",
+    },
+    "diff": {
+        "engine.assemble engine.dataset_info launch.kernels": "two runs are built in one process",
+        "engine.checkpoints.restoring engine.checkpoints.saving optim.build": "states are restored and copied",
+        "engine.output.recorder": "a replayed step has a record as the run's",
+        "module.determinism": "torch's switches change with the run that is replayed",
+    },
+    "doctor": {
+        "cluster.address cluster.collectives cluster.rendezvous": "the network itself is tried",
+        "engine.build engine.dataset_info": "only data is opened, no job",
+    },
+    "finders": {},
+    "inference": {
+        "engine.build engine.dataset_info module.determinism": "a trained model has weights and no job",
+        "engine.evaluate metrics.eval_sets watchdog.detector": "it is evaluated",
+        "launch.kernels launch.start": "a user's program may be one rank of a world",
+    },
+    "run_views": {},
+    "scaling": {
+        "cluster.collectives": "timings of all ranks",
+        "engine.build": "a plan needs parts, and no job",
+        "module.activation_checkpointing module.flops module.precision": "a plan counts what these do",
+        "parallel.blocks parallel.bucket parallel.exchange.halving parallel.exchange.tree_all_reduce": "the same",
+        "parallel.reduce parallel.tree": "the same",
+    },
+    "simulate": {
+        "cluster.rendezvous cluster.signed": "calls of the store are counted",
+        "engine.assemble engine.step": "each virtual rank runs the step itself, in a coroutine",
+        "parallel.bucket parallel.coroutines parallel.exchange.halving": "its ranks have reducers of their own",
+        "parallel.exchange.tree_all_reduce parallel.recoverable parallel.replica parallel.tree": "the same",
+    },
+    "sweeps": {
+        "cluster.signals launch.commands launch.subcommand": "a trial is a command, samebits train",
+    },
+    "verify": {
+        "cluster.collectives": "only rank 0 compares",
+        "engine.assemble engine.dataset_info": "a job is built from a run's dataset info",
+        "engine.checkpoints.restoring engine.checkpoints.saving": "segments start and end at checkpoints",
+        "engine.output.recorder engine.validation": "steps and evaluations are compared with the run's",
+    },
+}
+NUM_DOORS = sum(len(names.split()) for doors in DOORS.values() for names in doors)
+
+
+def used(root: Path, tool: str) -> set[str]:
+    """Return the modules of the kernel that a tool imports, without `samebits.`."""
+    source = root / "src/samebits"
+    names = (name for path in (source / tool).rglob("*.py") for name in _imported(ast.parse(path.read_text()), source))
+    return {name for name in names if name.partition(".")[0] in KERNEL}
+
+
+def _imported(tree: ast.AST, source: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name.removeprefix("samebits.") for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("samebits."):
+            name = str(node.module).removeprefix("samebits.")
+            is_folder = (source / name.replace(".", "/")).is_dir()
+            yield from (f"{name}.{each.name}" for each in node.names) if is_folder else [name]
+
+
+def problems(root: Path) -> list[str]:
+    """Return what is imported and not listed, and what is listed and not imported."""
+    found = []
+    for tool, doors in DOORS.items():
+        listed, there = {name for names in doors for name in names.split()}, used(root, tool) - {*TYPES}
+        found += [f"{tool} imports {name}: ask bench for it" for name in sorted(there - listed)]
+        found += [f"{tool} does not import {name}: remove it here" for name in sorted(listed - there)]
+    return found
+
+
+@pytest.mark.check
+def test_tools_enter_the_kernel_by_bench_and_the_listed_doors(repo: Path) -> None:
+    assert problems(repo) == []
+    assert {*DOORS} == {*FOLDERS["tools"]} - {"bench"}
+    assert NUM_DOORS <= 65, "the list may not grow"
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "line",
+    ["from samebits.engine.step import run_step", "import samebits.launch.launch", "from samebits.engine import run"],
+)
+def test_another_door_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "src/samebits/engine").mkdir(parents=True)
+    (tmp_path / "src/samebits/finders").mkdir()
+    (tmp_path / "src/samebits/finders/find.py").write_text(f"def f():\n    {line}\n")
+    assert [text for text in problems(tmp_path) if text.startswith("finders imports ")]
