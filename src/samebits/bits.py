@@ -1,5 +1,6 @@
 """Tensors by their bits: the first element that differs, and the tensors and values within a nested value."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,30 @@ def as_bytes(tensor: Tensor) -> Tensor:
     if flat.dim() and flat.stride(0) != 1:  # one value that was expanded counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
+
+
+def is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors of any shape have the same type, shape and bits; or both are None."""
+    if one is None or other is None:
+        return one is other
+    same_kind = one.shape == other.shape and one.dtype == other.dtype
+    return same_kind and torch.equal(as_integers(one), as_integers(other))
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor of any shape as integers of the same size, on its device."""
+    tensor = tensor.detach()
+    # A sparse gradient has no memory of its own that could be read as integers.
+    return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(_INTEGERS[tensor.element_size()])
+
+
+def digest(tensors: Sequence[Tensor]) -> bytes:
+    """Return a digest (16 bytes) of dtype, shape and bytes of tensors of any shape."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(as_bytes(tensor).numpy().data)
+    return found.digest()
 
 
 def number_text(value: Tensor) -> str:

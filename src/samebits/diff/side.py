@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from samebits.bench.bench import advance
+from samebits.bits import digest
 from samebits.data.order import Step
 from samebits.diff.folders import Recorded
 from samebits.diff.opening import open_job
-from samebits.diff.tensors import digest
 from samebits.engine.assemble import init_weights
 from samebits.engine.checkpoints.restoring import restore_step
 from samebits.engine.checkpoints.saving import pack_job

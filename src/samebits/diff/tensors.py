@@ -1,25 +1,15 @@
 """Comparison of tensors by their bits."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.bits import Element, as_bytes, first_element, number_text
+from samebits.bits import Element, first_element, number_text
 
 MODEL = "(the model)"
 _STANDS_OUT = 4.0  # times as much as any other module
-
-
-def digest(tensors: Sequence[Tensor]) -> bytes:
-    """Return a digest (16 bytes) of dtype, shape and bytes of tensors of any shape."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(as_bytes(tensor).numpy().data)
-    return found.digest()
 
 
 def module_of(tensor: str) -> str:

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from samebits.bits import tensors_in
+from samebits.bits import digest, tensors_in
 from samebits.data.digests import sample_digests
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch
 from samebits.diff.side import Side
-from samebits.diff.tensors import digest
 from samebits.diff.trace import (
     APPLIED,
     BACKWARD,

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samebits.bits import as_integers, is_same
 from samebits.data.samples import Batch
 from samebits.data.seeding import seed_forward, seeded
 from samebits.errors import ConfigError, SamebitsError
 
 LOGGER = logging.getLogger("samebits")
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INSTEAD = "or set mode=fast, which does not promise equal bits."
 
 
@@ -128,7 +128,7 @@ def _compare(first: _Pass, again: _Pass) -> None:
     ]
     found = []
     for kind, one, other in pairs:
-        names = [name for name in one | other if not _is_same(one.get(name), other.get(name))]
+        names = [name for name in one | other if not is_same(one.get(name), other.get(name))]
         if names:
             found.append(_named(kind, names))
     if found:
@@ -152,27 +152,14 @@ def _named(kind: str, names: list[str]) -> str:
     return f"{kind} {names[0]}{more}"
 
 
-def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    same_kind = one.shape == other.shape and one.dtype == other.dtype
-    return same_kind and torch.equal(_bits(one), _bits(other))
-
-
 def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Sum each tensor's bits as integers: exact in any order, and one pass over the memory."""
     if not tensors:
         return {}
     # One transfer for all tensors: on a GPU, each transfer waits for the device.
 
-    sums = torch.stack([_bits(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]).tolist()
+    sums = torch.stack([as_integers(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]).tolist()
     return dict(zip(tensors, sums, strict=True))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    # A sparse gradient has no memory of its own that could be read as integers.
-    return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(_BITS[tensor.element_size()])
 
 
 def _brief(sums: Mapping[str, int]) -> str:

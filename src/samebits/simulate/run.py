@@ -20,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from samebits.bits import is_same
 from samebits.cluster.world import World, alone
 from samebits.config.schema import RunConfig
 from samebits.cores import on_one_core
@@ -159,7 +160,7 @@ class _Ranks:
         for rank, result in enumerate(results):
             if not result.is_finite:
                 raise TrainError(f"loss or gradient is not finite in step {number}", fix="Set another learning rate.")
-            if not all(_is_equal(*pair) for pair in self._gradients(rank)):
+            if not all(is_same(*pair) for pair in self._gradients(rank)):
                 raise TrainError(
                     f"ranks 0 and {rank} of {size} have other gradients in step {number}",
                     cause="This is a fault of Samebits.",
@@ -192,12 +193,6 @@ class _Idle(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Do nothing."""
-
-
-def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
 
 
 def _share_weights(model: nn.Module) -> nn.Module:

@@ -58,8 +58,6 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     return record.root
 
 
-
-
 def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
     """Compare the evaluations in `metrics.jsonl`, which the statement will have, with a resumed checkpoint's hash.
 
