@@ -7,11 +7,10 @@ under a tracer of sources (`sources`) and of state (`state`).
 from __future__ import annotations
 
 from samebits.check.context import Notes, Probed
+from samebits.check.data_probe import probe_metric, probe_samples
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
 from samebits.check.line_watch import LineWatch
-from samebits.check.metric_probe import probe_metric
 from samebits.check.model_probe import probe_model
-from samebits.check.sample_probe import probe_samples
 from samebits.check.sizes import small_sizes
 from samebits.check.state import global_generators
 from samebits.cluster.world import alone

@@ -41,12 +41,11 @@ def describe_initial(sides: Sides) -> Location:
     tensors = [side.tensors() for side in sides]
     found = first_tensor(*tensors)
     assert found is not None, "the states differ"
-    name, element = found
     notes = []
     plans = [side.plan().micro_batches[0].indices.tolist() for side in sides]
     if plans[0] != plans[1]:
         notes.append(f"the first micro-batch has other samples too: {plans[0][:4]} / {plans[1][:4]} …")
-    return _at(0, "initial weights", name, element, notes)
+    return _of_tensor(0, "initial weights", found, notes)
 
 
 def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes: list[str]) -> Location:
@@ -62,7 +61,7 @@ def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes:
     buffers = {name for name, _ in sides[0].job.model.named_buffers()}
     first = first_tensor(*({name: each[name] for name in each if name in buffers} for each in tensors))
     if first is not None:
-        return _at(a.step, "buffers", *first, notes)
+        return _of_tensor(a.step, "buffers", first, notes)
     if a.lr != b.lr:
         return Location(
             a.step, "learning rate", module="(optimizer)", operation=optimizer, element="learning rate", a=repr(a.lr),
@@ -75,7 +74,7 @@ def describe_update(sides: Sides, records: tuple[StepRecord, StepRecord], notes:
         )
         return Location(a.step, "sums over the step", element=fields, notes=notes)
     phase = "moving average" if found[0].startswith(AVERAGE) else "update"
-    return replace(_at(a.step, phase, *found, notes), operation=optimizer)
+    return replace(_of_tensor(a.step, phase, found, notes), operation=optimizer)
 
 
 def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRecord) -> Location:
@@ -109,10 +108,10 @@ def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRe
     largest = largest_difference(stored, replayed)
     if largest is None:
         return Location(step, "not reproduced", notes=notes)
-    name, element = largest
+    element = largest[1]
     notes.append(f"{side.name}/{file} differs from the replay in this module most; both values are of {side.name}:")
     notes.append(f"{element.a} stored, {element.b} replayed")
-    return replace(_at(step, "not reproduced", name, element, notes), a="", b="")
+    return replace(_of_tensor(step, "not reproduced", largest, notes), a="", b="")
 
 
 def find_altered(sides: Sides, step: int) -> Location | None:
@@ -122,11 +121,10 @@ def find_altered(sides: Sides, step: int) -> Location | None:
             found = first_tensor(stored, replayed)
             if found is None:
                 continue
-            name, element = found
             notes = [f"{side.name}/{file} is not what the steps of {side.name} lead to: it was altered"]
-            place = _at(step, "stored state", name, element, notes)
+            place = _of_tensor(step, "stored state", found, notes)
             # The other run has the replayed value.
-            return place if side.name == "a" else replace(place, a=element.b, b=element.a)
+            return place if side.name == "a" else replace(place, a=place.b, b=place.a)
     averages = [side.job.average for side in sides]
     if (averages[0] is None) != (averages[1] is None):
         name = next(iter(sides[0].job.state()))
@@ -135,7 +133,8 @@ def find_altered(sides: Sides, step: int) -> Location | None:
     return None
 
 
-def _at(step: int, phase: str, name: str, element: Element, notes: list[str]) -> Location:
-    """Return the place of an element of a tensor of the state."""
-    module, where = module_of(name.removeprefix(AVERAGE)), f"{name} {element.index}".rstrip()
+def _of_tensor(step: int, phase: str, found: tuple[str, Element], notes: list[str]) -> Location:
+    name, element = found
+    module = module_of(name.removeprefix(AVERAGE))
+    where = f"{name} {element.index}".rstrip()
     return Location(step, phase, module=module, element=where, a=element.a, b=element.b, notes=notes)
