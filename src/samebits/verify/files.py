@@ -138,10 +138,10 @@ def finding(error: SamebitsError, run: Path) -> str:
     return " ".join(text.replace(f"checkpoint {run}/", "").replace(f"{run}/", "").split())
 
 
-def compare_monitor(files: RunFiles, monitor: tuple[str, str]) -> list[str]:
+def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
     """Compare metric and direction of `best.json`, which `best_finding` takes as they are, with the recipe's."""
     try:
-        best = files.best
+        best = RunFiles(run).best
     except CheckpointError:
         return []  # missing, or damaged, which `best_finding` reports
     stated = f"{best.get('metric')} {best.get('better')}"

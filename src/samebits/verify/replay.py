@@ -25,7 +25,6 @@ from samebits.engine.dataset_info import build_from
 from samebits.engine.job import Job
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.trained_model import TrainedModel
-from samebits.provenance.run_files import RunFiles
 from samebits.provenance.run_identity import DATASET_INFO, identity
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog, read_steps
@@ -91,7 +90,7 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
             verdict.replayed.append((start, stop))
         else:
             verdict.differences.append(difference)
-    verdict.mismatches += replayer.mismatches + compare_monitor(RunFiles(plan.run), job.parts.monitor)
+    verdict.mismatches += replayer.mismatches + compare_monitor(plan.run, job.parts.monitor)
     verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict
