@@ -38,7 +38,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
             "Make your training script exact": ["own-loop", "detection", "lightning", "accelerate", "transformers"],
             "Look after runs": ["resume", "run-folder", "runs", "trackers", "find", "sweeps"],
             "Check and share a model": ["trust", "diff", "export", "publish"],
-            "Several machines": ["two-machines", "slurm", "launchers", "containers", "clusters", "simulate"],
+            "Several machines": ["launchers", "slurm", "containers", "two-machines", "clusters", "simulate"],
             "When something fails": ["debug-a-hang", "faults", "recovery"],
             "Memory and speed": ["memory", "speed", "kernels", "portable"],
             "Recipes": [f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")],

@@ -147,6 +147,17 @@ def test_the_tree_in_the_tour_names_every_package(repo: Path) -> None:
     assert not missing
 
 
+def test_the_tours_table_of_places_names_functions_that_exist(repo: Path) -> None:
+    table = (repo / "docs/tour.md").read_text().split("## Where it happens")[1].split("\n## ")[0]
+    places = re.findall(r"`([a-z_/]+\.py)`(?:: `([\w.]+)`)?", table)
+    assert len(re.findall(r"^\| (?!what happens)\w", table, re.MULTILINE)) >= 12
+    assert len(places) >= 12
+    for path, name in places:
+        text = (repo / "src/samebits" / path).read_text()
+        for part in filter(None, name.split(".")):
+            assert re.search(rf"^\s*(def|class) {part}\b", text, re.MULTILINE), (path, part)
+
+
 @pytest.mark.check
 def test_a_contributors_first_path_takes_two_hours(repo: Path) -> None:
     """README, tour and the files that the tour names, at 200 words and 50 lines of code a minute."""
