@@ -24,7 +24,7 @@ FOLDERS = {
         "own_loop": 3_040,  # names habits of loops that would train another model in each world; comments at traps
         "parallel": 4_020,
         "portable": 2_090,  # arithmetic that is equal on every processor
-        "provenance": 1_530,  # weights and best.json are compared with the statement by each command
+        "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused
         "watchdog": 430,
@@ -41,7 +41,7 @@ FOLDERS = {
         "scaling": 630,
         "simulate": 370,
         "sweeps": 1_080,  # comments at traps
-        "verify": 1_310,  # compares best.json; comments at traps
+        "verify": 1_270,  # compares best.json; comments at traps
     },
     # What users name or call. Target: 13,000.
     "edges": {
