@@ -1,4 +1,4 @@
-"""Memory by part, FLOPs and bytes sent of a run, estimated without running it.
+"""Memory by part and FLOPs of a run, estimated without running it.
 
 One forward and backward pass runs under torch's FakeTensorMode, which computes shapes and types but no values. Saved
 tensors are counted as autograd saves them. The loss is left out; the gradient of the output stands in for it.
@@ -23,10 +23,6 @@ from samebits.module.activation_checkpointing import choose_parts
 from samebits.module.flops import count_recurrent
 from samebits.module.precision import use_precision
 from samebits.parallel.blocks import count, shard_blocks
-from samebits.parallel.bucket import group
-from samebits.parallel.exchange.halving import is_in_rounds
-from samebits.parallel.exchange.tree_all_reduce import SMALL_BYTES
-from samebits.parallel.reduce import BUCKET_BYTES
 from samebits.parallel.tree import are_siblings, partials, push
 
 CPU = torch.device("cpu")
@@ -49,7 +45,6 @@ class Sizes:
     total: int  #: Number of parameters.
     trained: int  #: Number of parameters that are trained.
     buffers: int  #: Size of the buffers in bytes.
-    groups: tuple[int, ...]  #: Trained parameters per gradient bucket, in the order of the all-reduces.
     block: int  #: Largest number of parameters that fsdp has gathered at one time.
 
 
@@ -62,7 +57,6 @@ def sizes_of(model: nn.Module) -> Sizes:
         total=total,
         trained=sum(parameter.numel() for parameter in trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
-        groups=tuple(sum(each.numel() for each in one) for one in group(trained[::-1], BUCKET_BYTES)),
         block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next being gathered
     )
 
@@ -201,29 +195,6 @@ def owner_copies(config: RunConfig, num_procs: int) -> int:
         len(partials(0, min(done, num_leaves), num_leaves))
         for done in range(num_procs, num_leaves + num_procs, num_procs)
     )
-
-
-def bytes_sent(config: RunConfig, sizes: Sizes, num_procs: int, parallel: str) -> int:
-    """Return the bytes that the busiest process sends per step, by Samebits's all-reduce or by fsdp's collectives."""
-    num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
-    others = num_procs - 1
-    if parallel == "fsdp":
-        # Per pass: two all-gathers and one reduce-scatter. Owners of whole tensors send as many bytes as a ring.
-        num_passes = -(-num_leaves // num_procs)
-        return num_passes * 4 * (2 * sizes.total + sizes.trained) * others // num_procs
-    value_bytes = 2 if _is_16bit(config) else 4
-    shares = even_shares(num_leaves, num_procs)
-    most_nodes = max(_num_nodes(config, share, num_leaves) for share in shares)
-    sent = 0
-    for values in sizes.groups:
-        num_bytes = value_bytes * values
-        if is_in_rounds(num_procs, num_bytes):
-            is_paired = num_procs & others != 0  # no power of two: one rank returns the sum to its neighbor
-            sent += num_bytes * others * (most_nodes + 1) // num_procs + num_bytes * is_paired
-            continue
-        in_chunks = num_bytes * others > SMALL_BYTES
-        sent += num_bytes * others * (most_nodes + 1) // num_procs if in_chunks else num_bytes * others * most_nodes
-    return sent
 
 
 def _num_nodes(config: RunConfig, share: tuple[int, int], num_leaves: int) -> int:

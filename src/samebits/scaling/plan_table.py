@@ -13,7 +13,7 @@ from samebits.engine.build import build_parts, first_inputs, open_data
 from samebits.engine.parts import Parts
 from samebits.report.console import Console
 from samebits.report.idle import idle_row
-from samebits.scaling.plan import Sizes, bytes_sent, memory, pass_through
+from samebits.scaling.plan import Sizes, memory, pass_through
 
 GB = 1e9
 
@@ -42,10 +42,7 @@ def plan_values(
     no_fsdp_with = first_met(config, "batch_norm=sync", "compress!=none", "compile=true") or None
     num_micro = num_micro_batches(config.global_batch, config.micro_batch)
     ways: dict[str, dict[str, Any]] = {
-        way: {
-            "memory": memory(config, sizes, cost.activations, num_procs, way),
-            "sent_bytes": bytes_sent(config, sizes, num_procs, way),
-        }
+        way: {"memory": memory(config, sizes, cost.activations, num_procs, way)}
         for way in (("ddp",) if no_fsdp_with else ("ddp", "fsdp"))
     }
     for way in ways.values():
@@ -103,7 +100,6 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     for entry in ways["ddp"]["memory"]:
         rows.add_row(entry, *(f"{ways[way]['memory'][entry] / 1e6:,.1f}" for way in names))
     rows.add_row("total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold")
-    rows.add_row("sent per step", *(f"{ways[way]['sent_bytes'] / 1e6:,.1f}" for way in names))
     console.say("")
     console.draw(rows)
     notes = _fitting(planned, names) if planned["memory_gb"] is not None else []

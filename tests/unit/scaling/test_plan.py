@@ -24,7 +24,7 @@ from samebits.data.order import MicroBatch, Order
 from samebits.errors import ConfigError
 from samebits.parallel.bucket import Flat
 from samebits.parallel.reduce import Reducer
-from samebits.scaling.plan import bucket_copies, bytes_sent, memory, owner_copies, pass_through, sizes_of
+from samebits.scaling.plan import bucket_copies, memory, owner_copies, pass_through, sizes_of
 
 NUM_SAMPLES, SIZE_PX = 12, 128
 _MEASURED = f"""
@@ -194,12 +194,6 @@ def test_synchronized_batch_norm_holds_all_micro_batches_of_a_process_at_once() 
     sizes = sizes_of(resnet18())
     assert memory(config(batch_norm="sync"), sizes, 100, 2, "ddp")["activations"] == 400
     assert memory(config(), sizes, 100, 2, "ddp")["activations"] == 100
-
-
-def test_one_process_sends_nothing_and_16_bits_are_half() -> None:
-    sizes = sizes_of(resnet18())
-    assert bytes_sent(config(), sizes, 1, "ddp") == 0
-    assert 2 * bytes_sent(config(compress="bf16"), sizes, 2, "ddp") == bytes_sent(config(), sizes, 2, "ddp")
 
 
 def test_the_command_gives_a_table_of_80_columns_and_json(printed: Callable[..., str]) -> None:

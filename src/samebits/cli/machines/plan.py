@@ -1,4 +1,4 @@
-"""`samebits plan`: memory, FLOPs and communication of a run, before it starts."""
+"""`samebits plan`: memory and FLOPs of a run, before it starts."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Estimate memory, FLOPs and bytes sent per step of a run."""
+    """Estimate memory and FLOPs of a run."""
     from samebits.recipes.catalog import find
 
     found = find(source)
