@@ -133,17 +133,23 @@ def _annotations(thing: Any) -> dict[str, str]:
         given = function.args
         starred = [each for each in (given.vararg, given.kwarg) if each]
         arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
-        found = {each.arg: ast.unparse(each.annotation) for each in arguments if each.annotation}
-        return found | ({"return": ast.unparse(function.returns)} if function.returns else {})
+        found = {each.arg: _source(each.annotation) for each in arguments if each.annotation}
+        return found | ({"return": _source(function.returns)} if function.returns else {})
     found = {}
     for base in reversed([each for each in thing.__mro__ if each.__module__.startswith("samebits.")]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         fields = [node for node in body.body if isinstance(node, ast.AnnAssign)]
-        found |= {ast.unparse(node.target): ast.unparse(node.annotation) for node in fields}
+        found |= {ast.unparse(node.target): _source(node.annotation) for node in fields}
         if inspect.isfunction(vars(base).get("__init__")) and not dataclasses.is_dataclass(base):
             found |= _annotations(vars(base)["__init__"])
     return found
+
+
+def _source(annotation: ast.expr) -> str:
+    """Return an annotation as text, without the quotes of one that names its own class."""
+    is_quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
+    return str(annotation.value) if is_quoted else ast.unparse(annotation)  # type: ignore[attr-defined]
 
 
 def _split(text: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ FOLDERS = {
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused
-        "watchdog": 430,
+        "watchdog": 410,
     },
     # Commands that look at a run or its parts. Target: 9,000.
     "tools": {
@@ -38,7 +38,7 @@ FOLDERS = {
         "finders": 120,
         "inference": 1_140,  # data in a run folder is refused
         "run_views": 2_670,  # means and deviations over seeds, charts as SVG files
-        "scaling": 630,
+        "scaling": 590,
         "simulate": 370,
         "sweeps": 1_080,  # comments at traps
         "verify": 1_270,  # compares best.json; comments at traps

@@ -1,7 +1,5 @@
 """The user's line at which a piece of state changes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -27,7 +25,7 @@ class LineWatch:
         self._last: Line | None = None
         self.lines: dict[str, Line] = {}
 
-    def __enter__(self) -> LineWatch:
+    def __enter__(self) -> "LineWatch":
         self._values = snapshot(self._cells)
         sys.settrace(self._trace)
         return self

@@ -11,8 +11,6 @@ A peer on this host is lost when its process has ended, one on another host when
 first rank that finds a lost peer writes the verdict, and all ranks raise it, so one fault has one text everywhere.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -121,7 +119,7 @@ class _Monitor:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="connect-monitor", daemon=True)
 
-    def __enter__(self) -> _Monitor:
+    def __enter__(self) -> "_Monitor":
         self._thread.start()
         return self
 

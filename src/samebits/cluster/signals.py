@@ -1,7 +1,5 @@
 """Turn the first stop signal into a request: finish the step, save, exit. This module does not import torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -50,7 +48,7 @@ class StopSignal:
         """Return 128 + the signal's number, as shells do; 0 if no stop was requested."""
         return 128 + self.signal if self.signal is not None else 0
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> "StopSignal":
         # Python can set signal handlers only in the main thread. In other threads, no stop is ever requested.
         if threading.current_thread() is threading.main_thread():
             launched = bool(os.environ.get(LAUNCHED))

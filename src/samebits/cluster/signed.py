@@ -5,8 +5,6 @@ HMAC-SHA256 of the purpose, the name of the key and the JSON. The purpose names 
 cannot be copied to another key or replayed in a later run. Without a key the MAC is `-`, and only the form is checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -58,7 +56,7 @@ class Seal:
     key: str = field(default="", repr=False)  #: The secret; empty: messages are not signed.
     purpose: str = ""  #: The run and the part of it that messages are valid for.
 
-    def within(self, part: str) -> Seal:
+    def within(self, part: str) -> "Seal":
         """Return the seal for a part of the run; its messages are valid only there."""
         return replace(self, purpose=f"{self.purpose}/{part}")
 
@@ -103,7 +101,7 @@ class SignedStore:
         self.store, self.seal = store, seal
         self.refused: dict[str, str] = {}  #: Names of refused values, with the reason.
 
-    def clone(self) -> SignedStore:
+    def clone(self) -> "SignedStore":
         """Return the same store over a connection of its own."""
         copy = SignedStore(self.store.clone(), self.seal)
         # One table for both, so that a refused key is logged once.

@@ -4,8 +4,6 @@ Settings are typed and frozen, and unknown keys are refused. Only what a user ch
 from the settings are computed later.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Annotated, Literal
@@ -179,7 +177,7 @@ class RunConfig(Settings):
         return self.optim.lr if meant_for is None else self.optim.lr * self.global_batch / meant_for
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> RunConfig:
+    def _settings_fit_together(self) -> "RunConfig":
         if (message := find_exclusion(self)) is not None:
             raise ValueError(message)
         # The mantissa of every power of two is 0.5.

@@ -1,7 +1,5 @@
 """Sections of the settings that all recipes share: `optim`, `checkpoint`, `record`, `loader` and so on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -90,7 +88,7 @@ class OptimConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> OptimConfig:
+    def _settings_fit_together(self) -> "OptimConfig":
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs momentum above 0; fix: Set nesterov=false, or momentum=0.9.")
         if self.schedule == "multi_step" and not self.milestones:
@@ -240,7 +238,7 @@ class ReportConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _trackers_fit_together(self) -> ReportConfig:
+    def _trackers_fit_together(self) -> "ReportConfig":
         for name in self.trackers:
             if name not in TRACKERS and not name.endswith(".py"):
                 raise ValueError(

@@ -3,8 +3,6 @@
 Legend: N images, H and W their height and width. Boxes are in whole pixels of the upright image, from its left and top.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,7 +32,7 @@ class Box(NamedTuple):
     width: int
     height: int
 
-    def at(self, scale: int) -> Box:
+    def at(self, scale: int) -> "Box":
         """Return the box in the image decoded at 1/scale of its size, with all values rounded down."""
         return Box(self.left // scale, self.top // scale, self.width // scale, self.height // scale)
 

@@ -4,8 +4,6 @@ Pillow supports about forty formats and chooses one by a file's content, whateve
 runs Ghostscript), and several raise any kind of exception on a damaged file.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -169,7 +167,7 @@ class JpegHead(NamedTuple):
     is_progressive: bool
 
     @classmethod
-    def find(cls, content: bytes) -> JpegHead | None:
+    def find(cls, content: bytes) -> "JpegHead | None":
         """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
         if content[:2] != b"\xff\xd8":
             return None

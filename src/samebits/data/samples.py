@@ -4,8 +4,6 @@ Random numbers of a sample (crop, flip, shift) come from its own key, a function
 depend on the rank or DataLoader worker that reads it, or on the samples read before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -36,23 +34,23 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
         if device.type == "cpu":
             return self
         # From pinned memory the copy runs beside other work. Kernels of the same stream wait for it.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def head(self, count: int) -> Batch:
+    def head(self, count: int) -> "Batch":
         """Return the first `count` samples, in the same memory."""
         few = self._map(lambda tensor: tensor[:count] if tensor.dim() else tensor)
         return Batch(few.inputs, few.targets, self.indices[:count])
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         return self._map(Tensor.pin_memory)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(_map(self.inputs, change), _map(self.targets, change), self.indices)
 
 

@@ -4,8 +4,6 @@ The loss scale keeps small gradients of fp16 from underflowing to zero (`loss_sc
 loss scale are those of torch.amp.GradScaler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntFlag
@@ -61,7 +59,7 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any], path: Path) -> Progress:
+    def from_json(cls, state: Mapping[str, Any], path: Path) -> "Progress":
         """Read the result of `to_json`. `path` names the checkpoint in errors.
 
         Raises:
@@ -119,7 +117,7 @@ class StepFlags(IntFlag):
     BALANCE = 8
 
     @classmethod
-    def of(cls, *, stop: bool, compare: bool, join: bool, balance: bool) -> StepFlags:
+    def of(cls, *, stop: bool, compare: bool, join: bool, balance: bool) -> "StepFlags":
         """Return the flags of what is due.
 
         Args:
@@ -135,7 +133,7 @@ class StepFlags(IntFlag):
         return float(self)
 
     @classmethod
-    def unpack(cls, value: float) -> StepFlags:
+    def unpack(cls, value: float) -> "StepFlags":
         """Return the flags in a sum; none if it is not finite."""
         # float32 holds every whole number up to 2^24, so no flag is rounded away.
         return cls(int(value)) if 0 <= value < 1 << 24 else cls(0)

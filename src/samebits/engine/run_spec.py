@@ -1,7 +1,5 @@
 """The specification of a run, resolved once by the launcher and passed to every process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +47,7 @@ class RunSpec:
         )
 
     @classmethod
-    def from_json(cls, text: str, config_class: type[RunConfig]) -> RunSpec:
+    def from_json(cls, text: str, config_class: type[RunConfig]) -> "RunSpec":
         """Decode what `to_json` wrote. `config_class`: the `Config` of the recipe that `recipe_of` names."""
         plain = json.loads(text)
         # From JSON, since pydantic's strict mode takes a JSON array for a tuple, but refuses a Python list.

@@ -4,8 +4,6 @@ An item of a loader is a batch of the whole dataset, so limits and `batch_idx` d
 loop runs over all items on all ranks, and skips those of other ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import tee
 from typing import Any
@@ -36,7 +34,7 @@ class EvaluationBatches:
         steps: Knows how many batches Lightning takes, and which one is current.
     """
 
-    def __init__(self, source: LoaderSource, world: World, seed: int, steps: EvalSteps) -> None:
+    def __init__(self, source: LoaderSource, world: World, seed: int, steps: "EvalSteps") -> None:
         if source.batch_size is None:
             raise ConfigError("the DataLoader has no batch_size", fix="Set batch_size.")
         self._source, self._world, self._steps = source, world, steps

@@ -1,7 +1,5 @@
 """The micro-batches of an exact order as the items of a torch DataLoader, for frameworks that read several ahead."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ class MicroBatchSampler(Sampler[list[_Request]]):
         self.num_rounds = self._count(min(order.global_batch, order.num_samples))
 
     @property
-    def batch_sampler(self) -> MicroBatchSampler:
+    def batch_sampler(self) -> "MicroBatchSampler":
         """This object: frameworks look for `set_epoch` on the sampler within a sampler."""
         return self
 

@@ -1,7 +1,5 @@
 """Find a change of weights within a step that none of the loop's optimizers has made."""
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +14,7 @@ from samebits.data.order import MicroBatch
 from samebits.errors import ConfigError, TrainError
 
 # Weak, since the hook below stays for the life of the process.
-_GUARDS: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
+_GUARDS: "weakref.WeakSet[WeightGuard]" = weakref.WeakSet()
 
 
 class WeightGuard:

@@ -21,8 +21,6 @@ When synchronized batch norm runs micro-batches by turns, leaves can end out of 
 the first: a + b has the bits of b + a.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -69,7 +67,7 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
 class Flat:
     """One copy of a bucket."""
 
-    def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
+    def __init__(self, bucket: "Bucket", dtype: torch.dtype) -> None:
         self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)  #: (length,) flat tensor.
         # In the parameters' own strides, so that a channels-last weight has a channels-last gradient. This is why
         # parameters must be dense: the view of one with gaps would reach into the next one.

@@ -7,8 +7,6 @@ ranks first and then over a rank's micro-batches: equal to `Reducer`'s up to rou
 size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -71,7 +69,7 @@ class Shards(ShardedReplica):
 
     def make_reducer(
         self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
-    ) -> ShardedReducer:
+    ) -> "ShardedReducer":
         """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         return ShardedReducer(self.module, self, self._world, num_extras=num_extras)
 

@@ -12,8 +12,6 @@ neither, and no later check could see it.
     check_unchanged                     at a resume, with the checkpoint's (`resumed`)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -64,7 +62,7 @@ class Fingerprint:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, content: object) -> Fingerprint:
+    def from_json(cls, content: object) -> "Fingerprint":
         """Read the fingerprint in a checkpoint; parts that are missing or not text are left out."""
         plain = content if isinstance(content, dict) else {}
         named = {part.name: plain.get(part.name) for part in dataclasses.fields(cls)}

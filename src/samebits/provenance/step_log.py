@@ -11,8 +11,6 @@ after any interruption. The link of a position is part of its checkpoint: a resu
 notices a file that does not belong to it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -92,7 +90,7 @@ class StepLog:
         """Whether the chain starts at the run's first step."""
         return self.first_step == 0 and self.start_link == FIRST_LINK
 
-    def head(self, step: int) -> StepLog:
+    def head(self, step: int) -> "StepLog":
         """Return the records before a step."""
         return StepLog(self.body[: max(0, step - self.first_step) * _RECORD.size], self.start_link, self.first_step)
 

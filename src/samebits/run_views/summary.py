@@ -1,7 +1,5 @@
 """A run in one row: recipe, state, step, metrics, time, settings and hash, from the small files of its folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -72,7 +70,7 @@ class RunSummary:
         self.state, self.reason = state_of(self.path, is_complete=self.state == "done")
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> RunSummary:
+    def from_plain(cls, plain: dict[str, Any]) -> "RunSummary":
         """Read the result of `to_plain`. Raises ValueError if it has another form."""
         values: dict[str, Any] = {each.name: plain.get(each.name) for each in fields(cls)}
         if not (isinstance(values["path"], str) and values["state"] in get_args(State)):

@@ -1,7 +1,5 @@
 """What a replay has to do, and what it found: plain data that the launcher and the ranks exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +41,6 @@ class Replay:
     seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Replay:
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Replay":
         """Read a verdict from the plain values of its fields, as they are sent between processes."""
         return cls(**{**plain, "differences": [Difference(**each) for each in plain["differences"]]})

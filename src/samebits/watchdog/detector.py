@@ -11,8 +11,6 @@ The first verdict in the store wins (`put_first`), so all ranks report the same 
 abort a rank waits `_ending_s`, for the other ranks to read the verdict and dump their stacks.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -69,7 +67,7 @@ class HangDetector:
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> HangDetector:
+    def __enter__(self) -> "HangDetector":
         self._stacks = stacks.StackDumper()
         info = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
         self._infos = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(info))]

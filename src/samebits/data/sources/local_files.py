@@ -4,8 +4,6 @@ A file is opened once in a process and read by `pread`, which moves no file posi
 use the files that their parent has opened.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -35,7 +33,7 @@ class Stamp:
     mtime_ns: int  #: Time of the last change, in nanoseconds.
 
     @classmethod
-    def of(cls, descriptor: int) -> Stamp:
+    def of(cls, descriptor: int) -> "Stamp":
         """Return the stamp of an open file."""
         status = os.fstat(descriptor)
         return cls(status.st_size, status.st_mtime_ns)

@@ -1,7 +1,5 @@
 """A run's reports: rank 0 writes console, records and pictures; the other ranks only log."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time
@@ -198,7 +196,7 @@ class Reports:
                 self._draw(job, metric, self._records)
         self._loss_sum, self._num_samples = 0.0, 0
 
-    def take_over(self, before: Reports) -> None:
+    def take_over(self, before: "Reports") -> None:
         """Continue the reports of a process that becomes rank 0."""
         self.first_step_at, self._rate = before.first_step_at, before._rate
         self._loss_sum, self._num_samples = before._loss_sum, before._num_samples

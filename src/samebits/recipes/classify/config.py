@@ -1,7 +1,5 @@
 """Settings of the classify recipe, in addition to the shared settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,7 +96,7 @@ class DataConfig(Settings):
     cache_gb: float = Field(default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes.")
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> DataConfig:
+    def _settings_fit_together(self) -> "DataConfig":
         if self.root is not None and self.train is not None:
             raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
         if self.train is not None and self.eval is None:

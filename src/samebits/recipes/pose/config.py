@@ -3,8 +3,6 @@
 Names in brackets are those of the reference implementation.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,7 +69,7 @@ class DataConfig(Settings):
     flip: float = Field(default=0.5, ge=0, le=1, description="Probability of a horizontal flip.")
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> DataConfig:
+    def _settings_fit_together(self) -> "DataConfig":
         if self.size_px % 32:
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of 32, the stride of the network")
         if self.min_scale > self.max_scale:
@@ -146,7 +144,7 @@ class TestConfig(Settings):
     max_people: int = Field(default=30, ge=1, le=200, description="Peaks per joint that are grouped.")
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> TestConfig:
+    def _settings_fit_together(self) -> "TestConfig":
         if self.nms_kernel % 2 == 0:
             raise ValueError(f"nms_kernel ({self.nms_kernel}) must be odd")
         if len(set(self.scales)) != len(self.scales):

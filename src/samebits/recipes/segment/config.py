@@ -1,7 +1,5 @@
 """Settings of the segment recipe, in addition to the shared settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -97,7 +95,7 @@ class DataConfig(Settings):
         return (size, size) if isinstance(size, int) and not isinstance(size, bool) else size
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> DataConfig:
+    def _settings_fit_together(self) -> "DataConfig":
         if self.root is not None and self.train is not None:
             raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
         if self.train is not None and self.eval is None:

@@ -1,7 +1,5 @@
 """Settings of the text recipe, in addition to the shared settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,7 +108,7 @@ class DataConfig(Settings):
         return None if value is None else value.expanduser().absolute()
 
     @model_validator(mode="after")
-    def _files_fit_together(self) -> DataConfig:
+    def _files_fit_together(self) -> "DataConfig":
         if self.val_fraction is not None and self.eval is not None:
             raise ValueError(
                 "eval and val_fraction cannot be combined: both define the validation lines. Set one of them"
