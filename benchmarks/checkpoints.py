@@ -19,35 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torchvision
-from torch import nn
 
+from benchmarks.small_networks import job_of
 from samebits.cluster.world import alone
 from samebits.config.interval import parse_interval
-from samebits.config.schema import RunConfig
 from samebits.config.sections import CheckpointConfig
-from samebits.data.samples import Batch, DatasetSamples
-from samebits.engine.assemble import make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
 from samebits.engine.job import Job
-from samebits.engine.parts import Parts
 from samebits.engine.step import run_step
-from samebits.metrics.classification import Accuracy
 from samebits.storage.run_folder import RunFolder
-
-
-def loss(outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    return {"cross_entropy": nn.functional.cross_entropy(outputs, batch.targets)}
-
-
-def job_of(batch: int) -> Job:
-    samples = DatasetSamples([(torch.randn(3, 32, 32), index % 10) for index in range(256)])
-    parts = Parts(
-        model=torchvision.models.resnet101(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples,
-        metric=lambda: Accuracy(1000),
-    )  # fmt: skip
-    config = RunConfig(recipe="bench", epochs=10**6, global_batch=batch, micro_batch=batch, device="cpu")
-    return make_job(config, lambda: parts, alone("cpu"))
 
 
 def steps_of(job: Job) -> Callable[[], None]:
@@ -140,7 +120,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
         folder = RunFolder(Path(place))
         folder.open()
-        job = job_of(arguments.batch)
+        batch = arguments.batch
+        job = job_of("resnet101-32", alone("cpu"), num_samples=256, global_batch=batch, micro_batch=batch)
         step = steps_of(job)
         step()  # the optimizer has its state from here on
         checkpoints = CheckpointManager(folder, CheckpointConfig(every=arguments.every, keep=2), job.world)

@@ -2,11 +2,10 @@
 
     python -m benchmarks.exact_cost                 # CNN, ResNet-18 at 64 and 128 px, 2 and 4 processes
     python -m benchmarks.exact_cost --procs 2 --models resnet18-64 --rounds 15
-    python -m benchmarks.exact_cost --procs 2 --models cnn --one-group   # all messages in the default group as well
 
 Both train the same network on the same random images, micro-batch 16 and one thread per process, CPU and gloo. They
 take turns of a few steps in the same processes, so that a slower machine slows both. Gloo's threads and time slices are
-as Samebits sets them in its rounds, and as torch leaves them in DDP's (--unplaced: in both). Prints the median over the
+as Samebits sets them in its rounds, and as torch leaves them in DDP's. Prints the median over the
 rounds, and the median of the rounds' ratios to DDP.
 """
 
@@ -16,8 +15,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -28,8 +26,6 @@ from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_wo
 from samebits.cluster.world import World
 from samebits.cores import TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice
 from samebits.data.order import Order
-from samebits.parallel.exchange import tree_all_reduce
-from samebits.parallel.exchange.tree_all_reduce import Message, Work
 from samebits.parallel.reduce import Reducer
 
 MODELS = ("cnn", "resnet18-64", "resnet18-128")
@@ -82,50 +78,32 @@ def timed(step: Callable[[], None], num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def place(rank: int, *, as_samebits: bool, time_slice_ms: float) -> None:
+def place(rank: int, *, as_samebits: bool) -> None:
     """Place gloo's threads and set the time slice as Samebits does, or reset them."""
-    set_time_slice(time_slice_ms if as_samebits else 0)
+    set_time_slice(TIME_SLICE_MS if as_samebits else 0)
     for thread in place_gloo_threads(rank):
         if not as_samebits:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
             os.sched_setaffinity(thread, core_ids())
 
 
-class OneGroupWorld(World):
-    """A world that sends all its messages in the default group."""
-
-
-@tree_all_reduce.post.register
-def _(world: OneGroupWorld, messages: Sequence[Message]) -> Sequence[Work]:
-    group = dist.distributed_c10d._get_default_group()
-    return [(group.recv if it.is_receive else group.send)([it.values], it.peer, it.tag) for it in messages]
-
-
-def with_one_group(here: World) -> OneGroupWorld:
-    return OneGroupWorld(**{each.name: getattr(here, each.name) for each in fields(here)})
-
-
 def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
     with plain_world(rank, num_procs) as here:
         for name in arguments.models:
             steps = [ddp_steps(name), exact_steps(name, here)]
-            if arguments.one_group:
-                steps.append(exact_steps(name, with_one_group(here)))
             num_steps = 50 if name == "cnn" else 3
             times: list[list[float]] = []
             for number in range(arguments.rounds + 1):
                 row = []
                 for step in steps:
-                    is_ours = step is not steps[0] and not arguments.unplaced
-                    place(rank, as_samebits=is_ours, time_slice_ms=arguments.time_slice)
+                    place(rank, as_samebits=step is not steps[0])
                     row.append(timed(step, num_steps))
                 if number:  # the first round warms up
                     times.append(row)
             if rank == 0:
                 ms = [statistics.median(column) * 1e3 for column in zip(*times, strict=True)]
-                ratios = [statistics.median(row[k] / row[0] for row in times) for k in range(1, len(steps))]
-                cells = [f"{each:9.2f}" for each in ms] + [f"{each:7.3f}" for each in ratios]
-                print(f"{num_procs:5}  {name:13} " + " ".join(cells), flush=True)
+                ratio = statistics.median(ours / ddp for ddp, ours in times)
+                print(f"{num_procs:5}  {name:13} {ms[0]:9.2f} {ms[1]:9.2f} {ratio:7.3f}", flush=True)
 
 
 def main() -> None:
@@ -133,14 +111,9 @@ def main() -> None:
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--unplaced", action="store_true", help="leave gloo's threads as torch starts them")
-    parser.add_argument("--one-group", action="store_true", help="also measure with all messages in one group")
-    parser.add_argument("--time-slice", type=float, default=TIME_SLICE_MS, help="milliseconds; 0: the system's own")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
-    more = arguments.one_group
-    ms, ratio = ("   1 group", "   1 group") if more else ("", "")
-    print(f"procs  model            DDP ms  exact ms{ms}   ratio{ratio}")
+    print("procs  model            DDP ms  exact ms   ratio")
     for num_procs in arguments.procs:
         spawn(work, num_procs, num_procs, arguments)
 

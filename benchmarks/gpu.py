@@ -37,13 +37,7 @@ PART_S = 180.0  # for the commands of a part together
 
 @dataclass(frozen=True)
 class Row:
-    """One result.
-
-    Attributes:
-        what: What was measured.
-        value: The result with its unit.
-        is_ok: Whether it is as it should be.
-    """
+    """One result with its unit, and whether it is as it should be."""
 
     what: str
     value: str
@@ -55,9 +49,6 @@ class Part:
     """Some commands, and what is read from their output.
 
     Attributes:
-        name: For `--parts`.
-        title: What it shows.
-        commands: Command lines.
         read: (outputs of the commands) -> rows.
     """
 
@@ -74,14 +65,7 @@ def sizes(num_devices: int) -> list[int]:
 
 
 def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) -> list[Part]:
-    """Return all parts.
-
-    Args:
-        device: cuda or cpu.
-        procs: Numbers of processes.
-        folder: For runs and data.
-        peers_python: Python with Lightning and Accelerate; "": without these.
-    """
+    """Return all parts."""
     on = f"device={device}"
     listed = ",".join(map(str, procs))
 

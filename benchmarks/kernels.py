@@ -95,15 +95,8 @@ def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
     environ |= {**VARIABLES[variant.kernels], "OMP_NUM_THREADS": str(variant.threads)}
     before = [str(emulator), "-cpu", variant.cpu] if variant.cpu else []
     command = [
-        *before,
-        sys.executable,
-        "-m",
-        "benchmarks.kernels",
-        "--child",
-        str(out),
-        "--threads",
-        str(variant.threads),
-    ]
+        *before, sys.executable, "-m", "benchmarks.kernels", "--child", str(out), "--threads", str(variant.threads),
+    ]  # fmt: skip
     command += ["--without", NOT_EMULATED] if variant.cpu else []
     command += ["--portable"] if variant.kernels.startswith("portable") else []
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
@@ -117,17 +110,8 @@ def digits_sha256(variant: Variant, folder: Path) -> str:
     run_dir = folder / f"digits-{variant.kernels}-{variant.threads}"
     settings = ["epochs=1", f"kernels={variant.kernels.partition(' ')[0]}", f"num_threads={variant.threads}"]
     command = [
-        sys.executable,
-        "-m",
-        "samebits",
-        "train",
-        "digits",
-        *settings,
-        "--procs",
-        "1",
-        "--run-dir",
-        str(run_dir),
-    ]
+        sys.executable, "-m", "samebits", "train", "digits", *settings, "--procs", "1", "--run-dir", str(run_dir),
+    ]  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
     if variant.kernels == PLAIN:
         environ |= VARIABLES[PLAIN]
@@ -151,7 +135,9 @@ def processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", lines, re.MULTILINE)
-    widest = next((name for name in ("amx_tile", "avx512f", "avx2", "sse4_2") if name in lines), "unknown")
+    widest = next(
+        (name for name in ("amx_tile", "avx512_vnni", "avx512f", "avx2", "sse4_2") if name in lines), "unknown"
+    )
     return f"{found[1] if found else platform.processor()} (with {widest})"
 
 

@@ -66,17 +66,17 @@ class Outcome:
     """What a trial showed.
 
     Attributes:
-        trial: The trial.
+        trial: Trial, or NodeTrial of `node_trials.py`.
         faults: What was wrong; empty if nothing was.
         num_repeated: Steps that were done again.
-        stages_s: From the last loss until the launcher has named the members of the next world, its group continues,
+        stages_s: From the last loss until a launcher has named the members of the next world, its group continues,
             and its first step is done, seconds; empty: no step followed.
         num_lost: Processes that were lost.
         seconds: Duration of the trial.
         output: The command's output.
     """
 
-    trial: Trial
+    trial: Any  # Trial or NodeTrial
     faults: list[str] = field(default_factory=list)
     num_repeated: int = 0
     stages_s: tuple[float, float, float] | tuple[()] = ()
@@ -108,14 +108,7 @@ def draw(seed: int) -> Trial:
 
 
 def play(trial: Trial, folder: Path, settings: list[str], wanted: str) -> Outcome:
-    """Run a trial.
-
-    Args:
-        trial: What to do.
-        folder: An empty folder.
-        settings: Further settings of the run.
-        wanted: The hash of an undisturbed run's weights.
-    """
+    """Run a trial."""
     outcome, began = Outcome(trial), time.monotonic()
     slow = folder / "slow"
     slow.touch()

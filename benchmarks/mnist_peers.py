@@ -39,10 +39,7 @@ class Setting:
 
     Attributes:
         data: Folder in which `MNIST/raw` holds the four plain IDX files.
-        procs: Processes a job.
         steps: Optimizer steps a job, one epoch of so many global batches.
-        peers_python: An interpreter that has Lightning and Accelerate.
-        limit_s: The longest that one job may take.
     """
 
     data: Path
@@ -105,16 +102,10 @@ def samebits(mode: str) -> Job:
 
     def run(setting: Setting, folder: Path) -> Result:
         settings = {
-            "data.root": setting.data / "MNIST" / "raw",
-            "data.num_train": setting.num_train,
-            "data.num_eval": 1000,
-            "global_batch": BATCH_A_PROCESS * setting.procs,
-            "micro_batch": BATCH_A_PROCESS,
-            "num_threads": 1,
-            "device": "cpu",
-            "epochs": 1,
-            "mode": mode,
-        }
+            "data.root": setting.data / "MNIST" / "raw", "data.num_train": setting.num_train, "data.num_eval": 1000,
+            "global_batch": BATCH_A_PROCESS * setting.procs, "micro_batch": BATCH_A_PROCESS, "num_threads": 1,
+            "device": "cpu", "epochs": 1, "mode": mode,
+        }  # fmt: skip
         pairs = [f"{key}={value}" for key, value in settings.items()]
         command = [sys.executable, "-m", "samebits", "train", "mnist/tutorial", *pairs]
         started_at = time.time()

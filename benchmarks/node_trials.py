@@ -7,11 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from benchmarks.kill_trials import Outcome
 from benchmarks.kill_watch import Watch
 from tests.cluster.hosts import Host
 from tests.faults.faults import Job
@@ -52,62 +53,22 @@ class NodeTrial:
         return f"seed {self.seed}: {self.what} {places} of {self.num_nodes}, step {self.step} + {self.delay_s:.3f} s"
 
 
-@dataclass
-class NodeOutcome:
-    """What a trial showed.
-
-    Attributes:
-        trial: The trial.
-        faults: What was wrong; empty if nothing was.
-        num_repeated: Steps that were done again.
-        stages_s: From the last loss until a launcher has named the members of the next world, its group continues, and
-            its first step is done, seconds; empty if the run was over before.
-        seconds: Duration of the trial.
-        output: The output of all launchers.
-    """
-
-    trial: NodeTrial
-    faults: list[str] = field(default_factory=list)
-    num_repeated: int = 0
-    stages_s: tuple[float, float, float] | tuple[()] = ()
-    seconds: float = 0.0
-    output: str = ""
-
-
 def draw_nodes(seed: int, sizes: list[int]) -> NodeTrial:
-    """Draw a trial.
-
-    Args:
-        seed: Its seed.
-        sizes: Numbers of nodes to choose from.
-    """
+    """Draw a trial."""
     rng = random.Random(seed)
     size = rng.choice(sizes)
     order = rng.sample(range(size), size)
     return NodeTrial(
-        seed=seed,
-        num_nodes=size,
-        what=rng.choice(LOSSES),
-        victims=tuple(order[: rng.randint(1, size - 1)]),
-        step=rng.randint(1, 20),
-        delay_s=0.15 * rng.random(),
-        again_s=rng.choice([0.0, 0.4, 3.0]) * rng.random(),
-    )
+        seed=seed, num_nodes=size, what=rng.choice(LOSSES), victims=tuple(order[: rng.randint(1, size - 1)]),
+        step=rng.randint(1, 20), delay_s=0.15 * rng.random(), again_s=rng.choice([0.0, 0.4, 3.0]) * rng.random(),
+    )  # fmt: skip
 
 
 def play_nodes(
     trial: NodeTrial, folder: Path, settings: list[str], wanted: str, places: Sequence[Host] = ()
-) -> NodeOutcome:
-    """Run a trial.
-
-    Args:
-        trial: What to do.
-        folder: A folder to create.
-        settings: Further settings of the run.
-        wanted: The hash of an undisturbed run's weights.
-        places: A host for each launcher; empty: all of them run here.
-    """
-    outcome, began = NodeOutcome(trial), time.monotonic()
+) -> Outcome:
+    """Run a trial."""
+    outcome, began = Outcome(trial), time.monotonic()
     folder.mkdir()
     slow, names = folder / "slow", [f"n{number}" for number in range(trial.num_nodes)]
     slow.touch()
@@ -134,7 +95,7 @@ def play_nodes(
     return outcome
 
 
-def _lose(outcome: NodeOutcome, jobs: list[Job], watch: Watch) -> tuple[list[int], float]:
+def _lose(outcome: Outcome, jobs: list[Job], watch: Watch) -> tuple[list[int], float]:
     """Cause the losses and wait for the second step after them; return the survivors' process ids, and when it was."""
     trial = outcome.trial
     _until(lambda: watch.steps[-1][1] >= trial.step)
@@ -162,7 +123,7 @@ def _until(condition: Callable[[], bool]) -> bool:
     return found
 
 
-def _check(outcome: NodeOutcome, run: Path, wanted: str) -> None:
+def _check(outcome: Outcome, run: Path, wanted: str) -> None:
     if (found := weights(run)) != wanted:
         outcome.faults.append(f"other weights: {found[:8]}, not {wanted[:8]}")
     steps = [record["step"] for record in records(run, "train")]

@@ -23,9 +23,11 @@ from samebits.engine.assemble import make_job
 from samebits.engine.job import Job
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
+from samebits.recipes.mnist.model import Cnn
 
 SHAPES = {  # channels, pixels
-    "tiny": (1, 4), "cnn": (1, 28), "linear": (1, 28), "resnet18-64": (3, 64), "resnet18-128": (3, 128),
+    "tiny": (1, 4), "cnn": (1, 28), "linear": (1, 28), "digits": (1, 8), "mnist": (1, 28), "resnet18-64": (3, 64),
+    "resnet18-128": (3, 128), "vit-64": (3, 64), "resnet50-64": (3, 64), "resnet101-32": (3, 32),
 }  # fmt: skip
 MICRO_BATCH = 16
 
@@ -43,7 +45,11 @@ def network(name: str) -> nn.Module:
             nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
             nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
         )  # fmt: skip
-    return torchvision.models.resnet18(num_classes=10)
+    if name in ("digits", "mnist"):
+        return Cnn(width=16, dropout=0.1)
+    if name == "vit-64":
+        return torchvision.models.VisionTransformer(64, 8, 6, 3, 192, 768, num_classes=10)
+    return getattr(torchvision.models, name.partition("-")[0])(num_classes=10)  # type: ignore[no-any-return]
 
 
 def images_for(name: str, count: int) -> Tensor:
@@ -67,17 +73,7 @@ def job_of(
     epochs: int = 10**6,
     **settings: Any,
 ) -> Job:
-    """Return a job that trains a network on random images, on the CPU.
-
-    Args:
-        name: A network of SHAPES.
-        world: The ranks.
-        num_samples: Number of images.
-        global_batch: Samples of a step.
-        micro_batch: Samples of a forward pass.
-        epochs: Number of epochs.
-        settings: Other settings of `RunConfig`.
-    """
+    """Return a job that trains a network on random images, on the CPU."""
     samples = DatasetSamples([(image, index % 10) for index, image in enumerate(images_for(name, num_samples))])
     config = RunConfig(
         recipe="bench", epochs=epochs, global_batch=global_batch, micro_batch=micro_batch, device="cpu", **settings

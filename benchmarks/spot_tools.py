@@ -46,12 +46,7 @@ class Tool(Protocol):
 
 
 class Samebits:
-    """A launcher for each machine.
-
-    Args:
-        folder: Files of the job.
-        num_steps: Steps of the run.
-    """
+    """A launcher for each machine."""
 
     def __init__(self, folder: Path, num_steps: int) -> None:
         self._folder, self._num_started = folder, 0
@@ -128,13 +123,7 @@ class Samebits:
 
 
 class Restarted:
-    """A job that torchrun starts again at each change, from its last checkpoint.
-
-    Args:
-        folder: Files of the job.
-        script: Its script in `benchmarks/peers`.
-        python: The interpreter.
-    """
+    """A job that torchrun starts again at each change, from its last checkpoint."""
 
     def __init__(self, folder: Path, script: str, python: str) -> None:
         self._folder, self._script, self._python = folder, script, python

@@ -32,9 +32,6 @@ def make_trace(seed: int, slots: int, seconds: float, availability: float, chang
     """Draw a trace: each machine is up and down for exponential times, and one is always up.
 
     Args:
-        seed: Repeats it.
-        slots: Number of machines.
-        seconds: Its length.
         availability: Mean share of the machines that are up.
         change_s: Mean time between two changes of any machine, seconds.
     """
@@ -99,10 +96,8 @@ def make_recorded_trace(
     """Make a trace of a part of a recording, scaled to fewer machines and compressed in time.
 
     Args:
-        recording: What was recorded.
         seed: Chooses which machine is lost or returns.
         slots: Number of machines; stands for the largest number in the recording.
-        seconds: Length of the trace.
         change_s: Mean time between two changes of any machine in the whole recording, after compression, seconds.
         start_s: Begin of the part, in seconds of the recording.
 
@@ -147,12 +142,5 @@ def intervals(trace: Sequence[Change], seconds: float) -> list[tuple[float, int]
 
 
 def goodput(useful: float, trace: Sequence[Change], seconds: float, rate: Callable[[int], float]) -> float:
-    """Return the useful samples as a share of what undisturbed runs do in the same time on the same machines.
-
-    Args:
-        useful: Samples that the result contains.
-        trace: The trace.
-        seconds: Its length.
-        rate: Samples per second of an undisturbed run, by number of machines.
-    """
+    """Return the useful samples as a share of what undisturbed runs do in the same time on the same machines."""
     return useful / sum(length * rate(up) for length, up in intervals(trace, seconds))

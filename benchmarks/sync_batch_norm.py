@@ -20,10 +20,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 
-from benchmarks.small_networks import plain_world, spawn
+from benchmarks.small_networks import images_for, network, plain_world, spawn
 from samebits.cluster.world import World
 from samebits.cores import let_gloo_threads_preempt, schedule_threads
 from samebits.data.order import MicroBatch, Order
@@ -31,24 +30,13 @@ from samebits.malloc import keep_freed_memory
 from samebits.parallel.reduce import Reducer
 
 SAMPLES = 16  # of a micro-batch
-MODELS = ("cnn", "resnet18-64", "resnet18-128", "resnet50-64")
+MODELS = ("mnist", "resnet18-64", "resnet18-128", "resnet50-64")
 
 
 def build(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    if name == "cnn":
-        model: nn.Module = nn.Sequential(
-            nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(800, 10),
-        )  # fmt: skip
-        inputs = torch.randn(SAMPLES, 1, 28, 28)
-    else:
-        network, size = name.split("-")
-        model = getattr(torchvision.models, network)(num_classes=10)
-        inputs = torch.randn(SAMPLES, 3, int(size), int(size))
     form = torch.channels_last
-    return model.to(memory_format=form), inputs.contiguous(memory_format=form)
+    return network(name).to(memory_format=form), images_for(name, SAMPLES).contiguous(memory_format=form)
 
 
 def ddp_steps(name: str, num_micro: int) -> Callable[[], None]:
@@ -118,7 +106,7 @@ def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
                     samebits_steps(name, here, num_micro, True),
                     samebits_steps(name, here, num_micro, True, has_messages=False),
                 )
-                num_steps = 10 if name == "cnn" else 1
+                num_steps = 10 if name == "mnist" else 1
                 rounds = [
                     [timed(step, num_steps, rank, sync=step in kinds[2:]) for step in kinds]
                     for _ in range(arguments.rounds + 1)
@@ -141,7 +129,7 @@ def work(rank: int, num_procs: int, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn", "resnet18-64"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mnist", "resnet18-64"])
     parser.add_argument(
         "--micro-batches", type=int, nargs="+", default=[1, 2], help="micro-batches per process and step"
     )

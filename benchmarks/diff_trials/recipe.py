@@ -20,15 +20,9 @@ from samebits.metrics.classification import Accuracy
 
 RARE = 137  # the one sample that the model receives with a mark: a change of it shows first where it is trained on
 PRESET = {
-    "global_batch": 12,
-    "micro_batch": 4,
-    "epochs": 2,
-    "device": "cpu",
-    "optim": {"lr": 0.05, "weight_decay": 0.01},
-    "checkpoint": {"every": "10 steps", "keep": 10},
-    "report": {"tensorboard": False},
-    "loader": {"num_workers": 0},
-}
+    "global_batch": 12, "micro_batch": 4, "epochs": 2, "device": "cpu", "optim": {"lr": 0.05, "weight_decay": 0.01},
+    "checkpoint": {"every": "10 steps", "keep": 10}, "report": {"tensorboard": False}, "loader": {"num_workers": 0},
+}  # fmt: skip
 
 
 class DataConfig(Settings):

@@ -115,14 +115,9 @@ class Trials:
         return found
 
     def train(
-        self,
-        folder: Path,
-        source: str,
-        data: str,
-        settings: Sequence[str] = (),
-        cheat: Cheat = run_step,
+        self, folder: Path, source: str, data: str, settings: Sequence[str] = (), cheat: Cheat = run_step,
         resume: str = "never",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train a run in this process."""
         found = find(str(self.folder / source / "recipe.py"))
         root = f"data.root={self.folder / data}"

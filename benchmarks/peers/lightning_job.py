@@ -42,11 +42,7 @@ class Job(lightning.LightningModule):
 
 
 class Notes(lightning.Callback):
-    """Records the end of every step.
-
-    Args:
-        note: Called with the number of steps.
-    """
+    """Records the end of every step."""
 
     def __init__(self, note: Callable[[int], None]) -> None:
         self._note = note

@@ -40,12 +40,7 @@ class Net(nn.Module):
 
 
 class Clock:
-    """Records when steps end; rank 0 writes the times after the last one.
-
-    Args:
-        rank: This process's.
-        steps: How many there will be.
-    """
+    """Records when steps end; rank 0 writes the times after the last one."""
 
     def __init__(self, rank: int, steps: int) -> None:
         self.rank, self.steps = rank, steps

@@ -48,16 +48,9 @@ def main() -> None:
     job = Job()
     ticker = Ticker(Clock(int(os.environ.get("LOCAL_RANK", "0")), steps()))
     trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["BENCH_PROCS"]),
-        strategy="ddp",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ticker],
-    )
+        accelerator="cpu", devices=int(os.environ["BENCH_PROCS"]), strategy="ddp", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[ticker],
+    )  # fmt: skip
     workers = int(os.environ["BENCH_WORKERS"])
     trainer.fit(job, DataLoader(pictures(), batch_size=BATCH_A_PROCESS, shuffle=True, num_workers=workers))
     ticker.clock.write(float(ticker.last), job)

@@ -22,12 +22,7 @@ from samebits.storage.weights import weights_sha256
 
 
 def forge(run: Path, **changes: Any) -> None:
-    """Make a run's statement and result agree with its other files, as its publisher can.
-
-    Args:
-        run: The run folder.
-        changes: Entries of the record to state otherwise.
-    """
+    """Make a run's statement and result agree with its other files, as its publisher can."""
     folder = RunFolder(run)
     log = step_log.read_steps(run / step_log.FILE_NAME)
     tensors = load_file(run / WEIGHTS)

@@ -18,13 +18,8 @@ from tests.runs import TINY, kill_session, samebits, start
 
 OPTIONS = ((), (), ("record.content=true",), ("optim.ema=0.9",), ("optim.name=adamw",), ("batch_norm=sync",))
 REQUESTS = (
-    {"share": 1.0},
-    {"share": 1.0},
-    {"share": 0.3},
-    {"from_scratch": True},
-    {"steps": (6, 15)},
-    {"part": (1, 2)},
-)
+    {"share": 1.0}, {"share": 1.0}, {"share": 0.3}, {"from_scratch": True}, {"steps": (6, 15)}, {"part": (1, 2)},
+)  # fmt: skip
 
 
 def trust_in(world: World) -> None:

@@ -26,10 +26,11 @@ TINY = {
     "link": (["--width", "64"], "| exact |"),
     "load_balance": (["--steps", "4"], "weights of the runs of Samebits: equal"),
     "own_loop": (["--models", "cnn", "--steps", "2"], "ratio"),
+    "portable": (["--networks", "digits", "--rounds", "1"], "| digits |"),
     "pose": (["--rounds", "1", "--only", "sample"], "training sample"),
     "recheck": (["trials", "--trials", "1"], "right rank"),
     "steps": (["--rounds", "1", "--networks", "crnn"], "crnn"),
-    "sync_batch_norm": (["--procs", "2", "--models", "cnn", "--micro-batches", "1", "--rounds", "1"], "| cnn |"),
+    "sync_batch_norm": (["--procs", "2", "--models", "mnist", "--micro-batches", "1", "--rounds", "1"], "| mnist |"),
     "tampered_runs": (["--parts", "tampered", "--kinds", "chain"], "chain"),
 }  # fmt: skip
 

@@ -146,7 +146,13 @@ def _of_digits(a: Tensor, b: Tensor, k: int) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply (..., m, k) and (..., k, n), float32: each row of `a` and each column of `b` on a grid of its own."""
+    """Multiply (..., m, k) and (..., k, n), float32: each row of `a` and each column of `b` on a grid of its own.
+
+    Raises:
+        NotImplementedError: They have another type.
+    """
+    if a.dtype != torch.float32 or b.dtype != torch.float32:
+        raise NotImplementedError
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
     (qa, row), (qb, column) = integers(a, (-1,)), integers(b, (-2,))
