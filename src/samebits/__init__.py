@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from samebits.own_loop.exact import exact
     from samebits.own_loop.loader import ExactLoader
     from samebits.parallel.reduce import Reducer
+    from samebits.portable.scripts import use_kernels
     from samebits.report.trackers.tracker import TrackedRun, Tracker
     from samebits.run_views.run import Run, RunList, runs
     from samebits.storage.checkpoint import Checkpoint
@@ -105,6 +106,7 @@ __all__ = [
     "train",
     "uniform",
     "uniforms",
+    "use_kernels",
     "weights_sha256",
     "world",
     "write_tar_shards",
@@ -144,6 +146,7 @@ _MODULES = {
     "samebits.own_loop.loader": ("ExactLoader",),
     "samebits.module.freeze": ("freeze",),
     "samebits.parallel.reduce": ("Reducer",),
+    "samebits.portable.scripts": ("use_kernels",),
     "samebits.report.trackers.tracker": ("TrackedRun", "Tracker"),
     "samebits.run_views.run": ("Run", "RunList", "runs"),
     "samebits.storage.checkpoint": ("Checkpoint",),

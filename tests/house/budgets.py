@@ -23,7 +23,7 @@ FOLDERS = {
         "optim": 380,
         "own_loop": 3_040,  # names habits of loops that would train another model in each world; comments at traps
         "parallel": 4_020,
-        "portable": 2_090,  # arithmetic that is equal on every processor
+        "portable": 2_390,  # arithmetic that is equal on every processor, also in own loops
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused

@@ -21,6 +21,7 @@ SUDDEN_ENDS = (
     "src/samebits/launch/worker.py",
     "src/samebits/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
     "src/samebits/own_loop/ending.py",  # a script whose loop ended inside a step has no other way to an exit code
+    "src/samebits/portable/scripts.py",  # torch leaves no dispatch mode at the interpreter's end
     "src/samebits/own_loop/trial.py",  # a script may make fewer steps than a check waits for
 )
 

@@ -17,6 +17,7 @@ from samebits.errors import DataError, TrainError
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 from samebits.parallel.checksum import checksums
+from samebits.portable.scripts import own_kernels
 from samebits.provenance.fingerprint import code_digests, digest_of_sizes
 
 NUM_SAMPLES = 4  # that are read, spread over the dataset
@@ -54,7 +55,10 @@ def check_same_script(world: World, settings: Mapping[str, Any]) -> None:
         TrainError: They differ; the same error on all ranks.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # a notebook has none
-    mine = {**settings, **code_digests(script), "version of torch": torch.__version__}
+    kernels = own_kernels()
+    mine = {**settings, "kernels": kernels, **code_digests(script)}
+    if kernels == "auto":
+        mine["version of torch"] = torch.__version__
     for name, values in _compare(world, mine).items():
         raise TrainError(
             f"the ranks differ in {name}",

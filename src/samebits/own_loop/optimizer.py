@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from samebits.errors import ConfigError
 from samebits.own_loop.refusals import check_caller, one_sample
 from samebits.own_loop.session import ExactLoop
+from samebits.portable.scripts import own_kernels, portable_step
 
 # The methods that act once a step, by class.
 ONCE: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -33,13 +34,15 @@ def plain_step(optimizer: Optimizer) -> Callable[[], Any]:
     """Return the optimizer's own `step`, which `attach` replaces.
 
     Raises:
-        ConfigError: The optimizer evaluates the loss several times a step.
+        ConfigError: The optimizer evaluates the loss several times a step, or has no portable form.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS evaluates the loss several times a step, each time of the whole global batch",
             fix="Use an optimizer whose step() needs no closure.",
         )
+    if own_kernels() == "portable":
+        return portable_step(optimizer)
     # The class's own method: the instance may have a scheduler's wrapper.
     method = type(optimizer).step
     return lambda: method(optimizer)  # closures are called before

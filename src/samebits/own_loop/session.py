@@ -35,6 +35,7 @@ from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of
 from samebits.own_loop.weights import WeightGuard
+from samebits.portable.scripts import check_schedulers, own_kernels
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _MAX_ITEMS = 100  # of a list that is compared
@@ -286,6 +287,8 @@ class ExactLoop:
 
     def _begin_step(self, step: Step) -> None:
         self._guard.begin_step(with_values=self.habits.is_first_step)
+        if self.habits.is_first_step and own_kernels() == "portable":
+            check_schedulers(each.optimizer for each in self._trained)
         self._step = step
         self._after = []
         self.habits.begin_step()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from samebits.portable.floats import in_python_math
 from samebits.portable.mode import PortableMode
 
 VERSION = "portable v1"
 
 _entered: ExitStack | None = None  # by the thread that trains
+
+
+class _Here(threading.local):
+    depth = 0  # contexts that this thread is in
+
+
+_here = _Here()
 
 
 @contextmanager
@@ -25,15 +34,24 @@ def portable_arithmetic() -> Iterator[None]:
     # Fused attention and encoder layers are one operation each; without them, they are products and softmax.
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    # oneDNN's LSTM and GRU are one operation too; torch's own are products and gates.
-    is_mkldnn = torch._C._get_mkldnn_enabled()
+    # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
+    is_mkldnn, is_cudnn = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.enabled
     torch._C._set_mkldnn_enabled(False)
+    torch.backends.cudnn.enabled = False
+    _here.depth += 1
     try:
-        with sdpa_kernel(SDPBackend.MATH), PortableMode():
+        with sdpa_kernel(SDPBackend.MATH), in_python_math(), PortableMode():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
         torch._C._set_mkldnn_enabled(is_mkldnn)
+        torch.backends.cudnn.enabled = is_cudnn
+        _here.depth -= 1
+
+
+def is_portable() -> bool:
+    """Return whether this thread computes in portable arithmetic."""
+    return _here.depth > 0
 
 
 def in_this_arithmetic(body: Callable[[], None]) -> Callable[[], None]:

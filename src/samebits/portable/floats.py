@@ -7,6 +7,10 @@ of 160 bits after the point and round once. Nothing here imports torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 _BITS = 160
 _ONE = 1 << _BITS
@@ -94,3 +98,33 @@ def _sine(x: int) -> float:
     while abs(term) > 1:
         total, term, n = total + term, -(term * square >> _BITS) // ((n + 1) * (n + 2)), n + 2
     return _float(-total if quadrant & 2 else total)
+
+
+def tan(x: float) -> float:
+    """Tangent of a finite number: the quotient of `sin` and `cos`, each rounded."""
+    return sin(x) / cos(x)
+
+
+@contextmanager
+def in_python_math() -> Iterator[None]:
+    """Let Python's `math.exp`, `log`, `cos`, `sin` and `tan` compute as here: schedulers and transforms call them."""
+    originals = {each.__name__: getattr(math, each.__name__) for each in (exp, log, cos, sin, tan)}
+    for name, original in originals.items():
+        setattr(math, name, _as_in_math(globals()[name], original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(math, name, original)
+
+
+def _as_in_math(own: Callable[[float], float], original: Callable[..., float]) -> Callable[..., float]:
+    @wraps(original)
+    def function(x: Any, *base: Any) -> float:
+        value = original(x, *base)  # raises the errors, of wrong types and out of range
+        number = float(x)
+        if not (math.isfinite(value) and math.isfinite(number)):
+            return value
+        return own(number) if not base else own(number) / own(float(base[0]))
+
+    return function

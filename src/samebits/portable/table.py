@@ -22,7 +22,8 @@ from samebits.portable.products import matmul
 _AS_IT_IS = """
     transpose_ t_ squeeze_ unsqueeze_ swapaxes_ alias _reshape_alias as_strided as_strided_ detach detach_ expand
     permute select slice split split_with_sizes unsafe_split unsafe_chunk squeeze t transpose unsqueeze view
-    _unsafe_view unbind unfold diagonal view_as lift lift_fresh lift_fresh_copy real empty empty_like empty_strided
+    _unsafe_view unbind unfold diagonal view_as random_ lift lift_fresh lift_fresh_copy real empty empty_like
+    empty_strided
     new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like ones ones_like full full_like arange
     eye scalar_tensor zero_ zero fill_ fill resize_ set_ tril_indices triu_indices copy_ copy clone contiguous
     _to_copy constant_pad_nd cat stack repeat flip roll index_select gather index masked_fill masked_fill_
@@ -35,7 +36,8 @@ _AS_IT_IS = """
     ne lt le gt ge logical_and logical_and_ logical_or logical_or_ logical_not logical_not_ logical_xor bitwise_and
     bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bitwise_not __lshift__ __rshift__ __and__ __or__
     isnan isinf isfinite copysign signbit nan_to_num max min amax amin aminmax argmax argmin cummax cummin any all
-    equal is_nonzero _local_scalar_dense is_pinned pin_memory _pin_memory item is_same_size max_pool2d_with_indices
+    equal allclose isclose is_nonzero _local_scalar_dense is_pinned pin_memory _pin_memory item is_same_size
+    max_pool2d_with_indices
     adaptive_max_pool2d reflection_pad1d reflection_pad2d replication_pad2d upsample_nearest1d upsample_nearest2d
     _int_mm record_stream frexp nextafter native_channel_shuffle pixel_shuffle pixel_unshuffle
 """
@@ -104,6 +106,14 @@ def _randint(*args: Any, generator: torch.Generator | None = None, **options: An
     low, high = (0, bounds[0]) if len(bounds) == 1 else bounds
     fill = partial(randomness.integer, low=low, high=high)
     return _drawn(fill, torch.int64)(size, generator=generator, **options)
+
+
+def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    i = torch.arange(steps, device=options.get("device"), dtype=torch.float64)
+    step = (end - start) / max(steps - 1, 1)
+    return torch.where(i < max(steps // 2, 1), i * step + start, (i - (steps - 1)) * step + end).to(
+        dtype or torch.float32
+    )
 
 
 def _randperm(n: int, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
@@ -224,6 +234,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "randn_like": _drawn(randomness.normal),
     "randint": _randint,
     "randperm": _randperm,
+    "linspace": _linspace,
     "native_dropout": randomness.dropout,
     "_fused_sgd_": updates.sgd,
     "_fused_adam_": updates.adam,

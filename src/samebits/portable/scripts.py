@@ -1,0 +1,145 @@
+"""Portable arithmetic in a script with a loop of its own: switched on by `use_kernels`, and what it refuses.
+
+Operations are refused by the dispatch mode when they are reached. What it cannot see is refused here, before the first
+step: optimizers and schedulers that compute powers of Python floats, and weights that were drawn before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Adam, Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from samebits.errors import ConfigError
+from samebits.portable.arithmetic import is_portable, use_portable_arithmetic
+from samebits.portable.python_code import find_in_class, find_in_function
+
+# Processes that the script starts inherit it. They have to call `use_kernels` themselves.
+VARIABLE = "SAMEBITS_KERNELS"
+# Optimizers of torch without functions of Python floats.
+_PLAIN = frozenset({"SGD", "Adagrad", "RMSprop", "Adadelta", "Rprop", "Muon"})
+
+
+def use_kernels(kernels: Literal["auto", "portable"]) -> None:
+    """Choose the arithmetic of a script with an exact loop. Call it at the start, before a model is made.
+
+    Args:
+        kernels: portable: from now on in this thread, every operation of torch has equal bits on each processor, or is
+            refused by name (docs/portable.md); compiled models run eagerly. auto: as torch computes.
+
+    Raises:
+        ConfigError: A model exists already, or it is another value.
+    """
+    if kernels not in ("auto", "portable"):
+        raise ConfigError(f"kernels is {kernels!r}", allowed="auto or portable", fix="Set one of them.")
+    is_on = kernels == "portable"
+    if is_on and not is_portable() and any(issubclass(type(each), nn.Parameter) for each in gc.get_objects()):
+        raise ConfigError(
+            "use_kernels('portable') is called after a model was made",
+            cause="torch's random numbers differ between processors, so its initial weights do.",
+            fix="Call samebits.use_kernels('portable') at the start of the script.",
+        )
+    use_portable_arithmetic(on=is_on)
+    # Compiled kernels join operations that each have to round.
+    torch.compiler.set_stance("force_eager" if is_on else "default")
+    os.environ.pop(VARIABLE, None)
+    if is_on:
+        os.environ[VARIABLE] = kernels
+        atexit.unregister(_leave)
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    if is_portable():  # a mode that is entered at the interpreter's end fails to leave
+        use_portable_arithmetic(on=False)
+
+
+def own_kernels() -> str:
+    """Return the arithmetic of this thread's loops: auto or portable.
+
+    Raises:
+        ConfigError: The script has chosen the other one, in another process or thread.
+    """
+    found = "portable" if is_portable() else "auto"
+    if os.environ.get(VARIABLE, "auto") == "portable" != found:
+        raise ConfigError(
+            "this process, or thread, computes with kernels=auto, and the one that started it with kernels=portable",
+            fix="Call samebits.use_kernels('portable') at the start of the function that each process runs.",
+        )
+    return found
+
+
+def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """Return the optimizer's own `step`, in portable arithmetic.
+
+    Raises:
+        ConfigError: It computes powers of Python floats.
+    """
+    owner = next(base for base in type(optimizer).__mro__ if "step" in vars(base))
+    method, is_adam = type(optimizer).step, issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
+    if owner.__module__.startswith("torch.optim"):
+        if not is_adam and owner.__name__ not in _PLAIN:
+            raise _refused(owner.__name__, "It computes powers of Python floats, which are the C library's.")
+    elif (line := find_in_class(type(optimizer), "torch.")) is not None:
+        raise _refused(type(optimizer).__name__, "Powers and functions of Python floats are the C library's.", line)
+
+    def step() -> Any:
+        # The fused Adam computes its powers in one operation, which portable arithmetic replaces (`updates`).
+        choice = {"fused": is_adam, "foreach": False}
+        before = [{name: group[name] for name in choice if name in group} for group in optimizer.param_groups]
+        for group, had in zip(optimizer.param_groups, before, strict=True):
+            group.update({name: choice[name] for name in had})
+        try:
+            return method(optimizer)  # closures are called before
+        finally:
+            for group, had in zip(optimizer.param_groups, before, strict=True):
+                group.update(had)
+
+    return step
+
+
+def check_schedulers(optimizers: Iterable[Optimizer]) -> None:
+    """Check the schedulers of optimizers, also those that the script has given to no one.
+
+    Raises:
+        ConfigError: One computes powers of Python floats.
+    """
+    own = set(map(id, optimizers))
+    for each in gc.get_objects():
+        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in own:
+            _check_scheduler(each)
+
+
+def _check_scheduler(scheduler: LRScheduler) -> None:
+    kind, line = type(scheduler), None
+    values = vars(scheduler)
+    if not kind.__module__.startswith("torch.optim"):
+        line = find_in_class(kind, "torch.")
+    elif isinstance(scheduler, lr_scheduler.LambdaLR | lr_scheduler.MultiplicativeLR):
+        line = next(filter(None, map(find_in_function, scheduler.lr_lambdas)), None)
+    elif isinstance(scheduler, lr_scheduler.PolynomialLR):
+        line = f"power={values['power']}" if values["power"] != 1 else None
+    elif isinstance(scheduler, lr_scheduler.MultiStepLR):
+        line = "milestones that occur twice" if max(values["milestones"].values(), default=1) > 1 else None
+    elif isinstance(scheduler, lr_scheduler.CyclicLR):
+        line = "mode='exp_range'" if values["mode"] == "exp_range" else None
+        if values.get("_scale_fn_custom") is not None:
+            line = find_in_function(values["_scale_fn_custom"])
+    if line is not None:
+        raise _refused(kind.__name__, "Powers and functions of Python floats are the C library's.", line)
+
+
+def _refused(name: str, cause: str, where: str | None = None) -> ConfigError:
+    return ConfigError(
+        f"{name} has no portable form",
+        where=where,
+        cause=cause,
+        fix="Use SGD, Adam or AdamW, and a step, linear, cosine or one-cycle schedule; or set kernels='auto'.",
+    )
