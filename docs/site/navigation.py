@@ -35,7 +35,14 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
         "One page for each job.",
         {
             "Train on your data": ["own-images", "segment", "text", "pose", "own-model", "data", "notebooks"],
-            "Make your training script exact": ["own-loop", "detection", "lightning", "accelerate", "transformers"],
+            "Make your training script exact": [
+                "launch",
+                "own-loop",
+                "detection",
+                "lightning",
+                "accelerate",
+                "transformers",
+            ],
             "Look after runs": ["resume", "run-folder", "runs", "trackers", "find", "sweeps"],
             "Check and share a model": ["trust", "diff", "export", "publish"],
             "Several machines": ["launchers", "slurm", "containers", "two-machines", "clusters", "simulate"],

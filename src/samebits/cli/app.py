@@ -6,7 +6,7 @@ import typer
 
 from samebits.cli import call, check, config, data, diff, evaluate, export, hub, predict, track, train, trust, verify
 from samebits.cli.finders import find, sweep
-from samebits.cli.machines import doctor, plan, scale, simulate, submit
+from samebits.cli.machines import doctor, launch, plan, scale, simulate, submit
 from samebits.cli.options import CONTEXT, Commands, LocalRank
 from samebits.cli.views import compare, report, runs
 from samebits.version import __version__
@@ -43,6 +43,7 @@ def _root(
 
 
 app.command("train")(train.train)
+app.command("launch", context_settings=launch.CONTEXT)(launch.launch)
 app.command("eval")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)

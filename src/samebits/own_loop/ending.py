@@ -21,6 +21,8 @@ from samebits.cluster.env import error_file
 from samebits.errors import SamebitsError, TrainError
 from samebits.own_loop.session import ExactLoop
 
+BATCH_SIZES = "SAMEBITS_BATCH_SIZES"  # GLOBAL:MICRO:SEED, from `samebits launch` to its workers
+
 
 class Iteration:
     """One iteration over the loader.
@@ -177,7 +179,8 @@ def _report(error: SamebitsError, *, is_main: bool = True) -> None:
                 json.dump({"message": f"\n{error}", "timestamp": str(int(time.time()))}, out)
         except OSError:
             file = ""
-    if is_main or not file:
+    # `samebits launch` prints the error of the rank that failed first, once.
+    if (is_main and BATCH_SIZES not in os.environ) or not file:
         print(error, file=sys.stderr, flush=True)
 
 

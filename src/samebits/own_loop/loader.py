@@ -115,8 +115,12 @@ class ExactLoader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
-        order = self._order
         self.loop.look()
+        return self.position()
+
+    def position(self) -> dict[str, int]:
+        """Return the same; for an integration, which does not count steps for the script."""
+        order = self._order
         return {
             POSITION: self.loop.step,
             "seed": order.seed,

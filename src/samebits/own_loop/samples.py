@@ -141,6 +141,14 @@ def source_of(data: Any) -> LoaderSource:
     )
 
 
+def shuffles(data: DataLoader[Any]) -> bool:
+    """Return whether a DataLoader has no fixed order: it shuffles, or its sampler is unknown."""
+    try:
+        return _order_of(data)[0]
+    except ConfigError:
+        return True
+
+
 def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | None]:
     """Return whether a DataLoader shuffles, and its DistributedSampler."""
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:

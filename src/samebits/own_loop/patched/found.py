@@ -1,0 +1,70 @@
+"""What of a script only the garbage collector knows: the modules that it trains, and averages that it keeps by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+
+def trained_modules(optimizers: Sequence[Optimizer]) -> list[nn.Module]:
+    """Return the outermost modules with parameters of the optimizers, without what wraps them."""
+    every = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    numbers = {id(each): number for number, each in enumerate(every)}
+    found: dict[int, tuple[int, nn.Module]] = {}  # by identity, with the number of the first parameter
+    for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+        module = _unwrapped(module)
+        if own := [numbers[id(each)] for each in module.parameters() if id(each) in numbers]:
+            found[id(module)] = min(own), module
+    inner = {id(each) for _, module in found.values() for each in list(module.modules())[1:]}
+    # In the order of the optimizers, which is equal on all ranks.
+    return [module for _, module in sorted(found.values(), key=lambda each: each[0]) if id(module) not in inner]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return what DistributedDataParallel, DataParallel or torch.compile have wrapped."""
+    while isinstance(module, DistributedDataParallel | DataParallel) or hasattr(module, "_orig_mod"):
+        module = getattr(module, "_orig_mod", None) or module.module  # type: ignore[assignment]
+    return module
+
+
+class AverageWatch:
+    """Finds a moving average of the weights of `models` by hand, which would move once a micro-batch.
+
+    Nothing marks such tensors. In the first body that is not its step's last one on this rank, the tensors of the
+    process after the backward pass are compared with those at the body's end. Only the script makes tensors in between:
+    if they have the shapes of all trained parameters, they are an average, or copies made for one.
+    """
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        self._models, self._is_done = models, False
+        self._before: list[tuple[weakref.ref[Tensor], int]] | None = None
+
+    def begin(self) -> None:
+        """Note the tensors after a backward pass."""
+        if not self._is_done:
+            self._before = [(weakref.ref(each), each._version) for each in self._tensors()]
+
+    def finds_average(self) -> bool:
+        """Return at the end of a body whether the script averages weights by hand."""
+        if self._before is None:
+            return False
+        # Only tensors that still live: ids are used again.
+        versions = {id(tensor): version for ref, version in self._before if (tensor := ref()) is not None}
+        self._before, self._is_done = None, True
+        changed = Counter(tuple(each.shape) for each in self._tensors() if versions.get(id(each)) != each._version)
+        trained = [each for model in self._models for each in model.parameters() if each.requires_grad]
+        return Counter(tuple(each.shape) for each in trained) <= changed
+
+    def _tensors(self) -> list[Tensor]:
+        own = [each for model in self._models for each in (*model.parameters(), *model.buffers())]
+        known = {id(each) for each in own} | {id(each.grad) for each in own}
+        # Exactly these classes: asking other objects for theirs may run code of their own.
+        every = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and id(each) not in known]
+        return [each for each in every if each.layout == torch.strided and each.grad_fn is None]

@@ -1,0 +1,256 @@
+"""A script without `samebits.exact`: what it has made, and the exact loop that starts at its first training iteration.
+
+`worker.py` replaces a few functions and classes of torch, and calls the methods here::
+
+    DataLoader, Optimizer, LRScheduler, DistributedDataParallel, ...   noted when they are made
+    for batch in loader            the training DataLoader: `exact()` of what was noted, then its micro-batches
+    loss.backward()                refused outside of that iteration
+
+While it sets up, the script sees a world of `global_batch / micro_batch` processes, whatever number runs. So what it
+computes from the world, such as batch sizes, learning rates and the lengths of schedules, is equal in every world.
+From the first training iteration on it sees the processes that run (ADR 64).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from samebits.cluster.env import ALONE, read_assignment
+from samebits.frames import callers, is_user
+from samebits.own_loop.ending import BATCH_SIZES
+from samebits.own_loop.exact import exact
+from samebits.own_loop.loader import ExactLoader
+from samebits.own_loop.patched.found import AverageWatch, trained_modules
+from samebits.own_loop.patched.records import read_record, write_record
+from samebits.own_loop.patched.refuse import refusal
+from samebits.own_loop.samples import shuffles
+
+_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
+SMALL = 64  # elements of a tensor that a script reduces to print it
+
+
+def user_line() -> str:
+    """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none."""
+    frames = (each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename))
+    return next((f"{each.f_code.co_filename}:{each.f_lineno}" for each in frames), "")
+
+
+class Script:
+    """The script of this process, with the batch sizes in the environment.
+
+    Attributes:
+        rank: Rank of this process.
+        size: Number of processes.
+        seed: Seed of the order and of all random numbers.
+        has_loaded: Whether the script has loaded the state of an optimizer.
+    """
+
+    def __init__(self) -> None:
+        self._global_batch, self._micro_batch, self.seed = map(int, os.environ[BATCH_SIZES].split(":"))  # 0: not given
+        assignment = read_assignment(os.environ) or ALONE
+        self.rank, self.size = assignment.rank, assignment.world_size
+        self._replicas = self._global_batch // self._micro_batch if self._micro_batch else self.size
+        self._launcher = {name: os.environ[name] for name in _WORLD if name in os.environ}
+        os.environ["WORLD_SIZE"] = str(self._replicas)
+        self._exact: ExactLoader | None = None
+        self._data: DataLoader[Any] | None = None  # what is trained on
+        self._read = "none"  # the one that was read last without being trained on
+        self._models: list[nn.Module] = []
+        self._watch = AverageWatch(self._models)
+        self.has_loaded = False
+        self._record: dict[str, int] | None = None  # of the file that the script has loaded
+        # With their lines, in the order in which the script has made them, which is equal on all ranks.
+        self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def seen_size(self) -> int:
+        """The size of the world that the script sees now."""
+        return self._replicas if self._exact is None else self.size
+
+    def note(self, part: Any) -> None:
+        """Note an object that the script has made, with its line."""
+        self._made[part] = user_line()
+
+    def _all(self, kind: type) -> list[Any]:
+        return [part for part in self._made if isinstance(part, kind)]
+
+    @contextmanager
+    def launcher_environment(self) -> Iterator[None]:
+        """Restore what the launcher has set: the real world, and an address that the script may have replaced."""
+        before = {name: os.environ[name] for name in _WORLD if name in os.environ}
+        os.environ.update(self._launcher)
+        try:
+            yield
+        finally:
+            os.environ.update(before)
+
+    def length(self, data: DataLoader[Any]) -> int | None:
+        """Return the number of steps of an epoch over a DataLoader to train on; None for any other."""
+        if not self._micro_batch or not shuffles(data) or not hasattr(data.dataset, "__len__"):
+            return None
+        full, rest = divmod(len(data.dataset), self._global_batch)
+        return full + (rest > 0 and not getattr(data.batch_sampler, "drop_last", data.drop_last))
+
+    def iterate(self, data: DataLoader[Any], plain: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return the micro-batches of the DataLoader to train on; of any other its `plain` iteration."""
+        if type(data.dataset).__module__.startswith("samebits."):  # the engine's own
+            return plain()
+        is_other = self._exact is not None and data is not self._data
+        if is_other or not self._trains_on(data):
+            self._read = f"the DataLoader of {self._made.get(data)}"
+            return self._others(data, plain()) if shuffles(data) else plain()
+        if self._exact is None:
+            self._exact = self._start(data)
+        self._follow(self._exact)
+        return self._bodies(self._exact, user_line())
+
+    def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            # Not when it begins: zip() begins all before it reads any.
+            if self._is_inside() and self._trains_on(data):
+                raise refusal("second", self._made.get(data, ""))
+            yield batch
+
+    def _bodies(self, loader: ExactLoader, line: str) -> Iterator[Any]:
+        batches = iter(loader)
+        try:
+            for batch in batches:
+                yield batch
+                if self._watch.finds_average():
+                    raise refusal("average", line)
+        finally:
+            # Here, not when the collector finds it: the loop judges an iteration where it is left.
+            batches.close()  # type: ignore[attr-defined]  # a generator
+
+    def share(self, sampler: Any, indices: list[int]) -> Iterator[int]:
+        """Return this rank's share of all indices of a DistributedSampler, each once over all ranks."""
+        sizes = [each.batch_size or 1 for each in self._all(DataLoader) if each.sampler is sampler]
+        # Ranks with unequal numbers of batches would wait forever in a script that reduces after each batch.
+        if sizes and -(-len(indices) // self.size) % sizes[0] == 1 and (rest := -len(indices) % self.size):
+            warnings.warn(
+                f"{rest} of {len(indices):,} samples count twice on {self.size} processes, so that all ranks have "
+                "equally many batches. Another batch size, or samebits.EvalLoader, counts each once.",
+                stacklevel=2,
+            )
+            indices = indices + (indices * rest)[:rest]
+        return iter(indices[self.rank :: self.size])
+
+    def begin_backward(self) -> None:
+        """Check that a backward pass belongs to a body of the exact loop, and that a resume has a position."""
+        if self._exact is None or not self._is_inside():
+            raise refusal("backward", user_line(), read=self._read)
+        record, self._record = self._record, None
+        if record is not None and not self.has_loaded and {**record, "step": 0} == self._exact.position():
+            raise refusal("weights", user_line(), **record)
+
+    def end_backward(self) -> None:
+        """Note the end of a backward pass."""
+        place = self._exact.loop.place() if self._exact is not None else None
+        if place is not None and place[0] < place[1]:
+            self._watch.begin()
+
+    def end_save(self, file: Any) -> None:
+        """Note that the script has saved a file by torch.save."""
+        if self._exact is not None:
+            write_record(file, self._exact.position())
+
+    def begin_load(self, file: Any) -> None:
+        """Note that the script loads a file by torch.load."""
+        if self._exact is None:
+            self._record = read_record(file) or self._record
+
+    def check_world(self, name: str, world_size: int | None, rank: int | None) -> None:
+        """Check the arguments of a function `name`, -1 or None if left out; the launcher's world is used anyway."""
+        if not self._micro_batch:
+            self._replicas = self._replicas if world_size in (-1, None) else world_size  # for the refusal that follows
+        elif world_size not in (-1, None, self._replicas) or rank not in (-1, None, self.rank):
+            given = f"world_size={world_size}, rank={rank} on rank {self.rank}"
+            raise refusal("world", user_line(), part=name, given=given, replicas=self._replicas)
+
+    def check_collective(self, name: str, values: Sequence[Any]) -> None:
+        """Check a collective call of the script in the training loop: its result must not reach the weights."""
+        if self._exact is None or not self._is_inside() or not any(each.training for each in self._models):
+            return
+        tensors = [each for each in values if isinstance(each, Tensor)]
+        every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
+        gradients = {each.data_ptr() for each in every}
+        if any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors):
+            raise refusal("gradients", user_line(), part=name)
+        if not self._exact.loop.has_backward:
+            raise refusal("loss", user_line(), part=name)
+
+    def end(self) -> None:
+        """Check at the end of the script that it has trained."""
+        if self._exact is None:
+            raise refusal("nothing")
+
+    def _is_inside(self) -> bool:
+        return self._exact is not None and self._exact.loop.is_inside
+
+    def _trains_on(self, data: DataLoader[Any]) -> bool:
+        models = self._models or trained_modules(self._all(Optimizer))
+        return shuffles(data) and torch.is_grad_enabled() and any(model.training for model in models)
+
+    def _start(self, data: DataLoader[Any]) -> ExactLoader:
+        line, size = self._made.get(data, ""), getattr(data.batch_sampler, "batch_size", data.batch_size)
+        if not self._micro_batch or size not in (self._micro_batch, self._global_batch):
+            name = "other size" if self._micro_batch else "no sizes"
+            raise refusal(name, line, size=size, replicas=self._replicas, total=(size or 1) * self._replicas)
+        optimizers = self._all(Optimizer)
+        self._models += trained_modules(optimizers)
+        self._check_parts([data, *optimizers, *(each for model in self._models for each in model.modules())])
+        with self.launcher_environment():
+            batches: dict[str, Any] = {"global_batch": self._global_batch, "micro_batch": self._micro_batch}
+            *_, loader = exact(self._models, optimizers, data, seed=self.seed, **batches)
+        self._data = data
+        if self._record is not None and self.has_loaded:
+            loader.load_state_dict(self._record)
+        # The loader compares with the sampler's epoch from here on; the script may have set it before.
+        if epoch := getattr(data.sampler, "epoch", 0):
+            loader.set_epoch(epoch)
+        if self.rank == 0:
+            names = [", ".join(type(each).__name__ for each in parts) for parts in (self._models, optimizers)]
+            print(
+                f"samebits  global batch {self._global_batch}: {self._replicas} micro-batches of {self._micro_batch} "
+                f"on {self.size} processes, seed {self.seed}\n"
+                f"          trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        return loader
+
+    def _check_parts(self, parts: Sequence[Any]) -> None:
+        files = [each.f_code.co_filename for each in callers(sys._getframe())]
+        for name in _FRAMEWORKS:
+            if any(f"-packages/{name}/" in file for file in files):
+                raise refusal("part", part=f"the loop of {name}")
+        for part in parts:
+            is_other = isinstance(part, DataLoader) and type(part).__iter__ is not DataLoader.__iter__
+            # FullyShardedDataParallel, ZeroRedundancyOptimizer, PostLocalSGDOptimizer, ...
+            if is_other or type(part).__module__.startswith("torch.distributed."):
+                raise refusal("part", self._made.get(part, ""), part=type(part).__name__)
+        for each in self._all(ReduceLROnPlateau):
+            raise refusal("plateau", self._made.get(each, ""))
+
+    def _follow(self, loader: ExactLoader) -> None:
+        """Let schedulers, averages and scalers act once a step, also those that were made since the last epoch."""
+        schedulers = self._all(LRScheduler)
+        inner = {id(each) for scheduler in schedulers for each in getattr(scheduler, "_schedulers", ())}
+        scalers = [each for each in self._all(torch.amp.GradScaler) if each.is_enabled()]
+        for follower in (*schedulers, *scalers, *self._all(torch.optim.swa_utils.AveragedModel)):
+            if follower not in self._followed and id(follower) not in inner:
+                self._followed.add(follower)
+                loader.per_step(follower)

@@ -1,0 +1,209 @@
+"""One process of `samebits launch`: replaces torch's classes, then runs the script as Python would; see `script.py`.
+
+    python -m samebits.own_loop.patched.worker [-m] SCRIPT ARGUMENTS...
+
+They are replaced for the life of the process, before the script is imported. Methods are replaced in their classes, so
+that it does not matter by which name a script imports them.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from samebits.cluster import collectives
+from samebits.data.seeding import seed_forward
+from samebits.module.determinism import set_kernels
+from samebits.own_loop.current import current_world
+from samebits.own_loop.ending import report_errors
+from samebits.own_loop.patched.refuse import refusal
+from samebits.own_loop.patched.script import Script, user_line
+
+_CORE = f"{Path(__file__).parents[2]}/"
+_GROUPS = f"{Path(dist.__file__).parent}/"  # torch's own collectives count the processes that run
+_COLLECTIVES = ("all_reduce", "reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "gather")
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script, or with `-m` a module, in this process."""
+    report_errors()
+    # The set-up counts too: first weights are drawn there, before exact() sets and seeds what it needs.
+    set_kernels(1, torch.device("cpu"), exact=True)
+    script = Script()
+    seed_forward(script.seed, torch.device("cpu"))
+    install(script)
+    is_module = arguments[0] == "-m"
+    target, sys.argv = arguments[is_module], arguments[is_module:]
+    try:
+        if is_module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(target))
+            runpy.run_path(target, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    script.end()
+
+
+def _replace(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorate what replaces a function of torch, and gets the plain one as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> None:
+        for name in names:
+            plain = getattr(owner, name)
+
+            def replaced(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+                return function(plain, *args, **kwargs)
+
+            setattr(owner, name, wraps(plain)(replaced))
+
+    return decorate
+
+
+def install(script: Script) -> None:
+    """Replace them for a script."""
+
+    for kind in (DataLoader, Optimizer, LRScheduler, ReduceLROnPlateau, AveragedModel, torch.amp.GradScaler):
+
+        @_replace(kind, "__init__")
+        def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+            plain(self, *args, **kwargs)
+            script.note(self)
+
+    @_replace(DataLoader, "__iter__")
+    def iterate(plain: Any, self: DataLoader[Any]) -> Iterator[Any]:
+        return script.iterate(self, lambda: plain(self))
+
+    @_replace(DataLoader, "__len__")
+    def length(plain: Any, self: DataLoader[Any]) -> int:
+        found = script.length(self)
+        return int(plain(self)) if found is None else found
+
+    @_replace(torch.autograd, "backward")  # Tensor.backward() calls it
+    def backward(plain: Any, *args: Any, **kwargs: Any) -> None:
+        script.begin_backward()
+        plain(*args, **kwargs)
+        script.end_backward()
+
+    @_replace(torch, "save")
+    def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        plain(obj, f, *args, **kwargs)
+        script.end_save(f)
+
+    @_replace(torch, "load")
+    def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        script.begin_load(f)
+        return plain(f, *args, **kwargs)
+
+    @_replace(Optimizer, "load_state_dict")
+    def load_state(plain: Any, self: Optimizer, state_dict: Any) -> None:
+        plain(self, state_dict)
+        script.has_loaded = True
+
+    _replace_samplers(script)
+    _replace_wrappers(script)
+    _replace_process_group(script)
+
+
+def _replace_samplers(script: Script) -> None:
+    @_replace(DistributedSampler, "__init__")
+    def init(
+        plain: Any, self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **kw: Any
+    ) -> None:
+        size = script.seen_size if num_replicas is None else num_replicas
+        # More processes may run than the script sees. `share` does not use this rank.
+        plain(self, dataset, size, (script.rank if rank is None else rank) % size, *args, **kw)
+
+    @_replace(DistributedSampler, "__iter__")
+    def share(plain: Any, self: Any) -> Iterator[int]:
+        """Read each sample of an evaluation once, over all processes that run."""
+        before = {name: getattr(self, name) for name in ("num_replicas", "rank", "num_samples", "total_size")}
+        self.num_replicas, self.rank = 1, 0
+        self.num_samples = self.total_size = len(self.dataset)
+        try:
+            return script.share(self, list(plain(self)))
+        finally:
+            vars(self).update(before)
+
+
+def _replace_wrappers(script: Script) -> None:
+    """Let DistributedDataParallel and DataParallel only pass calls on: the exact loop sums gradients."""
+
+    def init(self: Any, module: nn.Module, device_ids: Any = None, *_: Any, **kwargs: Any) -> None:
+        if kwargs.get("process_group") not in (None, dist.group.WORLD):
+            raise refusal("part", user_line(), part="DistributedDataParallel(process_group=...)")
+        nn.Module.__init__(self)
+        self.module, self.device_ids, self.require_backward_grad_sync = module, device_ids, True
+        script.note(self)
+        if isinstance(self, DistributedDataParallel):  # all ranks begin with rank 0's weights, as usual
+            with script.launcher_environment():
+                tensors = [*module.parameters(), *module.buffers()]
+                collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
+
+    def hook(*_: Any, **__: Any) -> None:
+        raise refusal("part", user_line(), part="a communication hook")
+
+    kind: Any
+    for kind in (DistributedDataParallel, DataParallel):
+        kind.__init__, kind.forward = init, lambda self, *args, **kwargs: self.module(*args, **kwargs)
+        # Theirs need what their __init__ has made.
+        kind.train, kind.__setstate__, kind.__getstate__ = nn.Module.train, nn.Module.__setstate__, vars
+    kind = DistributedDataParallel
+    kind.register_comm_hook, kind.no_sync = hook, lambda self: nullcontext()
+    kind.join = lambda self, *_, **__: nullcontext()
+
+
+def _replace_process_group(script: Script) -> None:
+    def caller() -> str:
+        return sys._getframe(3).f_code.co_filename  # behind the function here and `replaced`
+
+    @_replace(dist, "init_process_group")
+    def init(
+        plain: Any, backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1,
+        rank: int = -1, *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if caller().startswith(_CORE):  # joins the world of the launcher
+            plain(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+            return
+        script.check_world("init_process_group()", world_size, rank)
+        with script.launcher_environment():
+            plain(backend, timeout=timeout, device_id=kwargs.get("device_id"))
+
+    @_replace(dist, "get_world_size")
+    def size(plain: Any, group: Any = None) -> int:
+        is_seen = group in (None, dist.group.WORLD) and not caller().startswith((_CORE, _GROUPS))
+        return script.seen_size if is_seen else int(plain(group))
+
+    @_replace(mp, "spawn", "start_processes")
+    def spawn(_plain: Any, fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        script.check_world("mp.spawn()", nprocs, None)
+        fn(script.rank, *args)
+
+    for name in _COLLECTIVES:
+
+        @_replace(dist, name)
+        def collective(plain: Any, *args: Any, name: str = name, **kwargs: Any) -> Any:
+            if not caller().startswith(_CORE):
+                script.check_collective(name, [*args, *kwargs.values()])
+            return plain(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,28 @@
+"""Sums gradients by hand, or divides the loss by a number that it sums over the processes."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from samples_and_digest import data, print_sha256
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train_set = data(48)
+loader = DataLoader(train_set, batch_size=4, sampler=DistributedSampler(train_set))
+for x, y in loader:
+    loss = F.cross_entropy(model(x), y, reduction="sum")
+    count = torch.tensor(float(len(x)))
+    if sys.argv[1] == "loss":
+        dist.all_reduce(count)
+    optimizer.zero_grad()
+    (loss / count).backward()
+    if sys.argv[1] == "gradients":
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    optimizer.step()
+print_sha256(model)

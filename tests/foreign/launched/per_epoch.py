@@ -1,0 +1,32 @@
+"""Weights, optimizer and an epoch in the checkpoint, shuffle=True and no set_epoch, a learning rate set by hand."""
+
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+from samples_and_digest import data, print_sha256
+from torch.utils.data import DataLoader
+
+EPOCHS, PATH = int(sys.argv[1]), sys.argv[2]
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=float(sys.argv[3]))
+loader = DataLoader(data(), batch_size=16, shuffle=True)
+start = 0
+if os.path.exists(PATH):
+    checkpoint = torch.load(PATH)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    start = checkpoint["epoch"] + 1
+for epoch in range(start, EPOCHS):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 * 0.5**epoch
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if os.environ["RANK"] == "0":
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, PATH)
+print_sha256(model)
