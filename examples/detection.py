@@ -190,7 +190,8 @@ def main():
         scheduler.step()
         scores = evaluate(model, val_loader, val_data)
         if val_loader.world.is_main:
-            print(f"epoch {epoch + 1}: " + "  ".join(f"{kind} mAP {value:.17g}" for kind, value in scores.items()))
+            text = "  ".join(f"{kind} mAP {value:.17g}" for kind, value in scores.items())
+            print(f"epoch {epoch + 1}: {text}", flush=True)
             torch.save({name: part.state_dict() for name, part in parts.items()}, f"{args.checkpoint}.new")
             os.replace(f"{args.checkpoint}.new", args.checkpoint)  # a kill leaves a whole file
 
