@@ -242,7 +242,7 @@ def _stored_source(
 
 def _source_of(run_dir: Path | None) -> str:
     """Return the source that a run folder stores."""
-    from samebits.storage.run_path import check_version
+    from samebits.storage.run_path import check_utf8
 
     if run_dir is None:
         raise ConfigError("no recipe was named", fix="Name one. For a first run: samebits train digits")
@@ -252,5 +252,5 @@ def _source_of(run_dir: Path | None) -> str:
             fix="Check the path. To start a run there, name a recipe, a preset or a file: samebits train digits\n"
             "A run that was stopped before its first step starts again from the beginning.",
         )
-    check_version(run_dir)
+    check_utf8(run_dir)
     return str(run_dir / "config.yaml")

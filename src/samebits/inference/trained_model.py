@@ -17,7 +17,7 @@ from samebits.errors import ConfigError
 from samebits.inference.data_places import check_data_is_elsewhere
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
-from samebits.storage.run_path import check_version, no_run, runs_in
+from samebits.storage.run_path import check_utf8, no_run, runs_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,7 +93,7 @@ class TrainedModel:
                 raise error.with_slots(fix=f"{error.slots['fix']}\n{hint}")
             raise error
         else:
-            check_version(self.path)
+            check_utf8(self.path)
 
     def _find_run(self) -> RecipeSpec:
         from samebits.storage.recipe_copy import describe_copy

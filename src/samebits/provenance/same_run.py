@@ -18,7 +18,7 @@ from samebits.config.plain_file import read_plain
 from samebits.config.schema import RunConfig, marks_of
 from samebits.errors import ConfigError, LaunchError, cannot_read
 from samebits.storage.run_folder import RunFolder, holds_a_run
-from samebits.storage.run_path import check_version
+from samebits.storage.run_path import check_utf8
 from samebits.version import __version__
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     """
     if not folder.config.exists():
         return
-    check_version(folder.path)
+    check_utf8(folder.path)
     if resume == "never" and folder.has_checkpoints:
         raise holds_a_run(folder.path)
     other = differing(settings_of(folder), config)
@@ -62,7 +62,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
     """
     if not folder.config.exists():
         return
-    check_version(folder.path)
+    check_utf8(folder.path)
     if other := differing(settings_of(folder), config):
         raise ConfigError(
             f"the run in {folder.path} has other settings, so this run can't resume from its checkpoint",

@@ -19,7 +19,7 @@ from samebits.run_views.state import newest_write
 from samebits.run_views.summary import FILES, RunSummary, read_summary
 from samebits.storage.run_folder import write_atomically
 from samebits.storage.run_lock import LOCK
-from samebits.storage.run_path import check_version, is_published, no_run
+from samebits.storage.run_path import check_utf8, is_published, no_run
 from samebits.version import __version__
 
 MAX_RUNS = 100_000
@@ -62,7 +62,7 @@ def check_run(run: Path) -> None:
         raise cannot_read(CheckpointError, run, error, "Make it a folder that this user can read.") from None
     if not is_run(run, names):
         raise no_run(run)
-    check_version(run)
+    check_utf8(run)
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:

@@ -13,10 +13,9 @@ from samebits.run_views.events import last_of_rank0, read_launcher_log
 from samebits.run_views.files import read_part
 from samebits.scratch import is_running
 from samebits.storage.run_lock import LOCK, OWNER
-from samebits.storage.run_path import has_present_version
 
 # The last two are states of the trials of a sweep.
-State = Literal["running", "stopped", "failed", "done", "waiting", "pruned", "unreadable"]
+State = Literal["running", "stopped", "failed", "done", "waiting", "pruned"]
 
 # On another host, whose processes are not visible from here: since a run writes records and logs, but not during an
 # evaluation, which may take long.
@@ -32,8 +31,6 @@ def state_of(run: Path, *, is_complete: bool) -> tuple[State, str]:
 
     A run is complete if it has a `result.json`.
     """
-    if not has_present_version(run):
-        return "unreadable", "written by a version from before the package was called samebits"
     if is_complete:
         return "done", ""
     holder = _holder(run)

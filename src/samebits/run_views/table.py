@@ -15,7 +15,7 @@ from samebits.run_views.select import value_of
 from samebits.run_views.summary import RunSummary
 
 STYLES = {"running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
-          "pruned": "magenta", "unreadable": "bold red"}  # fmt: skip
+          "pruned": "magenta"}  # fmt: skip
 _GAP = 2
 _MAX_NAME, _MAX_CELL = 32, 16
 # Columns that a narrow terminal leaves out, the first one first.
