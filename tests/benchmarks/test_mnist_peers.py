@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mnist_peers
-from tests.runs import environment
+from tests.runs import LONG_S, environment
 
 
 def _compare(tmp_path: Path, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.mnist_peers", "--data", str(data), "--rounds", "1", "--steps", "25"]
     environ = environment(TMPDIR=str(tmp_path))
     return subprocess.run(
-        [*command, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110
+        [*command, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LONG_S
     )
 
 

@@ -248,5 +248,5 @@ def test_a_long_tmpdir_leaves_room_for_sockets(tmp_path: Path, repo: Path) -> No
     place.mkdir()
     script = "from samebits.launch import forkserver as f; f.prepare([]); f.temp_folder().__enter__(); print('ready')"
     clean = {**os.environ, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(place)}
-    done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr

@@ -65,9 +65,9 @@ def test_ctrl_c_saves_all_trials_and_names_the_command_that_resumes(tmp_path: Pa
     settings = [*COMMON, "data.slow_s=0.3", f"data.slow_while={slow}", "--grid", "seed=0:2", "--sweep-dir", "sweep"]
     with running("sweep", TINY, *settings, "--jobs", 2, cwd=tmp_path) as process:
         trials = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
-        wait_until(lambda: all(records(trial, "train") for trial in trials))
+        wait_until(lambda: all(records(trial, "train") for trial in trials), LONG_S)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=LONG_S)
         assert process.returncode == 130, out + err
     assert "samebits sweep sweep" in out
     slow.unlink()

@@ -32,7 +32,7 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy2(repo / name, copy)
     shutil.copytree(repo / "src" / "samebits", copy / "src" / "samebits", ignore=shutil.ignore_patterns("__pycache__"))
-    done = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     (path,) = (copy / "dist").iterdir()
     return path
@@ -90,7 +90,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin/python"), "install"]
     done = subprocess.run(
         [*pip, "-q", "--no-index", "--disable-pip-version-check", str(wheel)],
-        capture_output=True, text=True, timeout=120, env=_environment(),
+        capture_output=True, text=True, timeout=180, env=_environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return home / "bin" / "python"

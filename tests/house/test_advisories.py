@@ -158,6 +158,6 @@ def _audit(repo: Path, copied: Path, answer: dict[str, object]) -> subprocess.Co
         [sys.executable, copied / ".ci/audit"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "AUDIT_INDEX": (copied / "index").as_uri()},
     )

@@ -75,7 +75,7 @@ def _core_only(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     modules = sorted({module for names in extras.EXTRAS.values() for module in names} | {"sklearn", "torchvision"})
     code = CORE_ONLY.format(modules=modules, arguments=list(arguments))
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=180
     )
 
 

@@ -63,7 +63,7 @@ def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) ->
         env={**environ, "PYTHONPATH": PYTHON_PATH, "COLUMNS": "400", "GUARDS_GRACE_S": "3"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=180,
     )
     assert "Using --randomly-seed=" in run.stdout, "tests run in random order and print the seed"
     errors = dict(re.findall(r"^ERROR test_leaks.py::(\w+) - (.*)$", run.stdout, re.MULTILINE))

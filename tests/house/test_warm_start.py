@@ -23,13 +23,13 @@ def begin(*arguments: object, cwd: Path, **more: str) -> warm_start.Popen:
 
 def test_it_has_its_own_process_folder_streams_and_exit_code(tmp_path: Path) -> None:
     with begin("config", "missing.yaml", cwd=tmp_path) as refused:
-        out, err = refused.communicate(timeout=100)
+        out, err = refused.communicate(timeout=180)
     assert refused.returncode == 2
     assert out == ""
     assert "missing.yaml" in err
     with begin("train", TINY, "max_steps=1", "--procs", 1, "--run-dir", "here", cwd=tmp_path) as trained:
         assert trained.pid not in (os.getpid(), refused.pid)
-        out, err = trained.communicate(timeout=100)
+        out, err = trained.communicate(timeout=180)
     assert trained.returncode == 0, err
     assert "weights" in out
     assert (tmp_path / "here" / "result.json").exists()
@@ -69,7 +69,7 @@ def test_variables_of_one_command_do_not_reach_the_next(tmp_path: Path) -> None:
     recipe.write_text(TINY.read_text())
     for home in ("a", "b"):
         with begin("trust", recipe, cwd=tmp_path, XDG_CONFIG_HOME=str(tmp_path / home)) as process:
-            out, err = process.communicate(timeout=100)
+            out, err = process.communicate(timeout=180)
         assert f"list     {tmp_path / home}" in out, out + err
 
 

@@ -56,7 +56,7 @@ def allocate(*calls: str, where: str = "main", **environment: str) -> tuple[int,
     """Run the program after these functions of `malloc`, the last time in the main thread or in a new one."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUN"))}
     command = [sys.executable, "-c", PROGRAM, where, *calls]
-    done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=180)
     num_faults, left = done.stdout.split()
     return int(num_faults), float(left)
 

@@ -114,7 +114,7 @@ def test_a_folder_named_in_the_environment_is_left_alone_and_the_exit_code_too(t
     (tmp_path / "file").touch()
     done = subprocess.run(
         [sys.executable, "-c", f"import {module}; raise SystemExit(3)"],
-        env=environment(SAMEBITS_TEMP=str(tmp_path)), cwd=tmp_path, timeout=110,
+        env=environment(SAMEBITS_TEMP=str(tmp_path)), cwd=tmp_path, timeout=180,
     )  # fmt: skip
     assert done.returncode == 3
     assert (tmp_path / "file").exists()

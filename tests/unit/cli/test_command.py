@@ -284,6 +284,6 @@ def test_ctrl_c_in_a_recipe_that_is_being_imported_is_quiet(tmp_path: Path) -> N
     )
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=110)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
     assert errors.strip() == ""

@@ -24,7 +24,7 @@ COMMAND = f"{sys.executable} -m samebits"
 
 def shell(line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", line], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=110
+        ["sh", "-c", line], cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=180
     )
 
 
@@ -101,7 +101,7 @@ def test_a_terminal_that_is_not_utf_8_gets_every_text(tmp_path: Path, locale: di
     variables = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **locale}
     done = subprocess.run(
         ["sh", "-c", f"{COMMAND} config *.yaml; {COMMAND} train *.yaml x=1"],
-        cwd=tmp_path, env=environment(**variables), capture_output=True, timeout=110,
+        cwd=tmp_path, env=environment(**variables), capture_output=True, timeout=180,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 2, said

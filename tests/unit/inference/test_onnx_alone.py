@@ -42,7 +42,7 @@ def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     draw(files[0], 90, 60)
     draw(files[1], 61, 80)
     done = subprocess.run(
-        [sys.executable, "-P", EXAMPLE, "net.onnx", *files], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-P", EXAMPLE, "net.onnx", *files], capture_output=True, text=True, check=True, timeout=180
     )
     mine = predict("w.safetensors", files, settings, preset="shapes")
     for file, line, prediction in zip(files, done.stdout.splitlines(), mine, strict=True):

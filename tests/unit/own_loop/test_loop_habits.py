@@ -143,7 +143,7 @@ for number in range(NUM):
 def test_a_script_that_ends_inside_a_step_has_an_error_and_an_exit_code(tmp_path: Path, num: int, code: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("NUM", str(num)))
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180
     )
     assert done.returncode == code, done.stderr
     assert ("training error: the loop over the exact loader ended" in done.stderr) == bool(code)
@@ -163,7 +163,7 @@ def test_what_backward_raises_is_explained_after_its_traceback(tmp_path: Path, l
     script = script.replace("for number in range(NUM):\n    x, y = next(batches)", "for x, y in loader:")
     (tmp_path / "train.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -65,7 +65,7 @@ def test_weights_and_activations_are_those_of_a_real_pass_to_a_sixth() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=110,
+        timeout=180,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # what is freed is gone
     weights, activations = json.loads(done.stdout)
