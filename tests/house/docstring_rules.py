@@ -11,6 +11,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Found = tuple[str, FunctionNode, ast.ClassDef | None]  # the file, the function, and its class if it is a method
 
 PARAMETERS_WITHOUT_ARGS = 2
+INTEGRATIONS = [f"src/samebits/integrations/{name}.py" for name in ("accelerate", "lightning", "transformers")]
 SECTION = re.compile(r"^Args:\n(?P<body>(?:    .*\n|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
 # Verbs alone: "Records", "Checks" or "Names" may be nouns.
@@ -41,7 +42,7 @@ def missing_args(root: Path) -> list[str]:
     offered = _offered(root)
     for name, node, owner in _to_explain(root):
         parameters = _parameters(node, is_method=owner is not None)
-        is_offered = (name, (owner or node).name) in offered or name.startswith("src/samebits/integrations/")
+        is_offered = (name, (owner or node).name) in offered or name in INTEGRATIONS
         if len(parameters) <= PARAMETERS_WITHOUT_ARGS or not is_offered:
             continue
         explained = _explained(node, owner)

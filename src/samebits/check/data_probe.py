@@ -80,14 +80,7 @@ def _roots(probed: Probed, samples: Samples) -> dict[str, object]:
 
 
 def probe_metric(probed: Probed, parts: Parts, model: nn.Module, samples: Samples) -> None:
-    """Note the metrics of a few validation samples for each number of processes, and where the metric is defined.
-
-    Args:
-        probed: The recipe.
-        parts: Its parts.
-        model: The model, on the device.
-        samples: The validation samples.
-    """
+    """Note the metrics of a few validation samples for each number of processes, and where the metric is defined."""
     notes = probed.notes
     groups = groups_of(samples)
     first = None if groups is None else groups[:NUM_EVAL]

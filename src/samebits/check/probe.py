@@ -4,8 +4,6 @@ The trials show that something differs. The probes show why: they run each part 
 under a tracer of sources (`sources`) and of state (`state`).
 """
 
-from __future__ import annotations
-
 from samebits.check.context import Notes, Probed
 from samebits.check.data_probe import probe_metric, probe_samples
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
@@ -25,12 +23,7 @@ from samebits.recipes.catalog import find
 
 
 def probe(source: str, overrides: list[str]) -> Record:
-    """Probe a recipe in this process, and return what was found.
-
-    Args:
-        source: The recipe.
-        overrides: Its settings.
-    """
+    """Probe a recipe in this process, and return what was found."""
     shuffle_generators()
     notes = Notes()
     with quiet():

@@ -14,9 +14,7 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
     """Gather the current batch's results in the order of the ranks.
 
     Args:
-        accelerator, loader: The accelerator, and the loader that the loop iterates over.
         data: Tensors of shape (N, ...) with a row for each sample, or (); nested or not. Or a list of plain values.
-        as_objects: Gather tensors as objects.
     """
     is_repeated = loader.num_counted == 0
     has_only_tensors = True

@@ -41,9 +41,7 @@ class TrainingLoader(_PreparedLoader):
     """This rank's micro-batches. Its length is the number of steps of an epoch, at any world size.
 
     Args:
-        source, order: What the script's DataLoader reads, and the order of the samples.
         make: Returns the loader of the exact loop, once models and optimizers are prepared.
-        device: Device of the batches.
     """
 
     def __init__(
@@ -77,11 +75,7 @@ class TrainingLoader(_PreparedLoader):
         self.loader.load_state_dict(state)
 
     def check_skip(self, num_steps: int) -> None:
-        """Check that a script skips as many steps of the epoch as its checkpoint has done.
-
-        Raises:
-            ConfigError: The loader is at another position.
-        """
+        """Check that a script skips as many steps of the epoch as its checkpoint has done."""
         position = self.loader.step % len(self)
         if position != num_steps:
             raise ConfigError(

@@ -79,11 +79,7 @@ class ExactPart:
         return (shuffled or loaders)[0] if self.data is None and loaders else None
 
     def check_between_steps(self) -> None:
-        """Check that a checkpoint made now is complete.
-
-        Raises:
-            ConfigError: The current step is not done.
-        """
+        """Check that a checkpoint made now is complete."""
         if self.loop is not None and self.loop.is_inside and not self.loop.has_acted:
             raise ConfigError(
                 "save_state() is called within a step, before the optimizers have acted",
@@ -107,11 +103,7 @@ class ExactPart:
 
 
 def check_supported(accelerator: Any) -> None:
-    """Check how an accelerator is configured.
-
-    Raises:
-        ConfigError: Its training can't be exact.
-    """
+    """Check how an accelerator is configured. Raises ConfigError if its training can't be exact."""
     kind = accelerator.distributed_type
     name = kind.value if kind not in _SUPPORTED else "a ParallelismConfig"
     hook = getattr(accelerator.ddp_handler, "comm_hook", None)
@@ -144,11 +136,7 @@ def write_position(folder: Path, position: dict[str, Any]) -> None:
 
 
 def read_position(folder: Path) -> dict[str, Any]:
-    """Read the position beside a framework's checkpoint.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged.
-    """
+    """Read the position beside a framework's checkpoint. Raises CheckpointError if there is none, or it is damaged."""
     path = folder / POSITION_FILE
     try:
         with path.open(encoding="utf-8") as file:

@@ -30,8 +30,6 @@ class EvaluationBatches:
 
     Args:
         source, world: The DataLoader's dataset, collation and workers; the ranks.
-        seed: Seed of random numbers in the dataset and in validation_step.
-        steps: Knows how many batches Lightning takes, and which one is current.
     """
 
     def __init__(self, source: LoaderSource, world: World, seed: int, steps: "EvalSteps") -> None:

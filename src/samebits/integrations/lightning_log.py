@@ -42,11 +42,7 @@ class _Entry:
 
 
 class ExactResults(_ResultCollection):
-    """Replaces the collection of logged values of one of Lightning's loops.
-
-    Args:
-        training, module, world: Whether the loop trains, what logs, and the ranks.
-    """
+    """Replaces the collection of logged values of one of Lightning's loops."""
 
     def __init__(self, training: bool, module: Any, world: World) -> None:
         super().__init__(training)
@@ -62,7 +58,6 @@ class ExactResults(_ResultCollection):
         """Collect what is logged in the block as values of one batch.
 
         Args:
-            index, size: Position in the order in which batches are merged, and number of samples.
             is_muted: Drop the values, because another rank has the batch too.
         """
         self._batch, self._is_muted = (index, size), is_muted

@@ -26,11 +26,7 @@ OPTIONS = (
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check the options of the strategy. LightningCLI also gives those that no user gave, with their defaults.
-
-    Raises:
-        ConfigError: One is about DDP's gradients.
-    """
+    """Check the options of the strategy. LightningCLI also gives those that no user gave, with their defaults."""
     known = (find("strategies", "DDPStrategy"), DistributedDataParallel)
     defaults = {name: each.default for kind in known for name, each in inspect.signature(kind).parameters.items()}
     for name, value in options.items():
@@ -80,21 +76,13 @@ def check_trainer(trainer: Any, strategy: Any) -> None:
 
 
 def check_optimizers(optimizers: list[Any]) -> None:
-    """Check what configure_optimizers returned.
-
-    Raises:
-        ConfigError: There is no optimizer.
-    """
+    """Check what configure_optimizers returned."""
     if not optimizers or isinstance(optimizers[0], _MockOptimizer):
         raise ConfigError("configure_optimizers returned no optimizer", fix="Return one.")
 
 
 def check_loaders(combined: Any) -> None:
-    """Check the loaders of training.
-
-    Raises:
-        ConfigError: There are several.
-    """
+    """Check the loaders of training."""
     if len(combined.flattened) != 1:
         raise ConfigError(
             f"there are {len(combined.flattened)} training dataloaders",

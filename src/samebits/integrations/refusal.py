@@ -23,11 +23,7 @@ def accumulation(num_steps: int) -> Refusal:
 
 
 def refuse(*rows: Refusal) -> None:
-    """Refuse the first configuration that is given.
-
-    Raises:
-        ConfigError: One is given.
-    """
+    """Refuse the first configuration that is given."""
     for row in rows:
         if row.is_given:
             raise ConfigError(row.what, allowed=row.allowed, cause=row.why, fix=row.fix)

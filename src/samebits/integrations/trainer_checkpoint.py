@@ -13,11 +13,7 @@ _CONFIG = "config.json"
 
 
 def check_position(checkpoint: Path, here: dict[str, Any]) -> None:
-    """Check that a checkpoint has this run's position, except for the step.
-
-    Raises:
-        CheckpointError: It has another batch size, seed or dataset, or no position.
-    """
+    """Check that a checkpoint has this run's position, except for the step."""
     there = read_position(checkpoint)
     differing = [name for name in here if name != "step" and there.get(name) != here[name]]
     if differing:

@@ -8,11 +8,7 @@ _STRATEGIES = ("random", "sequential")
 
 
 def check_arguments(args: Any) -> None:
-    """Check TrainingArguments.
-
-    Raises:
-        ConfigError: Training with them can't be exact.
-    """
+    """Check TrainingArguments. Raises ConfigError if training with them can't be exact."""
     strategy = getattr(args, "train_sampling_strategy", "random")
     refuse(
         accumulation(args.gradient_accumulation_steps),

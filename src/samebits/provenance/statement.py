@@ -10,8 +10,6 @@ changing the root. It is no proof; `samebits verify` replays steps for that.
 Formats: https://in-toto.io/Statement/v1 and https://slsa.dev/spec/v1.0/provenance.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -46,7 +44,7 @@ class Evaluation:
     metrics: dict[str, float | None]
 
     @classmethod
-    def of(cls, step: int, metrics: Mapping[str, Any]) -> Evaluation:
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> "Evaluation":
         """Make an evaluation from JSON, where a whole number may have no decimal point: the root depends on it."""
         return cls(step, {name: _as_float(value) for name, value in metrics.items()})
 

@@ -1,7 +1,5 @@
 """`samebits launch`: a DistributedDataParallel script, unmodified, with equal weights at any number of processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The provenance of a complete run: `provenance.json`, from the run's records and files."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

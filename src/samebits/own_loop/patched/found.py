@@ -1,7 +1,5 @@
 """What of a script only the garbage collector knows: the modules that it trains, and averages that it keeps by hand."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import Counter

@@ -4,8 +4,6 @@
 stays with the file when the script renames or copies it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

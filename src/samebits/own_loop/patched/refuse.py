@@ -1,7 +1,5 @@
 """What `samebits launch` refuses in a script, with the line, the reason, and what to write instead."""
 
-from __future__ import annotations
-
 import linecache
 
 from samebits.errors import ConfigError

@@ -11,8 +11,6 @@ computes from the world, such as batch sizes, learning rates and the lengths of 
 From the first training iteration on it sees the processes that run (ADR 64).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

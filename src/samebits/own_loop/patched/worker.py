@@ -6,8 +6,6 @@ They are replaced for the life of the process, before the script is imported. Me
 that it does not matter by which name a script imports them.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
