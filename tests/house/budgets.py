@@ -40,7 +40,7 @@ FOLDERS = {
         "run_views": 2_670,  # means and deviations over seeds, charts as SVG files
         "scaling": 590,
         "simulate": 370,
-        "sweeps": 1_080,  # comments at traps
+        "sweeps": 1_040,  # comments at traps
         "verify": 1_270,  # compares best.json; comments at traps
     },
     # What users name or call. Target: 13,000.

@@ -9,7 +9,7 @@ Each trial is an ordinary run. It saves and exits if the sweep is stopped or kil
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from samebits.launch.commands import SAMEBITS
 from samebits.launch.subcommand import Subcommand
 from samebits.report.format import clock
 from samebits.run_views.state import state_of
-from samebits.sweeps.agenda import Agenda
+from samebits.sweeps.search import Search
 from samebits.sweeps.slots import Slot
 from samebits.sweeps.state_file import Sweep, check_trial, trial_name
 
@@ -31,6 +31,50 @@ _POLL_S = 0.1
 _JUDGE_S = 1.0  # between looks at the evaluations of the trials
 _MAX_ATTEMPTS = 4  # of a trial whose processes are killed
 _TAIL_BYTES = 4000
+
+
+class Grid:
+    """The trials of a grid, by number; `Search` has the same methods."""
+
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
+        self.reasons: dict[str, str] = {}  #: Why trials failed, by name of the run folder.
+        self._numbers = range(len(sweep.trials))
+        self._done = {number for number in self._numbers if (folder / trial_name(number) / "result.json").exists()}
+        self._taken = set(self._done)  # done, failed, or being trained
+
+    @property
+    def num_done(self) -> int:
+        """Number of trials that have ended."""
+        return len(self._done) + len(self.reasons)
+
+    def candidates(self) -> Iterator[int]:
+        """Yield the trials that can start now, in order."""
+        return (number for number in self._numbers if number not in self._taken)
+
+    def started(self, trial: int) -> None:
+        """Note that a trial is being trained."""
+        self._taken.add(trial)
+
+    def is_pruned(self, trial: int) -> bool:
+        """Return False: a grid trains all of its trials to their end."""
+        return False
+
+    def ended(self, trial: int) -> None:
+        """Note that a trial is complete."""
+        self._done.add(trial)
+
+    def failed(self, trial: int, reason: str) -> None:
+        """Note that a trial failed."""
+        self._taken.add(trial)
+        self.reasons[trial_name(trial)] = reason
+
+    def interrupted(self, trial: int) -> None:
+        """Note that a trial stopped and can be resumed."""
+        self._taken.discard(trial)
+
+
+# The trials that are to be trained, and how they ended.
+Agenda = Grid | Search
 
 
 @dataclass

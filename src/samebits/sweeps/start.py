@@ -11,9 +11,9 @@ from samebits.recipes.catalog import command_arguments, find
 from samebits.recipes.trust import check_tracker_files, trust_named
 from samebits.storage.run_folder import new_folder
 from samebits.storage.run_lock import RunLock
-from samebits.sweeps.agenda import Agenda, Grid
 from samebits.sweeps.grid import combinations, parse_grid, parse_space
-from samebits.sweeps.runner import Runner
+from samebits.sweeps.runner import Grid, Runner
+from samebits.sweeps.search import Search
 from samebits.sweeps.slots import Slot
 from samebits.sweeps.state_file import SearchSpec, Sweep, is_sweep
 
@@ -117,10 +117,6 @@ def train_all(
     show: Callable[[int, int], None],
 ) -> dict[str, str]:
     """Train what is left of a sweep. Returns why trials failed, by name."""
-    agenda: Agenda = Grid(sweep, folder)
-    if sweep.search is not None:
-        from samebits.sweeps.search import Search  # late: Optuna is an extra
-
-        agenda = Search(sweep, folder)
+    agenda = Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
     Runner(folder, sweep, slots, procs, notify, show).run(agenda, stop)
     return agenda.reasons
