@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
     forkserver.prepare(["samebits.launch.worker", "samebits.cluster.world", "samebits.cluster.collectives"])
     from samebits.config.process_range import ProcessRange, RendezvousConfig
+    from samebits.launch.crew.recovery import STOPPED_S, Recovery
     from samebits.launch.launch import launch
 
     scenario, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
@@ -24,6 +25,7 @@ if __name__ == "__main__":
     code = launch(
         int(num_procs), scenarios.work, (scenario, Path(folder)), max_restarts=int(max_restarts), nodes=nodes,
         stop_timeout_s=float(stop_timeout_s), log_dir=Path(folder) / "logs",
-        on_stop=lambda: "finishing the step and saving", recovers_in_step=scenario == "stopped at the end",
+        on_stop=lambda: "finishing the step and saving",
+        recovery=Recovery(True, STOPPED_S) if scenario == "stopped at the end" else None,
     )  # fmt: skip
     sys.exit(code)

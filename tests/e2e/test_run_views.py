@@ -31,6 +31,7 @@ def test_the_table_and_the_report_follow_a_run_through_a_restart(tmp_path: Path)
     samebits("report", run, cwd=tmp_path)
     page = (run / "report.html").read_text()
     kinds = re.findall(r'<span class="(start|fault|restart|done)">', page)
-    assert kinds == ["start", "fault", "restart", "start", "done"]
+    # Once without the lost process, and again when its replacement has joined.
+    assert re.fullmatch(r"start fault restart( start){1,2} done", " ".join(kinds)), kinds
     assert "was killed by signal 9 (SIGKILL)" in page
     assert "complete after step 30" in page

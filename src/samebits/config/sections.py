@@ -177,10 +177,11 @@ class ClusterConfig(Settings):
         gt=0,
         description="With --nodes: a node without a heartbeat for this long counts as lost, seconds.",
     )
-    recovery: Literal["restart", "in_step"] = Field(
-        default="restart",
+    recovery: Literal["auto", "restart", "in_step"] = Field(
+        default="auto",
         description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
-        "finish the step, and a new process joins them (exact mode, CPU).",
+        "finish the step, and a new process joins them (exact mode, CPU); auto: in_step where possible, on one machine "
+        "with --max-restarts.",
     )
     load_balancing: bool = Field(
         default=False,

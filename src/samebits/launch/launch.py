@@ -13,6 +13,7 @@ from samebits.config.process_range import RendezvousConfig
 from samebits.launch import forkserver
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import Entry
+from samebits.launch.crew.recovery import Recovery
 from samebits.launch.crew.run_node import run_node
 from samebits.launch.nodes import auth
 from samebits.launch.supervisor import StopRequested, Supervisor
@@ -31,7 +32,7 @@ def launch(
     log_dir: Path | None = None,
     preload: Sequence[str] = (),
     on_stop: Callable[[], str] = lambda: "stopping",
-    recovers_in_step: bool = False,
+    recovery: Recovery | None = None,
 ) -> int:
     """Run `entry(*args)` in `num_procs` processes of this node until all are done.
 
@@ -46,7 +47,7 @@ def launch(
         stop_timeout_s: How long the processes may take to stop after a signal.
         log_dir: Folder of launcher.log, a copy of what the launcher prints.
         on_stop: Returns what the processes do after a signal, for the user.
-        recovers_in_step: The entry can continue without a lost process (`samebits.launch.crew`).
+        recovery: Whether the entry can continue without a lost process; None: it cannot.
 
     Returns:
         The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
@@ -54,6 +55,7 @@ def launch(
     Raises:
         LaunchError: The rendezvous failed, or this node has too few open files.
     """
+    recovery = recovery or Recovery()
     raise_open_files()
     forkserver.prepare(preload)
     sizes = (num_procs, min_procs or num_procs, max_restarts)
@@ -63,9 +65,9 @@ def launch(
         try:
             with forkserver.without_script(), supervisor.signals(lambda: crews[0].pids() if crews else []):
                 if nodes is not None:
-                    return run_node(nodes, supervisor, (entry, args), sizes, crews, recovers_in_step)
+                    return run_node(nodes, supervisor, (entry, args), sizes, crews, recovery.in_step)
                 here = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
-                crews.append(Crew(here, supervisor, *sizes, keeps=recovers_in_step))
+                crews.append(Crew(here, supervisor, *sizes, recovery))
                 return supervisor.exit_code(*crews[0].run())
         except StopRequested:
             return supervisor.exit_code(False, {})

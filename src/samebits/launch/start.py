@@ -19,7 +19,7 @@ from samebits.config.schema import RunConfig
 from samebits.cores import num_cores
 from samebits.errors import ConfigError
 from samebits.launch import forkserver
-from samebits.launch.crew.recovery import recovers_in_step
+from samebits.launch.crew.recovery import choose_recovery
 from samebits.launch.shared_settings import shared_settings
 from samebits.report.log import log_path
 
@@ -246,7 +246,7 @@ def launch_here(
         log_dir=folder / "logs" if folder is not None else None,
         preload=forkserver.PRELOAD,
         on_stop=_on_stop(folder),
-        recovers_in_step=folder is not None and recovers_in_step(config, nodes, procs.most),
+        recovery=None if folder is None else choose_recovery(config, nodes, procs.most, max_restarts),
     )
 
 

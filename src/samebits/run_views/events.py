@@ -21,7 +21,7 @@ _CONSEQUENCE_S = 30.0
 _LAUNCHER = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 _RANK = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +[\w.]+: (.*)")
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
-_FAULT = re.compile(r"(?:[a-z]+ )?error: |hang: ")
+_FAULT = re.compile(r"(?:[a-z]+ )?error: |hang: |rank \d+ \(host .*\) was killed by signal ")
 _RESTART = re.compile(r"restart \d|continuing with |another node has joined")
 _STARTED, _COMPLETE = re.compile(r"training from step (\d+) of (\d+)"), re.compile(r"complete after step \d+")
 
@@ -49,15 +49,19 @@ def read_events(run: Path) -> list[Event]:
         ranks = sorted(int(match[1]) for name in names if (match := _RANK_LOG.fullmatch(name)))
         events += [event for rank in ranks[:_MAX_LOGS] for event in _rank_events(run, rank)]
     faults = [event.at for event in events if event.kind == "fault" and event.rank is None]
+    # All ranks log these. After a recovery in the step, rank 0 is a process that was another rank, with that one's log.
+    of_rank0 = {(event.kind, event.title) for event in events if event.rank == 0}
     kept: list[Event] = []
     seen: dict[tuple[str, str], float] = {}
     for event in sorted(events, key=lambda event: (event.at, event.rank is not None)):
         is_consequence = event.kind == "fault" and any(abs(event.at - at) < _CONSEQUENCE_S for at in faults)
         if event.rank is not None and is_consequence:
             continue
-        if event.kind in ("start", "evaluation", "done") and event.rank:
-            continue  # all ranks log these
         key = (event.kind, event.title)
+        if event.kind == "start" and event.rank is not None and ", rank 0 of" not in event.title:
+            continue
+        if event.kind in ("evaluation", "done") and event.rank and key in of_rank0:
+            continue
         if event.at - seen.get(key, float("-inf")) < 1.0 or (event.rank and key in seen):
             continue
         seen[key] = event.at

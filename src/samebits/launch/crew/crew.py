@@ -1,12 +1,12 @@
 """The processes of one machine: starts them, watches them, and names the members of the present view.
 
 A view is a numbered list of members. After a loss the next view has either only new members, which start from the last
-checkpoint, or, with `cluster.recovery=in_step`, those that remain:
+checkpoint, or, where `cluster.recovery` allows it, those that remain:
 
     a process is killed      next view: its members without it, urgent         the others finish the step
                              start a replacement                                it builds the run beside them
     the replacement is ready next view: the members and it                     all enter it between two steps
-    a process is stopped     it is killed (SIGSTOP would block the others)
+    a process is stopped     with in_step it is killed (SIGSTOP would block the others)
     an error, a loss while the run is being built, or of all: a view of new members, if a restart is left
 
 Each loss takes one restart. When none is left, the run continues with fewer processes, down to `min_procs`.
@@ -25,6 +25,7 @@ from samebits.cluster.address import ReservedPort
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, write_view
 from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.crew.recovery import Recovery
 from samebits.launch.failures import ProcessFailure, explain
 from samebits.launch.nodes.waiting import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
@@ -33,8 +34,6 @@ from samebits.launch.worker import STOP_FILE, WorkerResult
 LOCAL = "127.0.0.1"
 # Short, as the other processes wait in the step until the launcher has seen a loss.
 POLL_S = 0.02
-# A process that is stopped for this long is killed. Debuggers and `kill -STOP; kill -CONT` within it do no harm.
-STOPPED_S = 0.3
 
 
 class Crew:
@@ -43,15 +42,16 @@ class Crew:
     Args:
         min_procs: Give up with fewer than this.
         max_restarts: How many lost processes are replaced, and how often all are restarted.
-        keeps: The other processes continue without a lost one. Otherwise each loss restarts all.
+        recovery: Whether the other processes continue without a lost one. Otherwise each loss restarts all.
     """
 
     def __init__(
-        self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int, keeps: bool
-    ) -> None:
+        self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
+        recovery: Recovery,
+    ) -> None:  # fmt: skip
         self._entry, self._supervisor = entry, supervisor
         self._num_procs, self._min_procs, self._max_restarts = num_procs, min_procs, max_restarts
-        self._keeps, self._port = keeps, ReservedPort()
+        self._recovery, self._keeps, self._port = recovery, recovery.in_step, ReservedPort()
         self._num_restarts = self._num_started = self._round = 0
         self._processes: dict[int, MemberProcess] = {}  # by slot: those that run, or are done
         self._done: dict[int, WorkerResult] = {}
@@ -143,8 +143,9 @@ class Crew:
             pid = member.process.pid or 0
             if not stacks.is_stopped(pid):
                 self._stopped_since.pop(pid, None)
-            elif now - self._stopped_since.setdefault(pid, now) > STOPPED_S:
-                self._supervisor.report(f"{self._name(member)} was stopped by a signal for {STOPPED_S} s: killing it")
+            elif now - self._stopped_since.setdefault(pid, now) > self._recovery.stopped_s:
+                stopped = f"{self._name(member)} was stopped by a signal for {self._recovery.stopped_s:g} s"
+                self._supervisor.report(f"{stopped}: killing it")
                 send_signal([pid], signal.SIGKILL)
 
     def _handle(self, ended: list[MemberProcess]) -> bool:
@@ -234,7 +235,9 @@ class Crew:
         """Count a restart of all, and choose how many processes there are; return whether there are any."""
         if self._num_restarts < self._max_restarts:
             self._num_restarts += 1
-            self._supervisor.report(f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint")
+            why = f" (no recovery in the step with {reason})" if (reason := self._recovery.why_restart) else ""
+            what = f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint{why}"
+            self._supervisor.report(what)
             return True
         if self._num_procs == self._min_procs:
             return False

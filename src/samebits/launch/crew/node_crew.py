@@ -25,6 +25,7 @@ from samebits.errors import LaunchError
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
+from samebits.launch.crew.recovery import STOPPED_S, Recovery
 from samebits.launch.crew.shared_files import MemberState, NodeStatus
 from samebits.launch.crew.shared_folder import SharedFolder
 from samebits.launch.supervisor import Supervisor, send_signal
@@ -51,7 +52,7 @@ class NodeCrew(Crew):
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
         nodes: RendezvousConfig, shared: SharedFolder,
     ) -> None:  # fmt: skip
-        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, keeps=True)
+        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, Recovery(True, STOPPED_S))
         self._nodes, self._shared = nodes, shared
         self._address = address_towards(*split_endpoint(nodes.endpoint))
         self._num_started = self._shared.node * NUMBERS

@@ -24,6 +24,7 @@ from samebits.errors import LaunchError
 from samebits.launch.crew.crew import POLL_S, Crew
 from samebits.launch.crew.crew_process import Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.crew.node_errors import gave_up_waiting
+from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard, next_view
 from samebits.launch.nodes.rendezvous import NodeRendezvous
 from samebits.launch.nodes.store_calls import ANSWER_S
@@ -47,7 +48,7 @@ class RoundCrew(Crew):
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
         rendezvous: NodeRendezvous,
     ) -> None:  # fmt: skip
-        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, keeps=False)
+        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, Recovery())
         self._rendezvous, self._nodes = rendezvous, rendezvous.nodes
         address = address_towards(*split_endpoint(self._nodes.endpoint)) or socket.getfqdn()
         port, rank, serves = self._port.renew(""), self._nodes.rank, rendezvous.serves
