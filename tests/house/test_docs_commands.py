@@ -65,8 +65,6 @@ def unknown_names(text: str) -> list[str]:
             if command not in options():
                 problems += [f"samebits {command}"] if line.startswith("$ ") else []
                 continue
-            if command == "data make":
-                continue  # each recipe's maker has options of its own
             problems += [
                 f"samebits {command} {name}" for name in OPTION.findall(rest) if name not in options()[command]
             ]

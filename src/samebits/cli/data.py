@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, command_group, path_option
+from samebits.cli.options import Debug, Overrides, command_group, path_option
 from samebits.errors import ConfigError, cannot_write_result
 from samebits.scratch import OWNER, scratch_folder, sweep
 
@@ -29,18 +29,15 @@ def _root() -> None:
     """Make synthetic data to train on."""
 
 
-@app.command("make", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def make(context: typer.Context, recipe: RecipeName, out: Out = None, debug: Debug = False) -> int:
-    """Make a synthetic dataset, in the format that RECIPE reads.
-
-    Settings are given as --seed 1 or seed=1.
-    """
+@app.command("make")
+def make(recipe: RecipeName, overrides: Overrides = None, out: Out = None, debug: Debug = False) -> int:
+    """Make a synthetic dataset, in the format that RECIPE reads."""
     from samebits.config.load import load
     from samebits.recipes.makers import find_maker
 
     maker = find_maker(recipe)
     try:
-        config = load(maker.config_class, [], overrides_of(context.args)).config
+        config = load(maker.config_class, [], overrides or []).config
     except ConfigError as error:
         fix = "\n".join(filter(None, [error.slots.get("fix"), f"For all settings: samebits data make {maker.recipe}"]))
         raise error.with_slots(fix=fix) from None
@@ -67,28 +64,6 @@ def _settings_lines(maker: Maker, width: int) -> Iterator[str]:
     for row in rows:
         head = f"{row.key:<{first}}  {row.default or '(required)':<{second}}  "
         yield from hanging(head, f"{row.meaning} ({row.type})", width)
-
-
-def overrides_of(arguments: Sequence[str]) -> list[str]:
-    """Return `--num 3`, `--num=3` and `num=3` as `num=3`. Raises ConfigError if an argument is none of these."""
-    overrides: list[str] = []
-    rest = list(arguments)
-    while rest:
-        part = rest.pop(0)
-        name, equals, value = part.partition("=")
-        if name.startswith("--"):
-            if not equals and not rest:
-                raise ConfigError(f"{part} was given without a value", fix=f"Write {part} VALUE.")
-            overrides.append(f"{name[2:].replace('-', '_')}={value if equals else rest.pop(0)}")
-        elif equals:
-            overrides.append(part)
-        else:
-            raise ConfigError(
-                f"{part} is not a setting",
-                allowed="--NAME VALUE or NAME=VALUE",
-                fix="Write --seed 1 or seed=1, for example.",
-            )
-    return overrides
 
 
 @contextlib.contextmanager
