@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import samebits
-from samebits.run_views.compare import compare
 from samebits.run_views.history import read_history
-from samebits.run_views.page.build import SweepRow, comparison_page, report_page, sweep_page
+from samebits.run_views.page.build import SweepRow, report_page, sweep_page
 from tests.unit.run_views.browser import Page, browser, find_chromium
 from tests.unit.run_views.folders import make_run
 from tests.unit.run_views.hostile import HOSTILE, poison
@@ -106,17 +105,16 @@ def test_50_hostile_texts_run_nothing_and_request_nothing(page: Page, tmp_path: 
     target = tmp_path / "hostile.html"
     for start in range(0, len(runs), 20):
         histories = [read_history(run) for run in runs[start : start + 20]]
-        for text in (report_page(histories), comparison_page(compare(histories))):
-            target.write_text(text, encoding="utf-8")
-            page.open(target, width=390)
-            assert page.requests() == []
-            assert page.problems() == []  # a dialog, an error, or content that the policy refused
-            assert page.eval("document.querySelectorAll('script').length") == 2
-            assert page.eval("document.querySelectorAll('iframe, object, embed, form, input, link, base').length") == 0
-            assert page.eval("document.documentElement.scrollWidth") == 390
-            page.eval("document.querySelectorAll('.area').forEach((a, i) => i < 5 && a.focus())")
-            page.press("End")
-            assert page.problems() == []
+        target.write_text(report_page(histories), encoding="utf-8")
+        page.open(target, width=390)
+        assert page.requests() == []
+        assert page.problems() == []  # a dialog, an error, or content that the policy refused
+        assert page.eval("document.querySelectorAll('script').length") == 2
+        assert page.eval("document.querySelectorAll('iframe, object, embed, form, input, link, base').length") == 0
+        assert page.eval("document.documentElement.scrollWidth") == 390
+        page.eval("document.querySelectorAll('.area').forEach((a, i) => i < 5 && a.focus())")
+        page.press("End")
+        assert page.problems() == []
 
 
 def test_50_hostile_texts_run_nothing_in_notebooks(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from samebits.cli.main import run as run_command
 from samebits.run_views.compare import Comparison, compare
 from samebits.run_views.history import read_history
-from samebits.run_views.page.build import comparison_page
+from samebits.run_views.page.build import report_page
 from samebits.run_views.repeats import group_by_setting, seed_lines
 from samebits.run_views.summary import read_summary
 from tests.unit.run_views.folders import make_run
@@ -81,10 +81,12 @@ def test_a_mean_beyond_the_range_of_numbers_is_left_out(tmp_path: Path) -> None:
 
 def test_compare_shows_means_and_curves_before_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(seeded(tmp_path / str(seed), seed, top1=0.5 + seed / 4)) for seed in range(2)]
-    assert run_command(["compare", *runs, "--html", str(tmp_path / "page.html")]) == 0
+    assert run_command(["compare", *runs]) == 0
     assert "n            top-1" in capsys.readouterr().out
+    assert run_command(["report", *runs, "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert page.index(">Curves<") < page.index("62.50% ± 17.68%") < page.index(">Values<")
+    capsys.readouterr()
     assert run_command(["compare", *runs, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["by_setting"][0]["n"] == 2
 
@@ -122,4 +124,4 @@ def test_legends_name_the_settings_that_differ_and_else_the_run(tmp_path: Path) 
     assert compared(runs[0], runs[0]).legends == ["a x", "b x"]
     wide = seeded(tmp_path / "w", 5, lr=0.9, more="max_steps: 7\nprecision2: bf16\n")
     assert compared(runs[0], wide).legends == ["a x", "b w"]
-    assert ">b seed=1<" in comparison_page(compared(*runs[:2]))
+    assert ">b seed=1<" in report_page([read_history(run) for run in runs[:2]])

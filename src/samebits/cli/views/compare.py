@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_option, table_columns
+from samebits.cli.options import Debug, Json, is_ascii_output, json_text, table_columns
 from samebits.errors import ConfigError
 
 MAX_RUNS = 26
 Runs = Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Run folders.", show_default=False)]
-Html = Annotated[Path | None, path_option("--html", "FILE", "Write a page with curves that opens offline.")]
 
 
-def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug = False) -> None:
+def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
     """Compare runs side by side: settings, metrics, time.
 
-    Settings, versions, code and data are listed where they differ; --html draws curves. Run folders are only read.
-    To find the first step and value that differ, use samebits diff.
+    Settings, versions, code and data are listed where they differ. Run folders are only read. samebits report draws
+    curves, and samebits diff finds the first step and value that differ.
     """
     from samebits.provenance.altered import altered_in
     from samebits.report.console import Console
@@ -35,19 +34,10 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
         )
     for run in runs:
         check_run(run)
-    if html is not None:
-        from samebits.run_views.page.write import check_page
-
-        check_page(html)
     for run in runs:
         for text in altered_in(run):
             Console(sys.stderr).say(f"altered  {run}: {text}")
     comparison = compare_runs([read_history(run) for run in runs])
-    if html is not None:
-        from samebits.run_views.page.build import comparison_page
-        from samebits.run_views.page.write import write_page
-
-        write_page(comparison_page(comparison), html)
     if as_json:
         groups = group_by_setting([run.summary for run in comparison.runs])
         print(json_text({**comparison.to_plain(), "by_setting": [group.to_plain() for group in groups]}))
@@ -58,5 +48,3 @@ def compare(runs: Runs, html: Html = None, as_json: Json = False, debug: Debug =
     console = Console(sys.stdout, strict=True, columns=columns)
     for block in comparison_tables(comparison, columns, is_ascii=is_ascii):
         console.draw(block)
-    if html is not None:
-        console.say(f"page  {html}")

@@ -66,11 +66,6 @@ def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: S
     return _page(name, [], compare(runs) if len(runs) > 1 else None, {**sweep, "seeds": seeds})
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page of `samebits compare --html`."""
-    return _page(f"{len(comparison.runs)} runs compared", [], comparison)
-
-
 def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
     """Return the charts that have a line for each run, with these legends."""
     curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(comparison.runs)[:8]]
