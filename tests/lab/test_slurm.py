@@ -84,7 +84,7 @@ def _submit(slurm: Slurm, *arguments: object) -> str:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Submitted batch job ")
-    return done.stdout.split()[-1]
+    return done.stdout.splitlines()[0].split()[-1]
 
 
 def _state(slurm: Slurm, job: str) -> str:
@@ -112,13 +112,12 @@ def test_a_job_at_its_time_limit_saves_requeues_itself_and_ends_as_without_it(sl
     assert f"from step {stopped_at:,}" in log
 
 
-def test_an_array_trains_each_variant_in_a_folder_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
-    variants = ["--variant", "optim.lr=0.05", "--variant", "optim.lr=0.1 seed=3"]
-    job = _submit(slurm, "epochs=1", "--run-dir", tmp_path / "sweep", *variants)
+def test_a_grid_trains_each_trial_in_a_folder_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
+    job = _submit(slurm, "epochs=1", "--run-dir", tmp_path / "sweep", "--grid", "optim.lr=0.05,0.1")
     wait_until(lambda: set(_state(slurm, job).split()) == {"COMPLETED"}, timeout_s=LONG_S)
-    assert weights(tmp_path / "sweep-0") != weights(tmp_path / "sweep-1")
-    assert "lr: 0.05" in (tmp_path / "sweep-0" / "config.yaml").read_text()
-    assert "seed: 3" in (tmp_path / "sweep-1" / "config.yaml").read_text()
+    runs = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
+    assert weights(runs[0]) != weights(runs[1])
+    assert "lr: 0.05" in (runs[0] / "config.yaml").read_text()
 
 
 def test_a_refusal_by_sbatch_is_reported_in_its_words(slurm: Slurm, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.errors import ConfigError
@@ -27,10 +27,8 @@ class BatchJob:
     time: str = ""  #: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
     warning_s: int = 120  #: Seconds between the warning and the time limit.
     options: Sequence[str] = ()  #: Additional sbatch options, such as "--partition=gpu".
-    #: Settings of each job of an array, such as ("optim.lr=0.1", "epochs=3"); empty: a single job.
-    variants: Sequence[Sequence[str]] = ()
-    #: Name of each array job's run folder in `run_dir`; empty: `run_dir` with the job's number appended.
-    folders: Sequence[str] = ()
+    #: Settings of each job of an array, by the name of its run folder in `run_dir`; empty: a single job.
+    trials: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def batch_script(job: BatchJob) -> str:
@@ -51,10 +49,9 @@ def batch_script(job: BatchJob) -> str:
                 given=repr(text),
                 fix="Remove the control character.",
             )
-    is_array = bool(job.variants)
-    folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.folders else "-$SLURM_ARRAY_TASK_ID" if is_array else "")
+    folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.trials else "")
     # Slurm replaces % in file names, so a literal one is doubled.
-    log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A' if job.folders else ''}{'-%a' if is_array else ''}"
+    log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A-%a' if job.trials else ''}"
     options = [
         _option("job-name", f"samebits-{job.run_dir.name}"),
         f"--nodes={job.nodes}",
@@ -62,7 +59,7 @@ def batch_script(job: BatchJob) -> str:
         f"--cpus-per-task={job.cpus}",
         *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
         *([_option("time", job.time)] if job.time else []),
-        *([f"--array=0-{len(job.variants) - 1}"] if is_array else []),
+        *([f"--array=0-{len(job.trials) - 1}"] if job.trials else []),
         f"--signal={WARNING}@{job.warning_s}",
         "--requeue",
         "--open-mode=append",
@@ -71,14 +68,14 @@ def batch_script(job: BatchJob) -> str:
     ]
     command = [
         shlex.join(job.command),
-        *(['"${settings[@]}"'] if is_array else []),
+        *(['"${settings[@]}"'] if job.trials else []),
         f"--run-dir {folder} --resume auto",
     ]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         "",
-        *_choice(job.variants, job.folders),
+        *_choice(job.trials),
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export SAMEBITS_KEY="${SAMEBITS_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
@@ -101,12 +98,11 @@ def _option(name: str, value: str) -> str:
     return f'--{name}="{escaped}"'
 
 
-def _choice(variants: Sequence[Sequence[str]], folders: Sequence[str]) -> list[str]:
-    if not variants:
+def _choice(trials: Mapping[str, Sequence[str]]) -> list[str]:
+    if not trials:
         return []
-    runs = [f"run={shlex.quote(name)} " for name in folders] or [""] * len(variants)
     cases = [
-        f"    {number}) {run}settings=({shlex.join(settings)}) ;;"
-        for number, (settings, run) in enumerate(zip(variants, runs, strict=True))
+        f"    {number}) run={shlex.quote(name)} settings=({shlex.join(settings)}) ;;"
+        for number, (name, settings) in enumerate(trials.items())
     ]
     return ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", ""]

@@ -32,10 +32,6 @@ Sbatch = Annotated[
     list[str] | None,
     typer.Option("--sbatch", metavar="OPTION", help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable."),
 ]
-Variants = Annotated[
-    list[str] | None,
-    typer.Option("--variant", metavar="SETTINGS", help='One job of an array: --variant "optim.lr=0.1". Repeatable.'),
-]
 GridValues = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,7 +55,6 @@ def submit(
     time: Time = "",
     warning_s: Warning = 120,
     sbatch: Sbatch = None,
-    variants: Variants = None,
     grid: GridValues = None,
     dry_run: DryRun = False,
     debug: Debug = False,
@@ -73,9 +68,6 @@ def submit(
     found = find(source)
     loaded = found.load(overrides or [])
     check_tracker_files(loaded.config.report.trackers, overrides or [])
-    each = [shlex.split(variant) for variant in variants or []]
-    for settings in each:
-        found.load([*(overrides or []), *settings])  # refused now, not in the queue
     job = BatchJob(
         # Resolved now: the job does not read the YAML file, which may change while it waits.
         command=[*SAMEBITS, "train", *command_arguments(found, loaded.diff)],
@@ -87,7 +79,6 @@ def submit(
         time=time,
         warning_s=warning_s,
         options=sbatch or [],
-        variants=each,
     )
     if grid:
         _submit_sweep(job, source, overrides or [], grid, dry_run=dry_run)
@@ -111,12 +102,9 @@ def _submit_sweep(job: BatchJob, source: str, overrides: list[str], grid: list[s
     from samebits.sweeps.start import define_grid, make_folder
     from samebits.sweeps.state_file import trial_name
 
-    if job.variants:
-        raise ConfigError("--grid and --variant were both given", fix="Use one of them.")
     sweep = define_grid(source, overrides, grid)
-    folders = [trial_name(number) for number in range(len(sweep.trials))]
-    command = [*SAMEBITS, "train", *sweep.arguments]
-    text = batch_script(replace(job, command=command, variants=sweep.trials, folders=folders))
+    trials = {trial_name(number): settings for number, settings in enumerate(sweep.trials)}
+    text = batch_script(replace(job, command=[*SAMEBITS, "train", *sweep.arguments], trials=trials))
     if dry_run:
         print(text, end="")
         return
