@@ -76,8 +76,9 @@ PORTABLE = ("epochs=1", "kernels=portable")
 
 
 def test_a_portable_run_has_one_hash_in_any_world_on_any_processor(tmp_path: Path) -> None:
-    samebits("train", TINY, *PORTABLE, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path, MKL_CBWR="COMPATIBLE")
-    samebits("train", TINY, *PORTABLE, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path, **OTHER)
+    samebits("train", TINY, *PORTABLE, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
+    other = {**OTHER, "MKL_CBWR": "COMPATIBLE"}
+    samebits("train", TINY, *PORTABLE, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path, **other)
     join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "mixed"]
     ranks = [
         start("train", TINY, *PORTABLE, *join, "--rank", rank, cwd=tmp_path, **more)
@@ -86,7 +87,6 @@ def test_a_portable_run_has_one_hash_in_any_world_on_any_processor(tmp_path: Pat
     errors = communicate_all(ranks)
     assert [process.returncode for process in ranks] == [0, 0], errors
     assert trained(tmp_path / "one") == trained(tmp_path / "two") == trained(tmp_path / "mixed")
-    samebits("eval", tmp_path / "one", cwd=tmp_path, **OTHER)
     verified = samebits("verify", tmp_path / "one", cwd=tmp_path, **OTHER)
     assert "verified" in verified.stdout
     refused = samebits("train", TINY, "epochs=1", "--procs", 1, "--run-dir", tmp_path / "one", "--resume", "auto",

@@ -34,7 +34,7 @@ class Job(Samebits):
         return [path.read_text() for path in self.folder.glob("said-*")]
 
 
-@pytest.mark.full
+@pytest.mark.lab
 @pytest.mark.timeout(400)
 def test_a_lost_and_returned_machine_leaves_the_weights_and_repeats_no_step(tmp_path: Path) -> None:
     seconds = 9.0
