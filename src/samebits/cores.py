@@ -81,11 +81,7 @@ def set_time_slice(milliseconds: float) -> None:
 
 @contextmanager
 def time_slice(milliseconds: float) -> Iterator[None]:
-    """Set this thread's time slice until the block ends.
-
-    Args:
-        milliseconds: 0.1 to 100.
-    """
+    """Set this thread's time slice until the block ends. `milliseconds`: 0.1 to 100."""
     set_time_slice(milliseconds)
     try:
         yield

@@ -46,11 +46,7 @@ def all_gather_object(world: World, value: T) -> list[T]:
 
 
 def broadcast_object(world: World, value: T, src: int = 0) -> T:
-    """Return one rank's value on every rank.
-
-    Args:
-        value: This rank's value; ignored on the other ranks.
-    """
+    """Return one rank's value on every rank. `value`: this rank's value; ignored on the other ranks."""
     if world.size == 1:
         return value
     with world.activity.waiting(EXCHANGING):

@@ -11,11 +11,7 @@ from samebits.data.keyed import IntArray
 
 
 class Groups:
-    """The micro-batches of an epoch of grouped samples.
-
-    Args:
-        groups: (N,) group of each sample, from 0.
-    """
+    """The micro-batches of an epoch of grouped samples. `groups`: (N,) group of each sample, from 0."""
 
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
         # As in a step without groups: as few micro-batches as possible, all of nearly equal size.

@@ -51,11 +51,7 @@ def key(seed: int, *parts: int) -> int:
 
 
 def keys(seed: int, epoch: int, indices: IntArray) -> KeyArray:
-    """Derive the keys of samples, (N,): `key(seed, SAMPLE, epoch, index)` for each index.
-
-    Args:
-        indices: (N,) samples.
-    """
+    """Derive the keys of samples, (N,): `key(seed, SAMPLE, epoch, index)` for each index. `indices`: (N,) samples."""
     start = np.uint64(key(seed, SAMPLE, epoch))
     return mix_array(start ^ mix_array(indices.astype(np.uint64)))
 

@@ -80,11 +80,7 @@ class Supervisor:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def exit_code(self, failed: bool, returned: Mapping[int, WorkerResult]) -> int:
-        """Return the command's exit code.
-
-        Args:
-            failed: Some worker did not complete its work.
-        """
+        """Return the command's exit code. `failed`: some worker did not complete its work."""
         if self.stop is not None:
             return 128 + self.stop
         if not failed:

@@ -90,11 +90,7 @@ class TorchMetrics:
 
 
 class _States:
-    """The states of one metric.
-
-    Args:
-        metric: A torchmetrics.Metric; changed.
-    """
+    """The states of one metric. `metric`: a torchmetrics.Metric; changed."""
 
     def __init__(self, name: str, metric: Any) -> None:
         self._metric = metric.to("cpu")

@@ -23,11 +23,7 @@ VARIABLE = "SAMEBITS_TRIAL"  # FOLDER:STEPS
 
 
 class ScriptTrial:
-    """The record of one rank.
-
-    Args:
-        num_steps: Number of steps after which the script ends.
-    """
+    """The record of one rank. `num_steps`: number of steps after which the script ends."""
 
     def __init__(self, folder: Path, num_steps: int, world: World) -> None:
         self._path = folder / f"rank-{world.rank}.json"

@@ -31,11 +31,7 @@ def draw_samples(batches: Sequence[Batch], path: Path, *, tiles: Tiles, **sheet:
 def draw_worst(
     title: str, worst: Sequence[tuple[int, str]], samples: Samples, path: Path, *, tiles: Tiles, **sheet: Any
 ) -> None:
-    """Draw validation samples, each with a caption.
-
-    Args:
-        tiles: Makes the tiles of a batch; their labels are not used.
-    """
+    """Draw validation samples, each with a caption. `tiles`: makes the tiles of a batch; their labels are not used."""
     images = []
     for index, _ in worst:
         # One by one, since samples may have several widths. Keys of zero: they draw no random numbers.

@@ -75,11 +75,7 @@ def _largest(
 
 
 def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
-    """Print a plan.
-
-    Args:
-        planned: The result of `plan_values`.
-    """
+    """Print a plan. `planned`: the result of `plan_values`."""
     ways, procs = planned["ways"], planned["procs"]
     names = list(ways) if procs > 1 else ["ddp"]
     batches = planned["micro_batches"]

@@ -31,11 +31,7 @@ _STEPS_MOST = 10_000  # evaluations of a trial
 
 
 class Search:
-    """The trials of a search, as an agenda for the runner.
-
-    Args:
-        sweep: The sweep; its trials and outcomes are added.
-    """
+    """The trials of a search, as an agenda for the runner. `sweep`: the sweep; its trials and outcomes are added."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         assert sweep.search is not None

@@ -32,11 +32,7 @@ class Segment:
 
 
 def cut(starts: Iterable[int], num_steps: int) -> list[Segment]:
-    """Cut a run at its starting points.
-
-    Args:
-        starts: Steps of the checkpoints that were kept; step 0 is always a start.
-    """
+    """Cut a run at its starting points. `starts`: steps of the checkpoints that were kept; step 0 is always a start."""
     bounds = sorted({0, *(step for step in starts if 0 < step < num_steps), num_steps})
     return [Segment(start, stop) for start, stop in pairwise(bounds)]
 

@@ -7,11 +7,7 @@ FIX = "Resume the run with --resume auto on all machines."
 
 
 def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchError:
-    """Return the error of a run that has lost more nodes than it can do without.
-
-    Args:
-        size: How many the run may have.
-    """
+    """Return the error of a run that has lost more nodes than it can do without. `size`: how many the run may have."""
     return LaunchError(
         f"{num_nodes} of {size} nodes remain",
         given=f"lost: {', '.join(f'node {node}' for node in sorted(lost))}",
