@@ -1,21 +1,23 @@
 """Convolutions as products of integers, forward and backward.
 
 Inputs and their gradients have a grid a sample, weights one a channel of the result; both factors of a weight's
-gradient one a channel. Layout inside is (N, H, W, C), digits of an int8 unit first.
+gradient one a channel. Layout inside is (N, H, W, C), digits of an int8 unit first. Pixels under the taps are copied
+side by side for a few samples at a time, so that they are multiplied in the processor's cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import integers
-from samebits.portable.products import choose_unit, encode, product
+from samebits.portable.grid import BITS, grid
+from samebits.portable.products import choose_unit, digit_type, product, sum_of_products, write_digits
 
 Pair = Sequence[int]
+_CACHE = 1 << 20  # bytes of pixels under taps
 
 
 def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
@@ -31,12 +33,15 @@ def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, 
     """
     (n, _, *size), (o, c, *kernel) = x.shape, w.shape
     out = [(size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
-    (qx, row), (qw, column) = integers(x, (1, 2, 3)), integers(w, (1, 2, 3))
+    (up, row), (w_up, column) = grid(x, BITS, (1, 2, 3)), grid(w, BITS, (1, 2, 3))
     unit = _unit(n * math.prod(out), c * math.prod(kernel), o, groups, x.device)
-    sums = _correlate(
-        encode(_last(qx), unit), _matrix(qw, unit, groups), kernel, out, stride, padding, dilation, groups
-    )
-    return _first(sums.float().mul_(row.view(n, 1, 1, 1)).mul_(column.view(o)))
+    # (digits reversed, taps * C, O / groups) of each group, a transposed view
+    matrix = w.new_empty(o, unit, *kernel, c, dtype=digit_type(unit))
+    write_digits(w, w_up, unit, matrix.permute(1, 0, 4, 2, 3).unbind()[::-1])
+    matrix = matrix.view(groups, o // groups, unit, -1).permute(0, 2, 3, 1)
+    planes = _planes(x, up, unit, _needed(kernel, out, stride, dilation), padding)
+    sums = _correlate(planes, matrix, kernel, out, stride, dilation, groups)
+    return _first(sums.mul_(row).mul_(column.view(o)))
 
 
 def input_gradient(
@@ -54,28 +59,33 @@ def input_gradient(
         groups: Number of groups.
     """
     n, o, c = g.shape[0], g.shape[1], w.shape[1]
-    grouped = w.view(groups, o // groups, c, *w.shape[2:])
-    (qg, row), (qw, column) = integers(g, (1, 2, 3)), integers(grouped, (1, 3, 4))
-    # As the weights of a convolution from O to C channels.
-    qw = qw.transpose(1, 2).reshape(groups * c, o // groups, *w.shape[2:])
+    up, row = grid(g, BITS, (1, 2, 3))
+    # The grid needs the largest weights only; torch is slow at a maximum over several dimensions that are apart.
+    largest = w.view(groups, o // groups, -1).abs().amax(1).view(groups, 1, c, -1)
+    w_up, column = grid(largest, BITS, (3,))
     unit = _unit(n * math.prod(g.shape[2:]), o // groups * math.prod(w.shape[2:]), groups * c, groups, g.device)
-    planes = encode(_last(qg), unit)
+    # As the weights of a convolution from O to C channels: (digits reversed, kh, kw, O, C).
+    turned = w.new_empty(unit, *w.shape[2:], o, c, dtype=digit_type(unit))
+    w_up = w_up.expand(-1, o // groups, -1, 1).reshape(o, c, 1, 1)
+    write_digits(w, w_up, unit, turned.permute(0, 3, 4, 1, 2).unbind()[::-1])
     result = g.new_zeros(n, *size, groups * c)
     # Of a stride s, the pixels with equal remainder of s are reached by the same taps, from neighboring pixels of g:
     # each remainder is a convolution of stride 1 with these taps, in reversed order.
     for i in range(min(stride[0], size[0])):
         for j in range(min(stride[1], size[1])):
-            taps = [_taps(w.shape[2 + d], r, stride[d], padding[d], dilation[d]) for d, r in ((0, i), (1, j))]
-            if not all(len(each) for each, _, _ in taps):
+            (rows, *top), (columns, *left) = (
+                _taps(w.shape[2 + d], r, stride[d], padding[d], dilation[d]) for d, r in ((0, i), (1, j))
+            )
+            if not len(rows) or not len(columns):
                 continue
-            part = qw[:, :, list(taps[0][0])][:, :, :, list(taps[1][0])].flip(2, 3)
+            part = turned[:, rows.start :: rows.step, columns.start :: columns.step].flip(1, 2)
+            # (groups, digits reversed, taps * O / groups, C)
+            matrix = part.reshape(unit, -1, groups, o // groups, c).permute(2, 0, 1, 3, 4).reshape(groups, unit, -1, c)
+            kernel, apart = (len(rows), len(columns)), (top[1], left[1])
             out = [-(-(size[d] - r) // stride[d]) for d, r in ((0, i), (1, j))]
-            sums = _correlate(
-                planes, _matrix(part, unit, groups), part.shape[2:], out, (1, 1),
-                [each[1] for each in taps], [each[2] for each in taps], groups,
-            )  # fmt: skip
-            scaled = sums.float().mul_(row.view(n, 1, 1, 1)).mul_(column.view(groups * c))
-            result[:, i :: stride[0], j :: stride[1]] = scaled
+            planes = _planes(g, up, unit, _needed(kernel, out, (1, 1), apart), (top[0], left[0]))
+            sums = _correlate(planes, matrix, kernel, out, (1, 1), apart, groups)
+            result[:, i :: stride[0], j :: stride[1]] = sums.mul_(row).mul_(column.view(groups * c))
     return _first(result)
 
 
@@ -94,14 +104,22 @@ def weight_gradient(
         groups: Number of groups.
     """
     (n, o, *out), c = g.shape, x.shape[1] // groups
-    (qg, row), (qx, column) = integers(g, (0, 2, 3)), integers(x, (0, 2, 3))
-    unit = _unit(o, n * math.prod(out), c * math.prod(kernel), groups, g.device)
-    columns = _columns(encode(_last(qx), unit), kernel, out, stride, padding, dilation, groups)
-    # (groups, pixels, digits, taps * c) -> (groups, digits reversed, pixels, taps * c)
-    right = columns.permute(0, 2, 1, 3).flip(1)
-    left = encode(_last(qg), unit).reshape(-1, n * math.prod(out), groups, o // groups).permute(2, 3, 0, 1)
-    sums = _product(left, right).view(groups, o // groups, *kernel, c)
-    scaled = sums.float().mul_(row.view(groups, -1, 1, 1, 1)).mul_(column.view(groups, 1, 1, 1, c))
+    (g_up, row), (up, column) = grid(g, BITS, (0, 2, 3)), grid(x, BITS, (0, 2, 3))
+    pixels = math.prod(out)
+    unit = _unit(o, n * pixels, c * math.prod(kernel), groups, g.device)
+    left = g.new_empty(groups, o // groups, n, unit, pixels, dtype=digit_type(unit))
+    write_digits(g, g_up, unit, left.view(o, n, unit, *out).permute(2, 1, 0, 3, 4).unbind())
+    planes = _planes(x, up, unit, _needed(kernel, out, stride, dilation), padding, reverse=True)
+    step = _samples(planes, kernel, out)
+
+    def factors() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, n, step):
+            patches = _patches(planes[:, start : start + step], kernel, out, stride, dilation, groups)
+            rows = left[:, :, start : start + step].transpose(2, 3).reshape(groups, o // groups, unit, -1)
+            yield rows, patches.reshape(groups, unit, -1, c * math.prod(kernel))
+
+    sums = sum_of_products(factors(), n * pixels).float().view(groups, o // groups, *kernel, c)
+    scaled = sums.mul_(row.view(groups, -1, 1, 1, 1)).mul_(column.view(groups, 1, 1, 1, c))
     return scaled.view(o, *kernel, c).permute(0, 3, 1, 2).contiguous()
 
 
@@ -120,56 +138,57 @@ def _taps(kernel: int, remainder: int, stride: int, padding: int, dilation: int)
     return taps, start + (len(taps) - 1) * apart, apart
 
 
-def _last(x: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, H, W, C), contiguous."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
 def _first(x: Tensor) -> Tensor:
     """(N, H, W, C) -> (N, C, H, W), a view in the channels_last format."""
     return x.permute(0, 3, 1, 2)
 
 
-def _matrix(w: Tensor, unit: int, groups: int) -> Tensor:
-    """(O, C, kh, kw) integers -> (groups, digits reversed, kh * kw * C, O / groups), a transposed view."""
-    rows = encode(w.permute(0, 2, 3, 1).reshape(groups, w.shape[0] // groups, -1), unit)
-    return rows.flip(0).permute(1, 2, 0, 3).contiguous().permute(0, 2, 3, 1)
+def _needed(kernel: Pair, out: Pair, stride: Pair, dilation: Pair) -> tuple[int, int]:
+    """Height and width that a convolution reads."""
+    height, width = ((out[i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 for i in (0, 1))
+    return height, width
 
 
-def _columns(
-    planes: Tensor, kernel: Pair, out: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
-    """The pixels under each tap: (digits, N, H, W, C) -> (groups, N * H' * W', digits, kh * kw * C / groups)."""
-    digits, n, h, w, c = planes.shape
-    need = [(out[i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 for i in (0, 1)]
-    if tuple(need) != (h, w) or any(padding):
-        padded = planes.new_zeros(digits, n, *need, c)
-        # A negative padding crops.
-        (top, left), (y, x) = [max(p, 0) for p in padding], [max(-p, 0) for p in padding]
-        source = planes[:, :, y : y + need[0] - top, x : x + need[1] - left]
-        padded[:, :, top : top + source.shape[2], left : left + source.shape[3]] = source
-        planes = padded
-    else:
-        planes = planes.contiguous()
+def _planes(x: Tensor, up: Tensor, unit: int, size: Pair, padding: Pair, *, reverse: bool = False) -> Tensor:
+    """(N, C, H, W) -> (digits, N, *size, C), with zeros around; a negative padding crops."""
+    n, c, *_ = x.shape
+    (top, left), (y, z) = [max(p, 0) for p in padding], [max(-p, 0) for p in padding]
+    x = x[:, :, y : y + size[0] - top, z : z + size[1] - left]
+    is_full = tuple(x.shape[2:]) == tuple(size)
+    planes = (x.new_empty if is_full else x.new_zeros)(unit, n, *size, c, dtype=digit_type(unit))
+    inner = planes[:, :, top : top + x.shape[2], left : left + x.shape[3]].permute(0, 1, 4, 2, 3).unbind()
+    write_digits(x, up, unit, inner[::-1] if reverse else inner)
+    return planes
+
+
+def _samples(planes: Tensor, kernel: Pair, out: Pair) -> int:
+    """Samples whose pixels under taps fit into the cache; on a GPU all."""
+    digits, n, _, _, c = planes.shape
+    if planes.device.type != "cpu":
+        return n
+    return max(1, _CACHE // (digits * math.prod(kernel) * math.prod(out) * c * planes.element_size()))
+
+
+def _patches(planes: Tensor, kernel: Pair, out: Pair, stride: Pair, dilation: Pair, groups: int) -> Tensor:
+    """The pixels under each tap: (digits, N, H, W, C) -> (groups, digits, N, H', W', kh, kw, C / groups), a view."""
+    digits, n, _, _, c = planes.shape
     s = planes.stride()
-    view = planes.as_strided(
-        (groups, n, *out, digits, *kernel, c // groups),
-        (c // groups, s[1], s[2] * stride[0], s[3] * stride[1], s[0], s[2] * dilation[0], s[3] * dilation[1], 1),
+    return planes.as_strided(
+        (groups, digits, n, *out, *kernel, c // groups),
+        (c // groups, s[0], s[1], s[2] * stride[0], s[3] * stride[1], s[2] * dilation[0], s[3] * dilation[1], 1),
     )
-    return view.reshape(groups, n * out[0] * out[1], digits, -1)
 
 
 def _correlate(
-    planes: Tensor, matrix: Tensor, kernel: Pair, out: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
+    planes: Tensor, matrix: Tensor, kernel: Pair, out: Pair, stride: Pair, dilation: Pair, groups: int
 ) -> Tensor:
-    """Sums of integers (N, H', W', O), float64."""
-    columns = _columns(planes, kernel, out, stride, padding, dilation, groups)
-    sums = _product(columns, matrix)  # (groups, N * H' * W', O / groups)
-    if groups > 1:
-        sums = sums.transpose(0, 1).contiguous()
-    return sums.view(planes.shape[1], *out, -1)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """`product` of batches of factors; int8 units take one pair."""
-    return product(left[0], right[0]).unsqueeze(0) if left.dtype == torch.int8 else product(left, right)
+    """Sums of integers (N, H', W', O), rounded to float32, by a matrix (groups, digits, kh * kw * C, O)."""
+    n, o = planes.shape[1], groups * matrix.shape[-1]
+    result = planes.new_empty(n, *out, o, dtype=torch.float32)
+    step = _samples(planes, kernel, out)
+    for start in range(0, n, step):
+        patches = _patches(planes[:, start : start + step], kernel, out, stride, dilation, groups)
+        columns = patches.permute(0, 2, 3, 4, 1, 5, 6, 7).reshape(groups, -1, *matrix.shape[1:3])
+        sums = product(columns, matrix)  # (groups, N * H' * W', O / groups)
+        result[start : start + step].view(-1, groups, o // groups).copy_(sums.transpose(0, 1))
+    return result

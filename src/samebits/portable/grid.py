@@ -45,12 +45,6 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
 
 
-def integers(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return float32 values of any shape as integers of at most BITS bits, and the power of two to multiply them by."""
-    up, down = grid(x, BITS, dims)
-    return (x * up).add_(ROUNDING).sub_(ROUNDING), down
-
-
 def num_bits(num_terms: int) -> int:
     """Return the bits of the terms of a sum, so that the sum of their integers is at most 2**53."""
     return min(SUM_BITS, 53 - max(num_terms - 1, 1).bit_length())

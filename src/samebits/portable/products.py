@@ -12,35 +12,50 @@ unit is exact here: without VNNI, 8-bit instructions of x86-64 saturate.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import BITS, ROUNDING, integers
+from samebits.portable.grid import BITS, ROUNDING, grid
 
 BLOCK = 1 << (53 - 2 * BITS)  # products that float64 adds without rounding
 # Adding ROUNDING to an integer q leaves it in the low bits of the float32: 0x4B400000 + q.
 _OFFSET = 0x4B40_0000
 # q + 0x808080 has the three digits, each with 128 added; the exclusive or takes it away again.
 _DIGITS = 0x80_8080
+_CHUNK = 1 << 17  # values that stay in a processor's cache
+_ROWS = 32  # that a unit multiplies at least
 INT8, FLOAT64 = 3, 1  # units, named by the number of digits of a factor
 
 
-def encode(q: Tensor, unit: int) -> Tensor:
-    """Return integers as what a unit multiplies: (digits, ...) int8, lowest first, or (1, ...) float64.
+def digit_type(unit: int) -> torch.dtype:
+    """Return the type of the digits that a unit multiplies."""
+    return torch.int8 if unit == INT8 else torch.float64
+
+
+def write_digits(x: Tensor, up: Tensor, unit: int, digits: Sequence[Tensor]) -> None:
+    """Round x * up to integers of at most BITS bits, and write their digits, lowest first.
 
     Args:
-        q: Any shape, float32 integers of at most BITS bits.
-        unit: INT8 or FLOAT64.
+        x: Any shape, float32.
+        up: Powers of two, of `grid.grid`.
+        unit: INT8 or FLOAT64, the number of digits.
+        digits: Of `digit_type`, in the shape of `x` and in any layout.
     """
-    if unit == FLOAT64:
-        return q.double().unsqueeze(0)
-    bits = (q + ROUNDING).view(torch.int32).sub_(_OFFSET - _DIGITS).bitwise_xor_(_DIGITS)
-    # Little-endian: the last of the four bytes is no digit.
-    return bits.contiguous().view(torch.int8).view(*q.shape, 4).movedim(-1, 0)[:INT8]
+    step = max(1, _CHUNK * len(x) // max(x.numel(), 1))
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        q = (x[rows] * (up if len(up) == 1 else up[rows])).add_(ROUNDING)
+        if unit == FLOAT64:
+            digits[0][rows] = q.sub_(ROUNDING)
+            continue
+        bits = q.view(torch.int32).sub_(_OFFSET - _DIGITS).bitwise_xor_(_DIGITS)
+        for digit in digits:
+            digit[rows] = bits  # its lowest eight bits
+            bits.bitwise_right_shift_(8)
 
 
 def choose_unit(m: int, k: int, n: int, device: torch.device) -> int:
@@ -52,8 +67,8 @@ def choose_unit(m: int, k: int, n: int, device: torch.device) -> int:
         n: Columns of the right factor.
         device: Of the factors.
     """
-    # Below, the passes over digits cost more than they save; oneDNN's and CUDA's kernels have minimal sizes too.
-    if k < 32 or n < 8 or m < 17 or m * k * n < 1 << 20 or n % 8 or k % 8:
+    # Below, passes over digits and results cost more than products save; CUDA's kernels have minimal sizes too.
+    if k < 512 or n < 8 or m < 17 or m * k * n < 1 << 20 or n % 8 or k % 8:
         return FLOAT64
     return INT8 if _int8_is_faster(device.type) else FLOAT64
 
@@ -108,20 +123,24 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply encoded factors.
 
     Args:
-        a: (..., m, digits, k) of `encode`, digits moved beside k.
-        b: (..., digits, k, n) of `encode`, digits in reversed order.
+        a: (..., m, digits, k) of `write_digits`.
+        b: (..., digits, k, n) of `write_digits`, digits in reversed order.
 
     Returns:
         (..., m, n) float64: the sums of integers; if k > BLOCK, rounded once.
     """
-    k = a.shape[-1]
-    if k <= BLOCK:
-        return _exact(a, b)
-    # Sums of blocks may need more than 53 bits, so they are added in int64.
+    return sum_of_products([(a, b)], a.shape[-1])
+
+
+def sum_of_products(factors: Iterable[tuple[Tensor, Tensor]], k: int) -> Tensor:
+    """Add `product` of pairs of factors, of k terms together."""
     total: Tensor | None = None
-    for start in range(0, k, BLOCK):
-        part = _exact(a[..., start : start + BLOCK], b[..., start : start + BLOCK, :]).long()
-        total = part if total is None else total.add_(part)
+    for a, b in factors:
+        for start in range(0, a.shape[-1], BLOCK):
+            part = _exact(a[..., start : start + BLOCK], b[..., start : start + BLOCK, :])
+            # Sums of blocks may need more than 53 bits, so they are added in int64.
+            part = part.long() if k > BLOCK else part
+            total = part if total is None else total.add_(part)
     assert total is not None
     return total.double()
 
@@ -130,19 +149,20 @@ def _exact(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float64:
         # The sum of products that are all -0 is -0 or +0, by library; adding 0 makes it +0.
         return torch.matmul(a.squeeze(-2), b.squeeze(-3)).add_(0.0)
-    m, _, k = a.shape
-    n = b.shape[-1]
-    a, b = a.reshape(m, INT8 * k), b.reshape(INT8 * k, n)  # [a0 a1 a2] and [b2; b1; b0]
+    k, n = b.shape[-2:]
+    a, b, size = a.reshape(-1, INT8 * k), b.reshape(INT8 * k, n), (*a.shape[:-2], n)  # [a0 a1 a2] and [b2; b1; b0]
+    step = max(_ROWS, _CHUNK // n) if a.device.type == "cpu" else len(a)
     with int8_kernels():
-        return _of_digits(a, b, k)
+        parts = [_of_digits(a[i : i + step], b, k) for i in range(0, len(a), step)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(size)
 
 
 def _of_digits(a: Tensor, b: Tensor, k: int) -> Tensor:
     # The products of equal power stand side by side: a0 b2 + a1 b1 + a2 b0 is one product of 3 k terms.
     total = torch._int_mm(a[:, 2 * k :], b[:k]).double()
     for columns, rows in ((slice(k, None), slice(2 * k)), (slice(None), slice(None)), (slice(2 * k), slice(k, None))):
-        total = torch.add(torch._int_mm(a[:, columns], b[rows]), total, alpha=256.0)
-    return torch.add(torch._int_mm(a[:, :k], b[2 * k :]), total, alpha=256.0)
+        total.mul_(256.0).add_(torch._int_mm(a[:, columns], b[rows]))
+    return total.mul_(256.0).add_(torch._int_mm(a[:, :k], b[2 * k :]))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -155,9 +175,14 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         raise NotImplementedError
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
-    (qa, row), (qb, column) = integers(a, (-1,)), integers(b, (-2,))
+    (a_up, row), (b_up, column) = grid(a, BITS, (-1,)), grid(b, BITS, (-2,))
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     unit = choose_unit(m, k, n, a.device) if a.dim() == 2 else FLOAT64
-    left = encode(qa, unit).movedim(0, -2)
-    right = encode(qb, unit).flip(0).movedim(0, -3) if unit == INT8 else encode(qb, unit).movedim(0, -3)
+    left = a.new_empty(*a.shape[:-1], unit, k, dtype=digit_type(unit))
+    write_digits(a, a_up, unit, left.unbind(-2))
+    if b.stride(-2) == 1:  # columns are dense, as of transposed weights
+        right = b.new_empty(*b.shape[:-2], n, unit, k, dtype=digit_type(unit)).movedim(-3, -1)
+    else:
+        right = b.new_empty(*b.shape[:-2], unit, k, n, dtype=digit_type(unit))
+    write_digits(b, b_up, unit, right.unbind(-3)[::-1])
     return product(left, right).float().mul_(row).mul_(column)

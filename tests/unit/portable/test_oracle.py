@@ -13,7 +13,7 @@ from torch import Tensor
 from samebits.portable import floats, functions, products, randomness
 from samebits.portable.convolution import convolve
 from samebits.portable.grid import exact_sum
-from samebits.portable.products import FLOAT64, INT8, encode, int8_kernels, matmul, product
+from samebits.portable.products import INT8, int8_kernels, matmul, product, write_digits
 from tests.unit.portable import oracle
 
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from(
@@ -76,19 +76,14 @@ def test_infinity_and_nan_come_out_as_nan_in_their_row_only(bad: float) -> None:
     assert exact_sum(a, (1,))[1].isnan()
 
 
-@pytest.fixture
-def digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_int8_is_faster", lambda device: True)
-
-
-def test_digits_of_eight_bits_give_the_bits_of_float64(digits: None) -> None:
+def test_digits_of_eight_bits_give_the_bits_of_float64() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-(2**20), 2**20 + 1, size, generator=generator).float() for size in ((64, 96), (96, 32)))
     a[0], b[:, 0] = 2.0**20, -(2.0**20)
-    left = {unit: encode(a, unit).movedim(0, -2) for unit in (INT8, FLOAT64)}
-    by_int8 = product(left[INT8], encode(b, INT8).flip(0))
-    assert torch.equal(by_int8, product(left[FLOAT64], encode(b, FLOAT64)))
-    assert torch.equal(by_int8, (a.double() @ b.double()))
+    left, right = torch.empty(64, INT8, 96, dtype=torch.int8), torch.empty(INT8, 96, 32, dtype=torch.int8)
+    write_digits(a, torch.ones(1, 1), INT8, left.unbind(1))
+    write_digits(b, torch.ones(1, 1), INT8, right.unbind()[::-1])
+    assert torch.equal(product(left, right), a.double() @ b.double())
 
 
 def test_this_processors_int8_unit_is_tested_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
