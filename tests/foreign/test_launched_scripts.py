@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.own_loop import check_script
+from samebits.own_loop.ending import BATCH_SIZES
 from tests import guards
 from tests.foreign.forms import FOLDER
 from tests.foreign.scripts import Ended, Starter
@@ -48,13 +50,46 @@ def test_an_unmodified_script_resumes_on_another_number(
 REFUSED = [
     ("accumulation", (), 2, "the loop called optimizer.step() in some micro-batches of a step only", ""),
     ("no_loader", (), 2, "backward() outside of the loop over the training data", "+model, optimizer, loader = "),
-    ("collective", ("loss",), 2, "all_reduce() between the start of a body", "-        dist.all_reduce(count)"),
-    ("collective", ("gradients",), 1, "all_reduce() of gradients", "-            dist.all_reduce(parameter.grad)"),
+    ("collective", ("loss",), 2, "all_reduce() in the training loop", "-        dist.all_reduce(count)"),
+    (
+        "collective",
+        ("gradients",),
+        1,
+        "all_reduce() in the training loop before",
+        "(parameter.grad)",
+    ),
+    ("batch_of_rank_zero", (), 2, "broadcast() in the training loop", "-    dist.broadcast(scale, src=0)"),
     ("ema_by_hand", ("copy",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("ema_by_hand", ("dict",), 1, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
     ("two_loaders", (), 2, "a second DataLoader that shuffles is read inside the training loop", ""),
 ]
+
+
+def test_a_start_without_batch_sizes_names_those_of_torchrun(warm: Starter) -> None:
+    text = "\n".join(launch(warm, "imagenet", 2, sizes="0:0:0").texts)
+    assert "the batch sizes are not given" in text
+    assert "Add --global-batch 16 --micro-batch 8" in text
+
+
+def test_other_batch_sizes_than_those_of_the_script_are_refused(warm: Starter) -> None:
+    text = "\n".join(launch(warm, "gan", 1, sizes="24:4:0").texts)
+    assert "the DataLoader has batch_size=16" in text
+
+
+def test_a_resume_asks_for_the_same_batch_sizes(warm: Starter, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    assert not any(launch(warm, "per_epoch", 1, 1, path, 0.9).codes)
+    text = "\n".join(launch(warm, "per_epoch", 1, 2, path, 0.9, sizes="32:16:0").texts)
+    assert "the state of the loader belongs to another run" in text
+
+
+@pytest.mark.full
+def test_check_observes_the_steps_of_an_unmodified_script(tmp_path: Path) -> None:
+    target = ["-m", "samebits.own_loop.patched.worker", str(FOLDER / "launched" / "imagenet.py"), "--epochs", "3"]
+    outcome = check_script._run(target, {BATCH_SIZES: SIZES}, check_script._FIRST, tmp_path / "0")
+    assert len(outcome.states) == check_script.NUM_STEPS
+    assert outcome.settings["micro_batch"] == 4
 
 
 @pytest.mark.parametrize(("name", "arguments", "procs", "what", "instead"), REFUSED)

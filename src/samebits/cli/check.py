@@ -12,10 +12,19 @@ import typer
 from samebits.cli.options import Debug, Json, Overrides
 
 SourceName = Annotated[str, typer.Argument(metavar="RECIPE", help="As for train.", show_default=False)]
+GlobalBatch = Annotated[int, typer.Option(metavar="N", help="For a script: check it as samebits launch starts it.")]
+MicroBatch = Annotated[int, typer.Option(metavar="N", help="The same.")]
 NOT_EXACT = 1  # the exit code
 
 
-def check(source: SourceName, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> int:
+def check(
+    source: SourceName,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    global_batch: GlobalBatch = 0,
+    micro_batch: MicroBatch = 0,
+    debug: Debug = False,
+) -> int:
     """Check that a recipe or script is exact on 1, 2 and 3 processes.
 
     Exact means equal bits; a script is one that calls samebits.exact. Names the cause if it is not. Takes about a
@@ -30,11 +39,12 @@ def check(source: SourceName, overrides: Overrides = None, as_json: Json = False
     # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    if is_script(source):
+    sizes = f"{global_batch}:{micro_batch}:0" if global_batch and micro_batch else ""
+    if sizes or is_script(source):
         from samebits.own_loop.check_script import check_script
 
         what = f"{source} on 1, 2 and 3 processes, 6 steps each"
-        return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
+        return _report(lambda show: check_script(source, overrides or [], show, sizes), what, as_json)
     found = find(source)
     given = [*(overrides or []), "mode=exact"]
     config = found.load(given).config

@@ -18,6 +18,7 @@ from samebits import scratch
 from samebits.check.examine import Report
 from samebits.check.finding import Finding
 from samebits.errors import ConfigError
+from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.trial import VARIABLE
 
 NUM_STEPS = 6
@@ -58,25 +59,30 @@ class _Outcome:
         return min((int(name.split(".")[0]) for name in self.samples), default=0)
 
 
-def check_script(script: str, arguments: list[str], progress: Callable[[str, int, int], None]) -> Report:
+def check_script(
+    script: str, arguments: list[str], progress: Callable[[str, int, int], None], batch_sizes: str = ""
+) -> Report:
     """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
 
     Args:
-        script: The script, which calls `samebits.exact`.
+        script: The script.
         progress: Called with (activity, done, total).
+        batch_sizes: "GLOBAL:MICRO:SEED" of a script for `samebits launch`; empty: it calls `samebits.exact` itself.
 
     Raises:
         ConfigError: The script fails, or makes no exact step.
     """
     began = time.monotonic()
     total = 1 + len(_OTHERS)
+    target = ["-m", "samebits.own_loop.patched.worker", script] if batch_sizes else [script]
+    given = {BATCH_SIZES: batch_sizes} if batch_sizes else {}
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         progress(_FIRST.name, 0, total)
-        reference = _run(script, arguments, _FIRST, folder / "0")
+        reference = _run([*target, *arguments], given, _FIRST, folder / "0")
         passed, findings = [], list[Finding]()
         for number, world in enumerate(_OTHERS, start=1):
             progress(world.name, number, total)
-            finding = _compare(reference, _run(script, arguments, world, folder / str(number)), world)
+            finding = _compare(reference, _run([*target, *arguments], given, world, folder / str(number)), world)
             if finding is None:
                 passed.append(world.name)
             else:
@@ -86,13 +92,14 @@ def check_script(script: str, arguments: list[str], progress: Callable[[str, int
     return Report(findings, passed, time.monotonic() - began)
 
 
-def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Outcome:
+def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) -> _Outcome:
     folder.mkdir()
+    script = next(each for each in target if each.endswith(".py"))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
     # One process too: a script may make its process group itself, from the launcher's variables.
-    command = [sys.executable, *launcher, script, *arguments]
+    command = [sys.executable, *launcher, *target]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
-    environ |= {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
+    environ |= given | {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         # In a session of its own, so that `_end` can kill all that the script has started.
         command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
@@ -118,7 +125,7 @@ def _run(script: str, arguments: list[str], world: _World, folder: Path) -> _Out
             cause=_own_ranks(script) or None,
             fix=_OWN_RANKS_FIX
             if _own_ranks(script)
-            else f"Run it without this command; it has to call samebits.exact and train for {NUM_STEPS} steps.",
+            else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact or launch.",
         )
     samples = {name: value for record in records for name, value in record["samples"].items()}
     return _Outcome(samples, records[0]["states"], records[0]["settings"])

@@ -20,6 +20,7 @@ from typing import Protocol
 from samebits.cluster.env import error_file
 from samebits.errors import SamebitsError, TrainError
 from samebits.own_loop.session import ExactLoop
+from samebits.own_loop.trial import VARIABLE
 
 BATCH_SIZES = "SAMEBITS_BATCH_SIZES"  # GLOBAL:MICRO:SEED, from `samebits launch` to its workers
 
@@ -180,7 +181,7 @@ def _report(error: SamebitsError, *, is_main: bool = True) -> None:
         except OSError:
             file = ""
     # `samebits launch` prints the error of the rank that failed first, once.
-    if (is_main and BATCH_SIZES not in os.environ) or not file:
+    if (is_main and (BATCH_SIZES not in os.environ or VARIABLE in os.environ)) or not file:
         print(error, file=sys.stderr, flush=True)
 
 

@@ -33,8 +33,6 @@ def launch(arguments: Arguments) -> int:
     for name in ("--global-batch", "--micro-batch", "--seed"):
         parser.add_argument(name, type=int, default=0)
     args = parser.parse_args(arguments)
-    if args.no_python:
-        raise ConfigError("--no-python starts no script of Python", fix="Leave it out.")
     step, micro = args.global_batch, args.micro_batch
     if min(step, micro, args.seed) < 0 or bool(step) != bool(micro) or (micro and step % micro):
         raise ConfigError(

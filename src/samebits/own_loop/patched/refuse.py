@@ -52,16 +52,10 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Give a --global-batch of that many micro-batches, or read rank and world size from the environment:",
         'dist.init_process_group("gloo")',
     ),
-    "gradients": (
-        "{part}() of gradients or other large tensors in the training loop",
-        "Gradients are those of the global batch already, summed in a fixed order.",
-        "Leave it out, with a division by the number of processes:",
-        "",
-    ),
-    "loss": (
-        "{part}() between the start of a body and its backward pass",
-        "The loss could depend on which process has which micro-batch.",
-        "Move it behind optimizer.step() if it is for the log, else leave it out:",
+    "collective": (
+        "{part}() in the training loop before backward(), or of gradients or other large tensors",
+        "Its result can reach the weights, and depends on the processes. Gradients are summed already.",
+        "Leave it out, or move it behind optimizer.step() if it is for the log:",
         "",
     ),
     "average": (

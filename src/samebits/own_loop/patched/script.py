@@ -31,7 +31,6 @@ from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, trained_modules
-from samebits.own_loop.patched.records import read_record, write_record
 from samebits.own_loop.patched.refuse import refusal
 from samebits.own_loop.samples import shuffles
 
@@ -47,14 +46,7 @@ def user_line() -> str:
 
 
 class Script:
-    """The script of this process, with the batch sizes in the environment.
-
-    Attributes:
-        rank: Rank of this process.
-        size: Number of processes.
-        seed: Seed of the order and of all random numbers.
-        has_loaded: Whether the script has loaded the state of an optimizer.
-    """
+    """The script of this process, with the batch sizes in the environment."""
 
     def __init__(self) -> None:
         self._global_batch, self._micro_batch, self.seed = map(int, os.environ[BATCH_SIZES].split(":"))  # 0: not given
@@ -63,13 +55,14 @@ class Script:
         self._replicas = self._global_batch // self._micro_batch if self._micro_batch else self.size
         self._launcher = {name: os.environ[name] for name in _WORLD if name in os.environ}
         os.environ["WORLD_SIZE"] = str(self._replicas)
-        self._exact: ExactLoader | None = None
+        self.exact: ExactLoader | None = None  # made at the first training iteration
         self._data: DataLoader[Any] | None = None  # what is trained on
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
-        self.has_loaded = False
-        self._record: dict[str, int] | None = None  # of the file that the script has loaded
+        self.has_world = False  # whether the script has made a process group, so that it knows its rank
+        self.has_loaded = False  # whether it has loaded the state of an optimizer
+        self.record: dict[str, int] | None = None  # the position in the file that it has loaded
         # With their lines, in the order in which the script has made them, which is equal on all ranks.
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -77,7 +70,7 @@ class Script:
     @property
     def seen_size(self) -> int:
         """The size of the world that the script sees now."""
-        return self._replicas if self._exact is None else self.size
+        return self._replicas if self.exact is None else self.size
 
     def note(self, part: Any) -> None:
         """Note an object that the script has made, with its line."""
@@ -107,14 +100,14 @@ class Script:
         """Return the micro-batches of the DataLoader to train on; of any other its `plain` iteration."""
         if type(data.dataset).__module__.startswith("samebits."):  # the engine's own
             return plain()
-        is_other = self._exact is not None and data is not self._data
+        is_other = self.exact is not None and data is not self._data
         if is_other or not self._trains_on(data):
             self._read = f"the DataLoader of {self._made.get(data)}"
             return self._others(data, plain()) if shuffles(data) else plain()
-        if self._exact is None:
-            self._exact = self._start(data)
-        self._follow(self._exact)
-        return self._bodies(self._exact, user_line())
+        if self.exact is None:
+            self.exact = self._start(data)
+        self._follow(self.exact)
+        return self._bodies(self.exact, user_line())
 
     def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -149,30 +142,21 @@ class Script:
 
     def begin_backward(self) -> None:
         """Check that a backward pass belongs to a body of the exact loop, and that a resume has a position."""
-        if self._exact is None or not self._is_inside():
+        if self.exact is None or not self._is_inside():
             raise refusal("backward", user_line(), read=self._read)
-        record, self._record = self._record, None
-        if record is not None and not self.has_loaded and {**record, "step": 0} == self._exact.position():
+        record, self.record = self.record, None
+        if record is not None and not self.has_loaded and {**record, "step": 0} == self.exact.position():
             raise refusal("weights", user_line(), **record)
 
     def end_backward(self) -> None:
         """Note the end of a backward pass."""
-        place = self._exact.loop.place() if self._exact is not None else None
+        place = self.exact.loop.place() if self.exact is not None else None
         if place is not None and place[0] < place[1]:
             self._watch.begin()
 
-    def end_save(self, file: Any) -> None:
-        """Note that the script has saved a file by torch.save."""
-        if self._exact is not None:
-            write_record(file, self._exact.position())
-
-    def begin_load(self, file: Any) -> None:
-        """Note that the script loads a file by torch.load."""
-        if self._exact is None:
-            self._record = read_record(file) or self._record
-
     def check_world(self, name: str, world_size: int | None, rank: int | None) -> None:
         """Check the arguments of a function `name`, -1 or None if left out; the launcher's world is used anyway."""
+        self.has_world = True
         if not self._micro_batch:
             self._replicas = self._replicas if world_size in (-1, None) else world_size  # for the refusal that follows
         elif world_size not in (-1, None, self._replicas) or rank not in (-1, None, self.rank):
@@ -181,23 +165,17 @@ class Script:
 
     def check_collective(self, name: str, values: Sequence[Any]) -> None:
         """Check a collective call of the script in the training loop: its result must not reach the weights."""
-        if self._exact is None or not self._is_inside() or not any(each.training for each in self._models):
+        if self.exact is None or not self._is_inside() or not any(each.training for each in self._models):
             return
         tensors = [each for each in values if isinstance(each, Tensor)]
         every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
         gradients = {each.data_ptr() for each in every}
-        if any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors):
-            raise refusal("gradients", user_line(), part=name)
-        if not self._exact.loop.has_backward:
-            raise refusal("loss", user_line(), part=name)
-
-    def end(self) -> None:
-        """Check at the end of the script that it has trained."""
-        if self._exact is None:
-            raise refusal("nothing")
+        is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
+        if is_large or not self.exact.loop.has_backward:
+            raise refusal("collective", user_line(), part=name)
 
     def _is_inside(self) -> bool:
-        return self._exact is not None and self._exact.loop.is_inside
+        return self.exact is not None and self.exact.loop.is_inside
 
     def _trains_on(self, data: DataLoader[Any]) -> bool:
         models = self._models or trained_modules(self._all(Optimizer))
@@ -215,26 +193,24 @@ class Script:
             batches: dict[str, Any] = {"global_batch": self._global_batch, "micro_batch": self._micro_batch}
             *_, loader = exact(self._models, optimizers, data, seed=self.seed, **batches)
         self._data = data
-        if self._record is not None and self.has_loaded:
-            loader.load_state_dict(self._record)
+        if self.record is not None and self.has_loaded:
+            loader.load_state_dict(self.record)
         # The loader compares with the sampler's epoch from here on; the script may have set it before.
         if epoch := getattr(data.sampler, "epoch", 0):
             loader.set_epoch(epoch)
         if self.rank == 0:
             names = [", ".join(type(each).__name__ for each in parts) for parts in (self._models, optimizers)]
+            text = f"{self._replicas} micro-batches of {self._micro_batch} on {self.size} processes, seed {self.seed}"
+            where = f"trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})"
             print(
-                f"samebits  global batch {self._global_batch}: {self._replicas} micro-batches of {self._micro_batch} "
-                f"on {self.size} processes, seed {self.seed}\n"
-                f"          trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                f"samebits  global batch {self._global_batch}: {text}\n          {where}", file=sys.stderr, flush=True
+            )
         return loader
 
     def _check_parts(self, parts: Sequence[Any]) -> None:
         files = [each.f_code.co_filename for each in callers(sys._getframe())]
-        for name in _FRAMEWORKS:
-            if any(f"-packages/{name}/" in file for file in files):
-                raise refusal("part", part=f"the loop of {name}")
+        for name in (each for each in _FRAMEWORKS if any(f"-packages/{each}/" in file for file in files)):
+            raise refusal("part", part=f"the loop of {name}")
         for part in parts:
             is_other = isinstance(part, DataLoader) and type(part).__iter__ is not DataLoader.__iter__
             # FullyShardedDataParallel, ZeroRedundancyOptimizer, PostLocalSGDOptimizer, ...

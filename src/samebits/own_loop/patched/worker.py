@@ -30,12 +30,16 @@ from samebits.data.seeding import seed_forward
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import report_errors
+from samebits.own_loop.patched.records import read_record, write_record
 from samebits.own_loop.patched.refuse import refusal
 from samebits.own_loop.patched.script import Script, user_line
 
 _CORE = f"{Path(__file__).parents[2]}/"
 _GROUPS = f"{Path(dist.__file__).parent}/"  # torch's own collectives count the processes that run
-_COLLECTIVES = ("all_reduce", "reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "gather")
+_COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "gather", "broadcast",
+    "broadcast_object_list", "scatter", "all_to_all", "all_to_all_single", "reduce_scatter_tensor",
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:
@@ -57,7 +61,8 @@ def main(arguments: list[str]) -> None:
     except SystemExit as stop:
         if stop.code:
             raise
-    script.end()
+    if script.exact is None:
+        raise refusal("nothing")
 
 
 def _replace(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
@@ -102,12 +107,16 @@ def install(script: Script) -> None:
 
     @_replace(torch, "save")
     def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        plain(obj, f, *args, **kwargs)
-        script.end_save(f)
+        # All ranks of a script for one process would write the same file at once.
+        if script.has_world or script.rank == 0 or not isinstance(f, str | os.PathLike):
+            plain(obj, f, *args, **kwargs)
+            if script.exact is not None:
+                write_record(f, script.exact.position())
 
     @_replace(torch, "load")
     def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        script.begin_load(f)
+        if script.exact is None:
+            script.record = read_record(f) or script.record
         return plain(f, *args, **kwargs)
 
     @_replace(Optimizer, "load_state_dict")
@@ -121,14 +130,6 @@ def install(script: Script) -> None:
 
 
 def _replace_samplers(script: Script) -> None:
-    @_replace(DistributedSampler, "__init__")
-    def init(
-        plain: Any, self: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **kw: Any
-    ) -> None:
-        size = script.seen_size if num_replicas is None else num_replicas
-        # More processes may run than the script sees. `share` does not use this rank.
-        plain(self, dataset, size, (script.rank if rank is None else rank) % size, *args, **kw)
-
     @_replace(DistributedSampler, "__iter__")
     def share(plain: Any, self: Any) -> Iterator[int]:
         """Read each sample of an evaluation once, over all processes that run."""
@@ -155,17 +156,12 @@ def _replace_wrappers(script: Script) -> None:
                 tensors = [*module.parameters(), *module.buffers()]
                 collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
 
-    def hook(*_: Any, **__: Any) -> None:
-        raise refusal("part", user_line(), part="a communication hook")
-
     kind: Any
     for kind in (DistributedDataParallel, DataParallel):
         kind.__init__, kind.forward = init, lambda self, *args, **kwargs: self.module(*args, **kwargs)
         # Theirs need what their __init__ has made.
         kind.train, kind.__setstate__, kind.__getstate__ = nn.Module.train, nn.Module.__setstate__, vars
-    kind = DistributedDataParallel
-    kind.register_comm_hook, kind.no_sync = hook, lambda self: nullcontext()
-    kind.join = lambda self, *_, **__: nullcontext()
+        kind.no_sync = lambda self: nullcontext()
 
 
 def _replace_process_group(script: Script) -> None:
