@@ -46,11 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """Some commands, and what is read from their output.
-
-    Attributes:
-        read: (outputs of the commands) -> rows.
-    """
+    """Some commands, and what is read from their output: (outputs of the commands) -> rows."""
 
     name: str
     title: str

@@ -2,6 +2,7 @@
 
     python -m benchmarks.portable                                 # time of a step, and peak memory
     python -m benchmarks.portable --unit float64                  # as on a processor without int8 units
+    python -m benchmarks.portable --parts table                   # hashes of recipes in many environments
     python -m benchmarks.portable --parts gradients               # errors of ResNet-18's gradients against float64
     python -m benchmarks.portable --parts training --train mnist data.root=DIR epochs=1     # accuracy over seeds
 
@@ -39,17 +40,17 @@ from samebits.cluster.world import alone
 from samebits.engine.step import run_step
 from samebits.portable import products
 from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
+from tests.lab.portable_runs import RECIPES, ROWS, print_table
 
 KERNELS = ("auto", "portable")
 # Samples of a step and of a micro-batch, as the recipes have them.
 BATCHES = {"digits": (64, 8), "mnist": (128, 64), "resnet18-64": (32, 16), "vit-64": (32, 16)}
-UNITS = {"int8": True, "float64": False}
 
 
 def use_unit(unit: str) -> str:
     """Compute products by one unit, or by the faster one; return which it is."""
     if unit != "auto":
-        products._int8_is_faster = lambda device: UNITS[unit]  # type: ignore[assignment]
+        products._int8_is_faster = lambda device: unit == "int8"  # type: ignore[assignment]
     return "int8" if products._int8_is_faster("cpu") else "float64"
 
 
@@ -144,7 +145,7 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor, mode: AbstractContextManag
         return list(torch.autograd.grad(loss, list(model.parameters()))), signs
 
 
-def print_gradient_errors(batches: int, size: int) -> None:
+def print_gradient_errors(batches: int) -> None:
     """Print relative errors of each layer's gradient in ResNet-18, medians over batches of 16 images."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -153,7 +154,7 @@ def print_gradient_errors(batches: int, size: int) -> None:
     errors: dict[str, list[list[float]]] = {kernels: [] for kernels in KERNELS}
     flips: dict[str, list[int]] = {kernels: [] for kernels in KERNELS}
     for _ in range(batches):
-        x, y = torch.randn(16, 3, size, size), torch.randint(0, 10, (16,))
+        x, y = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
         exact, right = gradients(model, x.double(), y, nullcontext())
         for kernels, mode in zip(KERNELS, (nullcontext(), portable_arithmetic()), strict=True):
             found, signs = gradients(model, x, y, mode)
@@ -164,7 +165,7 @@ def print_gradient_errors(batches: int, size: int) -> None:
     medians = {
         kernels: [statistics.median(column) for column in zip(*rows, strict=True)] for kernels, rows in errors.items()
     }
-    print(f"| relative error, {batches} batches of 16 x {size} px | auto | portable |\n|---|---|---|")
+    print(f"| relative error, {batches} batches of 16 x 64 px | auto | portable |\n|---|---|---|")
     for number, name in enumerate(names):
         if name.endswith("weight") and ("conv" in name or "fc" in name):
             print(f"| {name} | {medians['auto'][number]:.1e} | {medians['portable'][number]:.1e} |")
@@ -199,12 +200,13 @@ def print_accuracies(recipe: Sequence[str], seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=("cost", "gradients", "training"), default=["cost"])
+    parser.add_argument("--parts", nargs="+", choices=("cost", "gradients", "training", "table"), default=["cost"])
     parser.add_argument("--networks", nargs="+", choices=list(BATCHES), default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--unit", choices=("auto", *UNITS), default="auto", help="of products; auto: the faster one")
+    parser.add_argument(
+        "--unit", choices=("auto", "int8", "float64"), default="auto", help="of products; auto: the faster one"
+    )
     parser.add_argument("--batches", type=int, default=20, help="of the part gradients")
-    parser.add_argument("--size", type=int, default=64, help="side of its images, pixels")
     parser.add_argument("--train", nargs="+", default=["digits"], metavar="SETTING", help="recipe and settings")
     parser.add_argument("--seeds", type=int, default=5, help="of the part training")
     arguments = parser.parse_args()
@@ -213,9 +215,11 @@ def main() -> None:
     if "cost" in arguments.parts:
         print_costs(arguments.networks, arguments.unit, arguments.rounds)
     if "gradients" in arguments.parts:
-        print_gradient_errors(arguments.batches, arguments.size)
+        print_gradient_errors(arguments.batches)
     if "training" in arguments.parts:
         print_accuracies(arguments.train, arguments.seeds)
+    if "table" in arguments.parts and not print_table(RECIPES, len(ROWS)):
+        raise SystemExit("portable arithmetic has several hashes")
 
 
 if __name__ == "__main__":
