@@ -76,7 +76,7 @@ Resume = Annotated[
     ),
 ]
 MaxRestarts = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How often to replace a lost process of this machine, or to restart all.")
+    int, typer.Option(min=0, metavar="N", help="How often to replace a lost process of this machine, or restart all.")
 ]
 StopAfter = Annotated[
     int | None,
