@@ -228,6 +228,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "uniform": randomness.uniform,
     "normal": randomness.normal,
     "bernoulli": randomness.bernoulli,
+    # torch leaves out an argument that has its default: without this, `x` itself would be the probabilities.
+    "bernoulli_.float": lambda x, p=0.5, **options: randomness.bernoulli(x, p, **options),
     "rand": _drawn(randomness.uniform),
     "rand_like": _drawn(randomness.uniform),
     "randn": _drawn(randomness.normal),

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from samebits.portable import floats, functions, products, randomness
+from samebits.portable.arithmetic import portable_arithmetic
 from samebits.portable.convolution import convolve
 from samebits.portable.grid import exact_sum
 from samebits.portable.products import INT8, int8_kernels, matmul, product, write_digits
@@ -118,6 +119,17 @@ def test_drawn_numbers_have_the_moments_of_their_distribution() -> None:
         pytest.approx(1, abs=0.02), True, True,
     )  # fmt: skip
     assert randomness.permutation(1_000, torch.device("cpu")).sort().values.tolist() == list(range(1_000))
+
+
+@pytest.mark.parametrize("p", [0.5, 0.25])
+def test_dropout_does_not_depend_on_what_memory_held(p: float) -> None:
+    def drawn(before: float) -> Tensor:
+        torch.manual_seed(0)
+        with portable_arithmetic():
+            return torch.full((4_000,), before).bernoulli_(p)
+
+    assert torch.equal(drawn(0.0), drawn(math.nan))
+    assert drawn(0.0).mean().item() == pytest.approx(p, abs=0.05)
 
 
 @pytest.mark.parametrize(
