@@ -60,7 +60,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
             facts.append((fingerprint(grads), fingerprint(dict(model.named_buffers())), list(grads), reducer.extras,
                           reducer.norm, reducer.flag))  # fmt: skip
             optimizer.step()
-        in_chunks = [one._in_chunks for one in reducer._sum.exchanges]
+        in_chunks = [getattr(one.way, "keywords", {}).get("in_chunks") for one in reducer._sum.exchanges]
     weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
     return facts, weights, in_chunks
 

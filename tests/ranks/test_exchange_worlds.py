@@ -8,6 +8,7 @@ import torch.distributed as dist
 from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.exchange.part import Message
 from tests.ranks import jobs
 from tests.ranks.rank_pool import RankPool
 
@@ -17,7 +18,7 @@ def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
     rounds = []
     real = tree_all_reduce.post
 
-    def note(world: World, messages: list[tree_all_reduce.Message]) -> list[dist.Work]:
+    def note(world: World, messages: list[Message]) -> list[dist.Work]:
         rounds.append(["receive" if message.is_receive else "send" for message in messages])
         return real(world, messages)
 

@@ -14,7 +14,6 @@ from samebits.data.order import MicroBatch, Step
 from samebits.frames import callers, is_user
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.bucket_sum import JOINED_BYTES, nodes_of
-from samebits.parallel.exchange.halving import make_all_reduce
 from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.running import RunningBuffers
@@ -93,7 +92,7 @@ class BufferSum:
             if number in self._joined:
                 self._exchanges.append(None)
                 continue
-            exchange = make_all_reduce(self._buckets[number], self._world, nodes_of(self._step), bucket_tag(number))
+            exchange = TreeAllReduce(self._buckets[number], self._world, nodes_of(self._step), bucket_tag(number))
             exchange.start()
             self._exchanges.append(exchange)
 
@@ -106,8 +105,8 @@ class BufferSum:
         self.start_reduce(self._num_used)
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
             if exchange is not None:
-                exchange.middle()
-                exchange.finish()
+                while not exchange.advance():
+                    pass
             assert bucket.result is not None
             self._buffers.apply(bucket.result.tail[: self._length])
         self._buffers.start_step()  # for `drop_changes`

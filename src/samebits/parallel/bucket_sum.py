@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from samebits.cluster.world import World
 from samebits.data.order import Step
 from samebits.parallel.bucket import Bucket, Flat, Leaf
-from samebits.parallel.exchange.halving import make_all_reduce
 from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import Node, rank_nodes
@@ -32,7 +31,7 @@ class JoinedAllReduce:
     not matter for the bits which bucket a value is in.
 
     Args:
-        parts: The buckets, which have the same nodes. `finish` sets their `result`.
+        parts: The buckets, which have the same nodes. The last `advance` sets their `result`.
         memory: A bucket that is at least as long as all of them, for copies. Its values behind them are zero.
         tag: Of the first of the joined buckets, from `bucket_tag`.
     """
@@ -44,7 +43,7 @@ class JoinedAllReduce:
         self._length = sum(part.length for part in parts)
         memory.start_step(())
         memory.nodes = [(node, memory.flat()) for node, _ in parts[0].nodes]
-        self._all_reduce = make_all_reduce(memory, world, nodes, tag)
+        self._all_reduce = TreeAllReduce(memory, world, nodes, tag)
 
     def start(self) -> None:
         """Send copies of this rank's nodes."""
@@ -53,19 +52,17 @@ class JoinedAllReduce:
             torch.cat([each.values for _, each in own], out=flat.values[: self._length])
         self._all_reduce.start()
 
-    def middle(self) -> None:
-        """See `TreeAllReduce.middle`."""
-        self._all_reduce.middle()
-
-    def finish(self) -> None:
-        """Wait for the sums, and copy them into the buckets."""
-        self._all_reduce.finish()
+    def advance(self) -> bool:
+        """See `TreeAllReduce.advance`. Copies complete sums into the buckets."""
+        if not self._all_reduce.advance():
+            return False
         assert self._memory.result is not None
         sums = self._memory.result.values[: self._length].split([part.length for part in self._parts])
         for part, values in zip(self._parts, sums, strict=True):
             result = part.nodes[0][1] if part.nodes else part.flat()
             result.values.copy_(values)
             part.settle(result)
+        return True
 
 
 class BucketSum:
@@ -138,10 +135,9 @@ class BucketSum:
     def finish(self) -> list[Flat]:
         """Finish the sums over all ranks; return those of each bucket, valid until the next `start_step`."""
         self.start_all()
-        for exchange in self.exchanges:  # the second round of a bucket is sent while the next one is added up
-            exchange.middle()
-        for exchange in self.exchanges:
-            exchange.finish()
+        under_way = self.exchanges
+        while under_way:  # the second round of a bucket is sent while the next one is added up
+            under_way = [exchange for exchange in under_way if not exchange.advance()]
         return [bucket.result for bucket in self.buckets if bucket.result is not None]
 
     def gradients(self, results: Sequence[Flat], used: Iterable[float]) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
@@ -161,7 +157,7 @@ class BucketSum:
         bucket, tag = self.buckets[number], bucket_tag(number, self._number)
         exchange: TreeAllReduce | JoinedAllReduce
         if joined is None or number + 1 < len(self.buckets):
-            exchange = make_all_reduce(bucket, self.world, self.nodes, tag)
+            exchange = TreeAllReduce(bucket, self.world, self.nodes, tag)
         else:
             if self._joined is None:
                 self._joined = Bucket([], bucket.length + joined.length, self.world.size, True, bucket.device)

@@ -34,8 +34,9 @@ from samebits.data.seeding import seed_host
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.doubling import Round, plan_rounds
+from samebits.parallel.exchange.part import Message
 from samebits.parallel.exchange.tags import LAYER
-from samebits.parallel.exchange.tree_all_reduce import Message, Work, post
+from samebits.parallel.exchange.tree_all_reduce import Work, post
 from samebits.parallel.tree import Node, push
 
 T = TypeVar("T")

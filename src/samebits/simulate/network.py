@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samebits.cluster.world import World
-from samebits.parallel.exchange.tree_all_reduce import Message, post
+from samebits.parallel.exchange.part import Message
+from samebits.parallel.exchange.tree_all_reduce import post
 
 _Key = tuple[int, int, int]  # sender, receiver, tag
 

@@ -16,7 +16,7 @@ from samebits.data.micro_batches import part
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange import halving
-from samebits.parallel.exchange.halving import HalvingAllReduce, is_in_rounds, make_all_reduce
+from samebits.parallel.exchange.halving import exchange_by_halving, is_in_rounds
 from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import partials, push
@@ -45,13 +45,13 @@ def world_of(rank: int, size: int, network: Network) -> SimulatedWorld:
     return SimulatedWorld(rank, size, 0, CPU, "simulated", base.host, None, base.assignment, network=network)
 
 
-def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list[Tensor], Network, set[type]]:
-    """The sums on all ranks of a world, what was sent, and by which all-reduce."""
+def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list[Tensor], Network, set[bool]]:
+    """The sums on all ranks of a world, what was sent, and whether ranks halved what they held."""
     coroutines = Coroutines(lambda: None, lambda _: None)
     network = Network(size, lambda: coroutines.wait(True))
     shares = [part(0, len(values), size, rank) for rank in range(size)]
     nodes = [partials(*share, len(values)) if exact else [share] * (share[0] < share[1]) for share in shares]
-    kinds: set[type] = set()
+    kinds: set[bool] = set()
 
     def run(rank: int) -> Tensor:
         bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
@@ -62,11 +62,11 @@ def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list
             view.add_(values[leaf]) if one.is_joining else view.copy_(values[leaf])
             one.missing.clear()
             bucket.end_leaf(one, len(values))
-        exchange = make_all_reduce(bucket, world_of(rank, size, network), nodes, bucket_tag(3))
-        kinds.add(type(exchange))
+        exchange = TreeAllReduce(bucket, world_of(rank, size, network), nodes, bucket_tag(3))
+        kinds.add(exchange.way is exchange_by_halving)
         exchange.start()
-        exchange.middle()
-        exchange.finish()
+        while not exchange.advance():
+            pass
         assert bucket.result is not None
         return bucket.result.views[0].clone()
 
@@ -79,7 +79,7 @@ def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list
 def test_every_rank_has_the_sum_of_one_process(size: int, num: int, length: int) -> None:
     values = leaves(num, length)
     found, _, kinds = reduce(values, size)
-    assert kinds == {HalvingAllReduce if size > halving.DIRECT_SIZE else TreeAllReduce}
+    assert kinds == {size > halving.DIRECT_SIZE}
     assert all(torch.equal(each, total(values)) for each in found)
 
 
@@ -115,7 +115,7 @@ def test_a_rank_borrows_memory_only_for_what_it_receives(
     monkeypatch.setattr(Bucket, "borrow", counted)
     values = leaves(size, length)
     found, network, kinds = reduce(values, size)
-    assert kinds == {TreeAllReduce}
+    assert kinds == {False}
     assert all(torch.equal(each, total(values)) for each in found)
     is_in_chunks = network.rounds == 2
     assert is_in_chunks == (length > 1_000)
@@ -141,13 +141,13 @@ def test_a_large_bucket_is_sent_to_all_ranks_at_once() -> None:
 def test_ranks_that_wait_for_a_message_that_is_not_sent_are_an_error() -> None:
     coroutines = Coroutines(lambda: None, lambda _: None)
     network = Network(2, lambda: coroutines.wait(True))
-    first = HalvingAllReduce(
+    first = TreeAllReduce(
         Bucket([nn.Parameter(torch.empty(4))], 0, 1, True, CPU), world_of(0, 2, network), [[], [(0, 1)]], 0
     )
 
     def run() -> None:
         first.start()
-        first.middle()
+        first.advance()
 
     with pytest.raises(RuntimeError, match="wait for messages that no rank sends"):
         coroutines.run([run, lambda: None], lambda _: network.deliver())

@@ -18,7 +18,8 @@ from samebits.parallel.blocks import shard_blocks
 from samebits.parallel.exact_fsdp.owners import assign_owners
 from samebits.parallel.exact_fsdp.reducer import ExactShardedReducer
 from samebits.parallel.exact_fsdp.unit import ShardUnit
-from samebits.parallel.exchange.tree_all_reduce import Message, post
+from samebits.parallel.exchange.part import Message
+from samebits.parallel.exchange.tree_all_reduce import post
 from samebits.parallel.sharded_replica import ShardedReplica, prepare_sharding
 
 

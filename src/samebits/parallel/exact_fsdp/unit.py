@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import World
 from samebits.parallel.bucket import ALIGNMENT, round_up
+from samebits.parallel.exchange.part import Message
 from samebits.parallel.exchange.tags import GATHER, REDUCE, bucket_tag
-from samebits.parallel.exchange.tree_all_reduce import Message, Work, post
+from samebits.parallel.exchange.tree_all_reduce import Work, post
 from samebits.parallel.tree import Node, push
 
 
