@@ -100,6 +100,7 @@ def _facts(joined: Any) -> dict[str, Any]:
         "size": joined.size,
         "local_rank": joined.local_rank,
         "num_hosts": joined.num_hosts,
+        "machines": joined.machines,
         "backend": joined.backend,
         "device": str(joined.device),
         "gathered": collectives.gather_object(joined, f"from {joined.rank}"),

@@ -69,6 +69,15 @@ def test_two_processes_meet_by_the_environment(visits: Callable[..., Any]) -> No
     check_pair([visit.answer() for visit in pair])
 
 
+def test_machines_are_those_of_the_launcher(visits: Callable[..., Any]) -> None:
+    common = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(own_port())}
+    nodes = ["4", "4", "2"]
+    ranks = [
+        visits("env://", environ={**common, "RANK": str(rank), "GROUP_RANK": node}) for rank, node in enumerate(nodes)
+    ]
+    assert [visit.answer()[1]["machines"] for visit in ranks] == [(0, 0, 1)] * 3
+
+
 def has_joined(meet: Path) -> bool:
     """Return whether a process has written its identity to the file."""
     return meet.exists() and b"info/" in meet.read_bytes()

@@ -22,7 +22,7 @@ FOLDERS = {
         "module": 690,  # runs a model on shapes to find batch norm over one value
         "optim": 380,
         "own_loop": 3_780,  # samebits launch: scripts without a change; names habits of loops; comments at traps
-        "parallel": 4_020,
+        "parallel": 4_200,  # machines with several ranks exchange in two levels
         "portable": 2_390,  # arithmetic that is equal on every processor, also in own loops
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
@@ -39,7 +39,7 @@ FOLDERS = {
         "inference": 1_140,  # data in a run folder is refused
         "run_views": 2_670,  # means and deviations over seeds, charts as SVG files
         "scaling": 590,
-        "simulate": 370,
+        "simulate": 420,  # counts what each machine sends
         "sweeps": 1_040,  # comments at traps
         "verify": 1_270,  # compares best.json; comments at traps
     },
@@ -58,5 +58,5 @@ SUMS = {
     "edges": 14_040,  # the same, labels and classes, and the preprocessing of each recipe in exports
     "package": 63_840,  # arithmetic that is equal on every processor (portable)
     "tests": 53_830,  # counts the functions between a command and the optimizer
-    "benchmarks": 7_990,  # portable arithmetic in the table of kernels
+    "benchmarks": 8_150,  # what leaves a machine, beside DDP, by layout of machines
 }

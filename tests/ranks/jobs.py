@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
 
     Args:
         network: A name in NETWORKS. Batch norm is synchronized in "synchronized".
-        limits: BUCKET_BYTES, SMALL_BYTES and DIRECT_SIZE, where they are to be other ones.
+        limits: BUCKET_BYTES, SMALL_BYTES, FLAT_BYTES and DIRECT_SIZE, where they are to be other ones.
 
     Returns:
         For each step, the facts that must not depend on the world, tensors as hashes; at last the weights themselves
@@ -39,6 +40,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
     with (
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
         patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
+        patch.object(tree_all_reduce, "FLAT_BYTES", limits.get("FLAT_BYTES", tree_all_reduce.FLAT_BYTES)),
         patch.object(halving, "DIRECT_SIZE", limits.get("DIRECT_SIZE", halving.DIRECT_SIZE)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
@@ -63,6 +65,11 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
         in_chunks = [getattr(one.way, "keywords", {}).get("in_chunks") for one in reducer._sum.exchanges]
     weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
     return facts, weights, in_chunks
+
+
+def train_on_machines(world: World, machines: tuple[int, ...], *arguments: Any) -> Any:
+    """The same, where the ranks are on several machines."""
+    return train(replace(world, machines=machines), *arguments)
 
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:

@@ -22,7 +22,7 @@ FULL = pytest.mark.full
 
 
 class Alone:
-    rank, size = 0, 1
+    rank, size, machines = 0, 1, ()
 
 
 def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments: Any) -> tuple[Any, Any, Any]:
@@ -42,6 +42,15 @@ def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments:
             for name, values in weights.items():
                 assert values.tobytes() == other_weights[name].tobytes(), f"{name} on rank {rank} of {world}"
     return facts, weights, in_chunks
+
+
+@pytest.mark.parametrize("machines", [(0, 0, 0, 1), (0, 1, 2, 2), (0, 1, 0, 1)])
+def test_the_layout_of_machines_changes_no_bit(pool: RankPool, machines: tuple[int, ...]) -> None:
+    order, limits = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2), {**MIXED, "FLAT_BYTES": 0}
+    (alone,) = pool.run(1, jobs.train, "batch norm", order, 4, True, limits)
+    for each in pool.run(4, jobs.train_on_machines, machines, "batch norm", order, 4, True, limits):
+        assert each[0] == alone[0]
+        assert all(each[1][name].tobytes() == values.tobytes() for name, values in alone[1].items())
 
 
 @pytest.mark.parametrize(

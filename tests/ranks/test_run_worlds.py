@@ -22,7 +22,7 @@ NUM_STEPS = 2 * STEPS_PER_EPOCH
 
 
 class Alone:
-    rank, size = 0, 1
+    rank, size, machines = 0, 1, ()
 
 
 @pytest.fixture

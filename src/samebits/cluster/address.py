@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -89,6 +90,21 @@ def network() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_local_address("127.0.0.1") else ""
     return ""
+
+
+def machine(node: int | None) -> str:
+    """Return an identifier shared by the processes of one machine.
+
+    Args:
+        node: Number of this machine, by the launcher or the scheduler; None: what has its own network counts as one.
+    """
+    return (network() or socket.gethostname()) if node is None else f"node {node}"
+
+
+def numbered(machines: Sequence[str]) -> tuple[int, ...]:
+    """Return for each rank the number of its machine, in the order of their first ranks, given the identifiers."""
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(machines))}
+    return tuple(numbers[each] for each in machines)
 
 
 def port_holder(port: int) -> str:

@@ -46,6 +46,7 @@ class RankAssignment:
     #: File of the launcher that names the members of the present world; empty: the members do not change.
     views: str = ""
     member: int = 0  #: Number of this process among all that the launcher has started.
+    node: int | None = None  #: Number of this machine, by the launcher or the scheduler; None if unknown.
 
 
 ALONE = RankAssignment(0, 1, 0, 1, "", "alone")
@@ -88,7 +89,13 @@ def read_assignment(
         init=check_init(init),
         started_by="command line",
         key=run_key(environ),
+        node=_number(environ, "GROUP_RANK", None),
     )
+
+
+def node_number(environ: Mapping[str, str]) -> int | None:
+    """Return the number of this machine, by the launcher or the scheduler; None if unknown."""
+    return _number(to_torchrun_env(environ)[0], "GROUP_RANK", None)
 
 
 def error_file(environ: Mapping[str, str]) -> str:
@@ -144,6 +151,7 @@ def _from_environment(
         key=run_key(environ),
         views=environ.get(VIEWS, ""),
         member=_number(environ, MEMBER, None) or 0,
+        node=_number(environ, "GROUP_RANK", None),
     )
 
 

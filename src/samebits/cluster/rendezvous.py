@@ -57,6 +57,7 @@ class RankInfo:
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     namespace: str = ""  #: Scope in which its process id is valid, see `stacks.namespace`.
     network: str = field(default_factory=network)  #: Equal for processes that reach each other over 127.0.0.1.
+    machine: str = ""  #: Equal for the processes of one machine.
 
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}"

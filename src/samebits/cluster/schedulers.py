@@ -1,4 +1,4 @@
-"""Translate the variables of Slurm and MPI into torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
+"""Translate the variables of Slurm and MPI into torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, GROUP_RANK, MASTER_ADDR ...
 
 Only this module and `env.py` read these variables. Nothing here imports torch.
 """
@@ -55,6 +55,7 @@ def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": size,
         "LOCAL_RANK": environ.get("SLURM_LOCALID", ""),
+        "GROUP_RANK": environ.get("SLURM_NODEID", ""),
         "MASTER_ADDR": LOOPBACK if is_one_node else first_host(nodes),
         "MASTER_PORT": _port(f"slurm {job}.{step}"),
     }

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch.distributed import PrefixStore, Store
 
 from samebits.cluster import abort, connecting, rendezvous, stacks
 from samebits.cluster.activity import Activity
-from samebits.cluster.address import interface_towards
+from samebits.cluster.address import interface_towards, machine, numbered
 from samebits.cluster.backends import add_group, choose_backend
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.peer_errors import is_lost_peer
@@ -52,7 +53,8 @@ class World:
     host: str  #: Name of this machine.
     store: Store | None  #: Keys and values that all processes share; None in a world of one process.
     assignment: RankAssignment  #: How this process was started.
-    num_hosts: int = 1  #: Number of machines.
+    #: For each rank the number of its machine, from 0; empty: all are on one.
+    machines: tuple[int, ...] = ()
     restart: int = 0  #: How many worlds this run has had before, at least.
     #: Values in the store that only processes with the run's key can write; None in a world of one process.
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
@@ -73,9 +75,28 @@ class World:
         return self.rank < 0
 
     @property
+    def num_hosts(self) -> int:
+        """Number of machines."""
+        return len({*self.machines}) or 1
+
+    @property
     def num_ranks_here(self) -> int:
         """Number of ranks on this machine; the largest number if machines differ."""
-        return -(-self.size // self.num_hosts)
+        return max(Counter(self.machines).values(), default=self.size)
+
+
+def layout_text(machines: Sequence[int]) -> str:
+    """Describe how ranks on these machines exchange a bucket: the way, and what leaves a machine in a step."""
+    counts = Counter(machines).values()
+    size = len(counts)
+    if size < 2:
+        return "in one level: all ranks are on one machine"
+    messages = 2 * (max(counts) - 1) + 2 * (size - 1)
+    way = "in two levels" if max(counts) > 1 else "in one level"
+    return (
+        f"{way}: {size} machines with {' + '.join(map(str, counts))} ranks; "
+        f"a machine sends {2 * (size - 1) / size:.2f} of the gradient, a rank {messages} messages a large bucket"
+    )
 
 
 def alone(device: str = "auto") -> World:
@@ -117,7 +138,7 @@ def join(
     start, limit_s = time.monotonic(), join_timeout_s + UNANSWERED_S
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
-    mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace())
+    mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace(), machine=machine(assignment.node))
     try:
         # In a thread, since torch reads a file that another program has damaged forever.
         store, infos = call_with_timeout(
@@ -177,7 +198,7 @@ def _world(
         store=PrefixStore("world", store.store),
         signed=SignedStore(PrefixStore("signed", store.store), store.seal),
         assignment=assignment,
-        num_hosts=len({info.host for info in infos}),
+        machines=numbered([info.machine for info in infos]),
         restart=max(info.restart for info in infos),
     )
 

@@ -2,6 +2,7 @@
 
     micro-batch     0  1  2  3  4  5  6
     evenly          0  0  0  1  1  2  2     neighbors, so that a rank's partial sums are few
+    by machine      0  0  1  1  2  2  2     ranks 0 1 are on one machine, 2 on another: each has a complete subtree
     by speed        0  0  0  0  1  2  2     `cluster.load_balancing`: rank 1 is slow
     in turn         0  1  2  0  1  2  0     exact mode, sharded: what runs at the same time is neighboring
     dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from samebits.data.micro_batches import even_shares
+from samebits.data.micro_batches import even_shares, part
 
 # Seconds per micro-batch on each rank.
 Times = tuple[float, ...]
@@ -33,9 +34,13 @@ class Division:
     held: tuple[tuple[tuple[int, int], ...], ...] = ()  #: For each rank, the nodes of the tree that it has summed.
     is_padded: bool = False  #: Let each rank have as many as rank 0.
 
-    def leaves(self, num_micro_batches: int, size: int) -> Leaves:
-        """Return the indices of each rank's micro-batches, without padding."""
-        return self.dealt or _leaves(self.times, self.is_in_turn, num_micro_batches, size)
+    def leaves(self, num_micro_batches: int, size: int, machines: tuple[int, ...] = ()) -> Leaves:
+        """Return the indices of each rank's micro-batches, without padding.
+
+        Args:
+            machines: For each rank the number of its machine; empty: all are on one.
+        """
+        return self.dealt or _leaves(self.times, self.is_in_turn, num_micro_batches, size, machines)
 
     def passes(self, leaves: Leaves, rank: int) -> list[int]:
         """Return the indices of a rank's micro-batches, with those of its padding: repeats of the first one."""
@@ -47,11 +52,35 @@ EVEN, PADDED, IN_TURN = Division(), Division(is_padded=True), Division(is_in_tur
 
 
 @lru_cache(64)  # the steps of a run differ in two sizes at most
-def _leaves(times: Times, is_in_turn: bool, num_micro_batches: int, size: int) -> Leaves:
+def _leaves(times: Times, is_in_turn: bool, num_micro_batches: int, size: int, machines: tuple[int, ...]) -> Leaves:
     if is_in_turn:
         return tuple(range(rank, num_micro_batches, size) for rank in range(size))
+    if machines and not times and num_micro_batches >= size:
+        return _by_machine(num_micro_batches, machines)
     shares = divide(num_micro_batches, times) if times else even_shares(num_micro_batches, size)
     return tuple(range(*share) for share in shares)
+
+
+def _by_machine(num_micro_batches: int, machines: tuple[int, ...]) -> Leaves:
+    """Divide evenly, but choose which ranks have one more so that machines have few nodes of the tree.
+
+    Machines with more ranks come first: with 1, 1 and 4 ranks, the four have the complete subtree (0, 4).
+    """
+    least, size = num_micro_batches // len(machines), len(machines)
+    most = -(-num_micro_batches // size)
+    groups = [[rank for rank in range(size) if machines[rank] == each] for each in dict.fromkeys(machines)]
+    leaves, start, num_later = [range(0)] * size, 0, size
+    for group in sorted(groups, key=len, reverse=True):
+        num_later -= len(group)
+        ends = range(
+            max(start + least * len(group), num_micro_batches - most * num_later),
+            min(start + most * len(group), num_micro_batches - least * num_later) + 1,
+        )
+        end = max(ends, key=lambda end: end & -end)  # a multiple of the largest power of two: the end of a subtree
+        for place, rank in enumerate(group):
+            leaves[rank] = range(*part(start, end, len(group), place))
+        start = end
+    return tuple(leaves)
 
 
 @lru_cache(maxsize=64)

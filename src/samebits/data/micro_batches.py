@@ -60,4 +60,4 @@ def even_shares(num_micro_batches: int, world_size: int) -> tuple[tuple[int, int
 class Alone:
     """The place of the only rank of a world of one, which has all micro-batches of a step."""
 
-    rank, size = 0, 1
+    rank, size, machines = 0, 1, (0,)

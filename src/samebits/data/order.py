@@ -34,7 +34,7 @@ WINDOW = 4096  # positions permuted in one call: a numpy call costs microseconds
 
 
 class Place(Protocol):
-    """A rank of a world: a `World`, or any object with these two numbers."""
+    """A rank of a world: a `World`, or any object with these attributes."""
 
     @property
     def rank(self) -> int:
@@ -43,6 +43,10 @@ class Place(Protocol):
     @property
     def size(self) -> int:
         """Number of processes."""
+
+    @property
+    def machines(self) -> tuple[int, ...]:
+        """For each rank the number of its machine; empty: all are on one."""
 
 
 def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntArray:
@@ -245,7 +249,7 @@ class Order:
         for number in numbers:
             first, last = self.positions(number)
             num_leaves = -(-(last - first) // self.micro_batch)
-            leaves = division.leaves(num_leaves, place.size)
+            leaves = division.leaves(num_leaves, place.size, place.machines)
             mine = [(leaf, part(first, last, num_leaves, leaf)) for leaf in division.passes(leaves, place.rank)]
             plans.append((number, last - first, num_leaves, leaves, mine))
         positions = [np.arange(*bounds) for *_, mine in plans for _, bounds in mine]
@@ -270,7 +274,7 @@ class Order:
             positions = cut.positions_of_step(number % self.steps_per_epoch)
             cuts = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
             num_samples = sum(last - first for _, first, last in cuts)
-            leaves = division.leaves(len(cuts), place.size)
+            leaves = division.leaves(len(cuts), place.size, place.machines)
             micro_batches = []
             for leaf in division.passes(leaves, place.rank):
                 group, first, last = cuts[leaf]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.address import interface_towards, link_speed
-from samebits.cluster.world import World
+from samebits.cluster.world import World, layout_text
 from samebits.doctor.check_result import CheckResult
 
 SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
@@ -47,7 +47,7 @@ def examine(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
     pairs = [interface, *_pairs(world, timeout_s)]
     if any(result.verdict == "problem" for result in pairs):
         return pairs
-    return [*pairs, *_all_reduce(world)]
+    return [*pairs, CheckResult("gradients", layout_text(world.machines)), *_all_reduce(world)]
 
 
 def rounds(world_size: int) -> Iterator[list[tuple[int, int]]]:

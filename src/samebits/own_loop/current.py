@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from samebits.cluster import collectives
+from samebits.cluster.address import machine, numbered
 from samebits.cluster.backends import add_group
-from samebits.cluster.env import ALONE, read_assignment
+from samebits.cluster.env import ALONE, node_number, read_assignment
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.world import World, alone, join
 from samebits.cores import schedule_threads
@@ -63,8 +64,8 @@ def _of_default_group(device: torch.device) -> World:
     name = socket.gethostname()
     world = World(rank, size, 0, device, dist.get_backend(), name, store, assignment, signed=signed)
     collectives.barrier(world, JOIN_TIMEOUT_S)  # names the ranks that do not come here
-    hosts = collectives.all_gather_object(world, name)
-    world = replace(world, local_rank=hosts[:rank].count(name), num_hosts=len(set(hosts)))
+    machines = numbered(collectives.all_gather_object(world, machine(node_number(os.environ))))
+    world = replace(world, local_rank=machines[:rank].count(machines[rank]), machines=machines)
     add_group()
     schedule_threads(world.local_rank, torch.get_num_threads())
     # Weak: a group that the script destroys must not live on here, and its world must not be used again.

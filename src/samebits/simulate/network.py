@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samebits.cluster.world import World
-from samebits.parallel.exchange.part import Message
 from samebits.parallel.exchange.tree_all_reduce import post
 
 _Key = tuple[int, int, int]  # sender, receiver, tag
+_Message = tuple[Tensor, int, int, bool]  # a `Message`
 
 
 class _Transfer:
@@ -29,10 +29,15 @@ class _Transfer:
 
 @dataclass
 class Traffic:
-    """What one rank has sent."""
+    """What one rank or the ranks of one machine have sent."""
 
     messages: int = 0  #: Number of messages.
     num_bytes: int = 0  #: Their bytes.
+
+    def add(self, values: Tensor) -> None:
+        """Count a message, (N,)."""
+        self.messages += 1
+        self.num_bytes += values.nbytes
 
 
 class Network:
@@ -42,15 +47,17 @@ class Network:
         wait: Called by a rank that waits; returns after `deliver` has been called.
     """
 
-    def __init__(self, size: int, wait: Callable[[], object]) -> None:
+    def __init__(self, size: int, wait: Callable[[], object], machines: tuple[int, ...] = ()) -> None:
         self.wait = wait
         self.traffic = [Traffic() for _ in range(size)]  #: What each rank has sent.
+        self.machines = machines or (0,) * size  #: For each rank, the number of its machine.
+        self.links = [Traffic() for _ in {*self.machines}]  #: What the ranks of each machine have sent to others.
         self.rounds = 0  #: How often all ranks waited: the messages that follow each other, in time.
         self._sent: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._expected: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._ready: list[tuple[tuple[Tensor, _Transfer], tuple[Tensor, _Transfer]]] = []
 
-    def post(self, rank: int, messages: Sequence[Message]) -> list[_Transfer]:
+    def post(self, rank: int, messages: Sequence[_Message]) -> list[_Transfer]:
         """Start messages of a rank."""
         transfer = _Transfer(self, len(messages))
         traffic = self.traffic[rank]
@@ -68,8 +75,9 @@ class Network:
                 self._ready.append((entry, expected.popleft()))
             else:
                 self._sent[key].append(entry)
-            traffic.messages += 1
-            traffic.num_bytes += values.nbytes
+            traffic.add(values)
+            if self.machines[rank] != self.machines[peer]:
+                self.links[self.machines[rank]].add(values)
         return [transfer]
 
     def deliver(self) -> None:
@@ -97,6 +105,6 @@ class SimulatedWorld(World):
 
 
 @post.register
-def _(world: SimulatedWorld, messages: Sequence[Message]) -> list[_Transfer]:
+def _(world: SimulatedWorld, messages: Sequence[_Message]) -> list[_Transfer]:
     assert world.network is not None
     return world.network.post(world.rank, messages)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.bits import is_same
-from samebits.cluster.world import World, alone
+from samebits.cluster.world import World, alone, layout_text
 from samebits.config.schema import RunConfig
 from samebits.cores import on_one_core
 from samebits.data.loader import Loader
@@ -45,7 +45,7 @@ Progress = Callable[[int, int], object]
 class Simulated:
     """What a simulated run shows."""
 
-    procs: tuple[int, ...]  #: Numbers of ranks; several take turns, a step each.
+    worlds: tuple[tuple[int, ...], ...]  #: The number of ranks of each machine; several worlds take turns, a step each.
     steps: int  #: Number of steps.
     sha256: str  #: The hash of the weights after them.
     gradient_bytes: int  #: Size of the gradient in messages.
@@ -54,15 +54,24 @@ class Simulated:
     rounds: int  #: Most messages that followed each other in a step.
     seconds: float  #: Duration of the steps.
     rank_bytes: int  #: Memory of a rank beside the weights; 0 where the system does not report it.
+    way: str = ""  #: How ranks exchange gradients in the first world.
+    link_messages: int = 0  #: Most messages that a machine sent to others in a step.
+    link_bytes: int = 0  #: Most bytes that a machine sent to others in a step.
+
+    @property
+    def procs(self) -> tuple[int, ...]:
+        """Numbers of ranks."""
+        return tuple(map(sum, self.worlds))
 
 
 def simulate(
-    config: RunConfig, build: Callable[[], Parts], procs: Sequence[int], steps: int, progress: Progress
+    config: RunConfig, build: Callable[[], Parts], worlds: Sequence[tuple[int, ...]], steps: int, progress: Progress
 ) -> Simulated:
     """Train for some steps on virtual ranks.
 
     Args:
-        procs: Numbers of ranks. Several take turns, a step each: ranks are lost and join between two steps.
+        worlds: The number of ranks of each machine. Several worlds take turns, a step each: ranks are lost and join
+            between two steps.
         steps: Number of steps; fewer if the run is shorter.
         progress: Called with the steps done, and the number of steps.
 
@@ -72,21 +81,24 @@ def simulate(
     job = make_job(config, build, alone("cpu"))
     init_weights(job, build)
     steps, before = min(steps, job.num_steps), psutil.Process().memory_info().rss
-    ranks = _Ranks(job, max(procs), steps)
-    messages = num_bytes = rounds = 0
+    most = max(map(sum, worlds))
+    ranks, machines = _Ranks(job, most, steps), [_numbers(each) for each in worlds]
+    messages = num_bytes = rounds = link_messages = link_bytes = 0
     began = time.perf_counter()
     # One rank computes at a time. With several threads for one operation, these need cores of their own.
     with on_one_core() if torch.get_num_threads() == 1 else nullcontext(), closing(ranks):
         for number in range(steps):
-            network = ranks.step(number, procs[number % len(procs)])
+            network = ranks.step(number, machines[number % len(machines)])
             messages = max(messages, *(each.messages for each in network.traffic), 0)
             num_bytes = max(num_bytes, *(each.num_bytes for each in network.traffic), 0)
             rounds = max(rounds, network.rounds)
+            link_messages = max(link_messages, *(each.messages for each in network.links))
+            link_bytes = max(link_bytes, *(each.num_bytes for each in network.links))
             progress(number + 1, steps)
     seconds = time.perf_counter() - began
-    rank_bytes = max(0, psutil.Process().memory_info().rss - before) // max(procs)
+    rank_bytes = max(0, psutil.Process().memory_info().rss - before) // most
     return Simulated(
-        procs=tuple(procs),
+        worlds=tuple(worlds),
         steps=steps,
         sha256=weights_sha256(job.model.state_dict()),
         gradient_bytes=ranks.reducers[0].num_bytes,
@@ -95,7 +107,15 @@ def simulate(
         rounds=rounds,
         seconds=seconds,
         rank_bytes=rank_bytes,
+        way=layout_text(machines[0]),
+        link_messages=link_messages,
+        link_bytes=link_bytes,
     )
+
+
+def _numbers(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return for each rank the number of its machine."""
+    return tuple(machine for machine, count in enumerate(counts) for _ in range(count))
 
 
 class _Ranks:
@@ -103,9 +123,9 @@ class _Ranks:
 
     def __init__(self, job: Job, size: int, num_steps: int) -> None:
         self._num_steps = num_steps
-        # Of each rank in a world of each size. An order plans many steps at once: one by one, this takes a third of
+        # Of each rank in each world. An order plans many steps at once: one by one, this takes a third of
         # the time of a step.
-        self._orders: dict[tuple[int, int], Iterator[Step]] = {}
+        self._orders: dict[tuple[int, tuple[int, ...]], Iterator[Step]] = {}
         is_synchronized = job.config.batch_norm == "sync"
         # Only with synchronized batch norm does a rank wait inside a micro-batch. Its generator is then saved, but
         # those of the host: `LayerSums` seeds them after each wait.
@@ -151,9 +171,10 @@ class _Ranks:
         """End the threads."""
         self._coroutines.close()
 
-    def step(self, number: int, size: int) -> Network:
-        """Run a step on the first ranks; return their network."""
-        network = Network(size, lambda: self._coroutines.wait(True))
+    def step(self, number: int, machines: tuple[int, ...]) -> Network:
+        """Run a step on the first ranks, given their machines; return their network."""
+        size = len(machines)
+        network = Network(size, lambda: self._coroutines.wait(True), machines)
         results = self._coroutines.run(
             [self._body(number, rank, network) for rank in range(size)], lambda _: network.deliver()
         )
@@ -174,11 +195,14 @@ class _Ranks:
 
     def _body(self, number: int, rank: int, network: Network) -> Callable[[], StepResult]:
         job, size = self._jobs[rank], len(network.traffic)
-        job.world = SimulatedWorld(**self._world | {"rank": rank, "size": size, "network": network})
+        job.world = SimulatedWorld(
+            **self._world | {"rank": rank, "size": size, "machines": network.machines, "network": network}
+        )
         self.reducers[rank].move_to(job.world)
-        if (rank, size) not in self._orders:
-            self._orders[rank, size] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
-        step = next(step for step in self._orders[rank, size] if step.number == number)
+        place = rank, network.machines
+        if place not in self._orders:
+            self._orders[place] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
+        step = next(step for step in self._orders[place] if step.number == number)
         return lambda: run_step(job, step, self._loader)
 
     def _gradients(self, rank: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:

@@ -22,7 +22,7 @@ def table(found: Sequence[Simulated]) -> Table:
     rows.add_row("ranks", "messages", "rounds", "sent", "memory", "seconds", "weights", style="dim")
     for each in found:
         rows.add_row(
-            "-".join(map(str, each.procs)),
+            "-".join(map(world_text, each.worlds)),
             f"{each.messages:,}",
             f"{each.rounds:,}",
             f"{each.num_bytes / each.gradient_bytes:.3f}",
@@ -31,6 +31,23 @@ def table(found: Sequence[Simulated]) -> Table:
             each.sha256[:7],
         )
     return rows
+
+
+def world_text(machines: Sequence[int]) -> str:
+    """Format the number of ranks of each machine: 4, 2x4 or 3+1."""
+    if len(machines) > 1 and len({*machines}) == 1:
+        return f"{len(machines)}x{machines[0]}"
+    return "+".join(map(str, machines))
+
+
+def links(found: Sequence[Simulated]) -> list[str]:
+    """Return a line for each run on several machines: the way of exchanging, and what has left a machine."""
+    return [
+        f"{world_text(each.worlds[0])}: {each.way}; counted: {each.link_bytes / each.gradient_bytes:.3f} "
+        f"in {each.link_messages:,} messages"
+        for each in found
+        if each.link_messages
+    ]
 
 
 def conclusion(found: Sequence[Simulated]) -> str:

@@ -21,6 +21,7 @@ TIMES = st.lists(st.floats(1e-4, 10), min_size=1, max_size=6).map(tuple)
 class _Place:
     rank: int
     size: int
+    machines: tuple[int, ...] = ()
 
 
 @given(st.integers(1, 40), TIMES)

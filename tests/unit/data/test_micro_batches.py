@@ -9,7 +9,7 @@ from samebits.data.order import Order
 
 
 class Alone:
-    rank, size = 0, 1
+    rank, size, machines = 0, 1, ()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 7, 16, 20])

@@ -22,6 +22,7 @@ from samebits.data.order import MicroBatch, Order, Step, permute
 class Seat:
     rank: int
     size: int
+    machines: tuple[int, ...] = ()
 
 
 orders = st.builds(

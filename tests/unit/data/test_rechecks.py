@@ -18,6 +18,7 @@ from samebits.data.samples import DatasetSamples
 class Rank:
     rank: int
     size: int
+    machines: tuple[int, ...] = ()
 
 
 def same(one: MicroBatch, other: MicroBatch) -> bool:

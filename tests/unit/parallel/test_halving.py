@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,67 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from samebits.cluster.world import alone
-from samebits.data.micro_batches import part
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange import halving
-from samebits.parallel.exchange.halving import exchange_by_halving, is_in_rounds
-from samebits.parallel.exchange.tags import bucket_tag
+from samebits.parallel.exchange.halving import is_in_rounds
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
-from samebits.parallel.tree import partials, push
-from samebits.simulate.network import Network, SimulatedWorld
-
-CPU = torch.device("cpu")
-
-
-def leaves(num: int, length: int) -> list[Tensor]:
-    """Values whose sum depends on the order of the additions."""
-    generator = torch.Generator().manual_seed(num)
-    return [torch.randn(length, generator=generator) * 10.0 ** (leaf % 7) for leaf in range(num)]
-
-
-def total(values: list[Tensor]) -> Tensor:
-    """Their sum in the brackets of the tree."""
-    stack: list[tuple[tuple[int, int], Tensor]] = []
-    for leaf, each in enumerate(values):
-        push(stack, (leaf, leaf + 1), each, len(values), torch.add)
-    ((_, found),) = stack
-    return found
-
-
-def world_of(rank: int, size: int, network: Network) -> SimulatedWorld:
-    base = alone("cpu")
-    return SimulatedWorld(rank, size, 0, CPU, "simulated", base.host, None, base.assignment, network=network)
-
-
-def reduce(values: list[Tensor], size: int, *, exact: bool = True) -> tuple[list[Tensor], Network, set[bool]]:
-    """The sums on all ranks of a world, what was sent, and whether ranks halved what they held."""
-    coroutines = Coroutines(lambda: None, lambda _: None)
-    network = Network(size, lambda: coroutines.wait(True))
-    shares = [part(0, len(values), size, rank) for rank in range(size)]
-    nodes = [partials(*share, len(values)) if exact else [share] * (share[0] < share[1]) for share in shares]
-    kinds: set[bool] = set()
-
-    def run(rank: int) -> Tensor:
-        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
-        bucket.start_step(range(*shares[rank]))
-        for leaf in range(*shares[rank]):
-            one = bucket.start_leaf(leaf, len(values))
-            view = one.flat.views[0]
-            view.add_(values[leaf]) if one.is_joining else view.copy_(values[leaf])
-            one.missing.clear()
-            bucket.end_leaf(one, len(values))
-        exchange = TreeAllReduce(bucket, world_of(rank, size, network), nodes, bucket_tag(3))
-        kinds.add(exchange.way is exchange_by_halving)
-        exchange.start()
-        while not exchange.advance():
-            pass
-        assert bucket.result is not None
-        return bucket.result.views[0].clone()
-
-    found = coroutines.run([partial(run, rank) for rank in range(size)], lambda _: network.deliver())
-    return found, network, kinds
+from samebits.simulate.network import Network
+from tests.unit.parallel.all_reduces import CPU, leaves, reduce, total, world_of
 
 
 @settings(max_examples=30)

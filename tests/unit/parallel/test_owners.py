@@ -44,8 +44,8 @@ def test_equal_tensors_are_dealt_out_evenly() -> None:
 def test_dealt_micro_batches_are_those_of_one_process(
     num_samples: int, global_batch: int, micro_batch: int, size: int
 ) -> None:
-    alone = SimpleNamespace(rank=0, size=1)
-    places = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
+    alone = SimpleNamespace(rank=0, size=1, machines=())
+    places = [SimpleNamespace(rank=rank, size=size, machines=()) for rank in range(size)]
     every = [
         Order(num_samples, global_batch, micro_batch, division=IN_TURN).steps(place, start=1, stop=4)
         for place in places

@@ -52,6 +52,16 @@ def test_what_a_rank_sends_is_counted(printed: Callable[..., str]) -> None:
     assert ring <= many["num_bytes"] <= 1.01 * ring
 
 
+def test_what_leaves_a_machine_is_counted(printed: Callable[..., str]) -> None:
+    settings = [TINY, "global_batch=24", "micro_batch=1", "--steps", 1, "--procs"]
+    alone, two, three = simulated(printed, *settings, "1,2x2,3+1")
+    assert [each["worlds"] for each in (alone, two, three)] == [[[1]], [[2, 2]], [[3, 1]]]
+    assert {each["sha256"] for each in (two, three)} == {alone["sha256"]}
+    assert (alone["link_messages"], alone["link_bytes"]) == (0, 0)
+    text = printed(["simulate", *map(str, settings), "2x2"])
+    assert "2x2: in two levels: 2 machines with 2 + 2 ranks; a machine sends 1.00 of the gradient" in text
+
+
 @pytest.mark.lab
 def test_1024_ranks_and_ranks_that_come_and_go_have_one_hash(printed: Callable[..., str]) -> None:
     settings = ["data.num_samples=1030", "global_batch=1024", "micro_batch=1"]
@@ -75,7 +85,7 @@ def test_what_can_t_be_simulated_is_refused(printed: Callable[..., str], setting
 
 
 def test_the_table_of_a_large_world_has_80_columns() -> None:
-    many = Simulated((1024, 1000, 64), 1, "0" * 64, 8, 1022, 16, 1022, 123.0, 245_000_000)
+    many = Simulated(((1024,), (1000,), (64,)), 1, "0" * 64, 8, 1022, 16, 1022, 123.0, 245_000_000)
     console = Console(width=200)
     with console.capture() as text:
         console.print(table.table([many, many]))
@@ -90,5 +100,5 @@ def test_the_table_shows_whether_the_weights_are_equal(printed: Callable[..., st
 
 
 def test_weights_that_differ_are_reported() -> None:
-    runs = [Simulated((size,), 1, str(size), 8, 1, 1, 1, 1.0, 1) for size in (1, 2)]
+    runs = [Simulated(((size,),), 1, str(size), 8, 1, 1, 1, 1.0, 1) for size in (1, 2)]
     assert table.conclusion(runs).startswith("The weights differ")

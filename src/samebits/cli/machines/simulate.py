@@ -1,6 +1,7 @@
 """`samebits simulate`: a job on hundreds of virtual ranks in one process."""
 
 import json
+import re
 import sys
 from contextlib import closing
 from typing import Annotated
@@ -13,7 +14,10 @@ from samebits.errors import ConfigError, TrainError
 
 Procs = Annotated[
     str,
-    typer.Option(metavar="1,64,1000-900", help="Numbers of ranks, a run for each. 1000-900: they take turns in a run."),
+    typer.Option(
+        metavar="1,64,1000-900",
+        help="Numbers of ranks, a run for each. 1000-900: they take turns in a run. 2x4, 3+1: ranks of each machine.",
+    ),
 ]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each run.")]
 
@@ -52,7 +56,7 @@ def simulate(
     console, done = Console(sys.stderr if as_json else sys.stdout, strict=True), []
     with closing(console):
         for size in sizes:
-            label = f"simulating {'-'.join(map(str, size))} rank{'s' if size != (1,) else ''}"
+            label = f"simulating {'-'.join(map(table.world_text, size))} rank{'s' if size != [(1,)] else ''}"
             done.append(
                 run.simulate(
                     config,
@@ -67,17 +71,32 @@ def simulate(
     else:
         console.draw(table.table(done))
         console.say(f"\n{table.FOOTNOTE}\n")
+        for line in table.links(done):
+            console.say(line)
         console.say(table.conclusion(done))
     if len({each.sha256 for each in done}) > 1:
         raise typer.Exit(TrainError.exit_code)
 
 
-def _sizes(text: str) -> list[tuple[int, ...]]:
-    runs = [part.strip().split("-") for part in text.split(",")]
-    if not all(part.isdigit() and 0 < int(part) <= MAX_PROCS for run in runs for part in run):
+def _sizes(text: str) -> list[list[tuple[int, ...]]]:
+    """Read for each run its worlds: the number of ranks of each machine."""
+    runs = [[_machines(world) for world in run.strip().split("-")] for run in text.split(",")]
+    if not all(min(world, default=0) > 0 and sum(world) <= MAX_PROCS for run in runs for world in run):
         raise ConfigError(
             f"--procs is {text!r}",
-            allowed=f"numbers of ranks such as 1,64,1000, each up to {MAX_PROCS}; 1000-900 takes turns",
+            allowed=f"numbers of ranks such as 1,64,1000, each up to {MAX_PROCS}; 1000-900 takes turns; "
+            "2x4 or 3+1: on several machines",
             fix="Set --procs to such numbers, separated by commas.",
         )
-    return [tuple(map(int, run)) for run in runs]
+    return runs
+
+
+def _machines(text: str) -> tuple[int, ...]:
+    """Read 4, 2x4 or 3+1: the number of ranks of each machine; empty if it is no such text."""
+    machines: list[int] = []
+    for part in text.split("+"):
+        match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,5})", part)
+        if match is None:
+            return ()
+        machines += [int(match[2])] * int(match[1] or 1)
+    return tuple(machines)

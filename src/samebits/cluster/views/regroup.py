@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 from samebits.cluster import abort
-from samebits.cluster.address import interface_towards
+from samebits.cluster.address import interface_towards, machine, numbered
 from samebits.cluster.backends import add_group
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.peer_errors import is_lost_peer
@@ -124,7 +124,8 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     connect: Callable[[], Any] = lambda: TCPStore(view.host, view.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
     store = PrefixStore(f"view/{view.number}", _call(connect, membership, view))
     signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}"))
-    _check_in(signed, membership, view, rank, timeout_s if join_timeout_s is None else join_timeout_s)
+    here = machine(world.assignment.node)
+    machines = _check_in(signed, membership, view, rank, here, timeout_s if join_timeout_s is None else join_timeout_s)
 
     def start() -> None:
         torch_traps.count_groups_from_0()
@@ -135,14 +136,25 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     schedule_threads(rank, torch.get_num_threads())
     return replace(
         world, rank=rank, size=size, local_rank=rank, backend="gloo", store=PrefixStore("world", store), signed=signed,
-        restart=world.assignment.restart,
+        restart=world.assignment.restart, machines=numbered(machines),
     )  # fmt: skip
 
 
-def _check_in(signed: SignedStore, membership: Membership, view: View, rank: int, limit_s: float) -> None:
-    signed.put(f"here/{rank}", membership.member)
-    missing, began = [*range(len(view.members))], time.monotonic()
-    while missing := [other for other in missing if signed.get(f"here/{other}") != view.members[other]]:
+def _check_in(
+    signed: SignedStore, membership: Membership, view: View, rank: int, here: str, limit_s: float
+) -> list[str]:
+    """Wait until all members have checked in; return the identifiers of their machines."""
+    signed.put(f"here/{rank}", [membership.member, here])
+    machines, missing, began = [""] * len(view.members), [*range(len(view.members))], time.monotonic()
+
+    def is_missing(other: int) -> bool:
+        match signed.get(f"here/{other}"):
+            case [member, str(name)] if member == view.members[other]:
+                machines[other] = name
+                return False
+        return True
+
+    while missing := [other for other in missing if is_missing(other)]:
         if membership.has_ended(view):
             raise ViewEnded(f"view {view.number} has ended")
         membership.note_wait(view, time.monotonic() - began)
@@ -154,6 +166,7 @@ def _check_in(signed: SignedStore, membership: Membership, view: View, rank: int
                 fix="Read the output of these ranks.",
             )
         time.sleep(0.002)
+    return machines
 
 
 def _call(call: Callable[[], T], membership: Membership, view: View) -> T:

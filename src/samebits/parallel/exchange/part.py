@@ -17,6 +17,7 @@ time of gloo's all-reduce. gloo's all-gather was slower than both.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -62,12 +63,12 @@ class Part:
         return self.members.index(self.rank)
 
     def send(self, values: Tensor, place: int, tag: int) -> None:
-        """Add a message to a member to the round."""
+        """Add a message to a member, (N,), to the round."""
         if values.numel():  # otherwise the receiver knows
             self._messages.append(Message(_sendable(values), self.members[place], self.tag + tag, is_receive=False))
 
     def receive(self, values: Tensor, place: int, tag: int) -> None:
-        """Add a message from a member to the round."""
+        """Add a message from a member, (N,), to the round."""
         if values.numel():
             self._messages.append(Message(_sendable(values), self.members[place], self.tag + tag, is_receive=True))
 
@@ -84,7 +85,7 @@ class Part:
         return messages
 
     def add(self, entries: Iterable[tuple[Node, Tensor]], destination: Tensor | None = None) -> Held:
-        """Add siblings, and return the nodes that are left.
+        """Add siblings, (N,) each, and return the nodes that are left.
 
         Args:
             entries: Nodes with their sums. The memory is overwritten.
@@ -107,14 +108,25 @@ class Part:
         return stack
 
 
-def exchange_directly(part: Part, *, in_chunks: bool) -> Rounds:
-    """Sum a part by messages to all other members at once, in one round or, in chunks, in two."""
-    size, me, length = len(part.members), part.place, part.total.numel()
-    # Equal chunks, unless the world has changed since the bucket was made: the last chunk is then shorter.
-    chunk_size = round_up(-(-length // size), ALIGNMENT)
+def cuts(length: int, shares: Sequence[int]) -> list[int]:
+    """Cut [0, length) into aligned chunks in the ratio of the shares; return where they start, and the length."""
+    total = sum(shares)
+    return [min(length, round_up(-(-length * start // total), ALIGNMENT)) for start in accumulate(shares, initial=0)]
+
+
+def exchange_directly(part: Part, *, in_chunks: bool, shares: Sequence[int] = ()) -> Rounds:
+    """Sum a part by messages to all other members at once, in one round or, in chunks, in two.
+
+    Args:
+        part: What is summed.
+        in_chunks: Whether each member adds a chunk only.
+        shares: For each member, its share of the chunks; empty: equal ones.
+    """
+    size, me = len(part.members), part.place
+    bounds = cuts(part.total.numel(), shares or (1,) * size)
 
     def chunk(values: Tensor, owner: int) -> Tensor:
-        return values[owner * chunk_size : (owner + 1) * chunk_size] if in_chunks else values
+        return values[bounds[owner] : bounds[owner + 1]] if in_chunks else values
 
     # Each rank starts with its right neighbor, so that not all send to rank 0 first.
     peers = [(me + distance) % size for distance in range(1, size)]

@@ -1,4 +1,6 @@
-"""Tags of the messages between two ranks. Messages that are under way at the same time must differ in theirs.
+"""Tags of the messages between two ranks. Messages of several buckets that are under way must differ in theirs.
+
+Those of one bucket may not: messages with one tag arrive in the order in which they were posted (`two_level.py`).
 
      bit  31   30   29          16 15       6 5      0
          +----+----+--------------+----------+--------+

@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 class Seat:
     rank: int
     size: int
+    machines: tuple[int, ...] = ()
 
 
 # (step, micro-batch) -> the samples as read: their indices and values
