@@ -31,6 +31,8 @@ def options() -> dict[str, set[str]]:
         path, command = todo.pop()
         found[path] = {name for parameter in command.params for name in parameter.opts}
         todo += [(f"{path} {name}".strip(), inner) for name, inner in getattr(command, "commands", {}).items()]
+    # Its flags are torchrun's, some of its own, and those of the script that follows.
+    found["launch"] |= {"--nproc-per-node", "--global-batch", "--micro-batch", "--seed", "--epochs"}
     return found
 
 
@@ -65,6 +67,7 @@ def unknown_names(text: str) -> list[str]:
             if command not in options():
                 problems += [f"samebits {command}"] if line.startswith("$ ") else []
                 continue
+            rest = rest.partition(" -- ")[0]  # arguments of a script follow
             problems += [
                 f"samebits {command} {name}" for name in OPTION.findall(rest) if name not in options()[command]
             ]
