@@ -1,4 +1,4 @@
-"""Pooling, resizing, and additions by index: sums of integers on a grid by torch's own kernels in float64.
+"""Pooling and additions by index: sums of integers on a grid by torch's own kernels in float64.
 
 A sum of integers below 2**53 is exact in any order, so it does not matter in which order a kernel adds, or whether it
 adds atomically on a GPU. Signatures are those of torch's operations (ATen).
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from samebits.portable.grid import grid, num_bits
-from samebits.portable.products import matmul
 
 aten = torch.ops.aten
 
@@ -154,51 +153,26 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     )
 
 
-def _resizing(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
-    """Weights of bilinear resizing, (out, size) float32."""
-    i = torch.arange(out, device=device).double()
-    if corners:
-        place = i * ((size - 1) / (out - 1) if out > 1 else 0.0)
-    else:
-        ratio = 1.0 / scale if scale else size / out
-        place = ((i + 0.5) * ratio - 0.5).clamp_(min=0.0)
-    low = place.floor().clamp_(max=size - 1).long()
-    high, part = (low + 1).clamp_(max=size - 1), (place - low.double()).float()
-    weights = torch.zeros(out, size, device=device)
-    row = torch.arange(out, device=device)
-    weights[row, low] = 1.0 - part
-    weights[row, high] += part
-    return weights
-
-
-def _resized(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiply images (N, C, H, W) by (H', H) from the left and (W', W) from the right."""
-    n, c, h, w = x.shape
-    wide = matmul(x.reshape(-1, w), columns.T).view(n, c, h, -1)
-    turned = matmul(wide.transpose(2, 3).reshape(-1, h), rows.T)
-    return turned.view(n, c, -1, rows.shape[0]).transpose(2, 3).contiguous()
-
-
-def upsample_bilinear2d(
-    x: Tensor, size: Sequence[int], corners: bool, scale_h: float | None = None, scale_w: float | None = None
-) -> Tensor:
-    """Bilinear resizing of (N, C, H, W)."""
-    rows = _resizing(x.shape[2], size[0], corners, scale_h, x.device)
-    return _resized(x, rows, _resizing(x.shape[3], size[1], corners, scale_w, x.device))
-
-
-def upsample_bilinear2d_backward(
-    g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool,
-    scale_h: float | None = None, scale_w: float | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of bilinear resizing's input, of the given shape."""
-    rows = _resizing(shape[2], size[0], corners, scale_h, g.device)
-    return _resized(g, rows.T, _resizing(shape[3], size[1], corners, scale_w, g.device).T)
-
-
 def upsample_nearest2d_backward(
     g: Tensor, size: Sequence[int], shape: Sequence[int], scale_h: float | None = None, scale_w: float | None = None
 ) -> Tensor:
     """Return the gradient of nearest resizing's input."""
     terms = math.prod(-(-size[d] // shape[2 + d]) + 1 for d in (0, 1))
     return on_grid(g, terms, lambda q: aten.upsample_nearest2d_backward(q, size, shape, scale_h, scale_w))
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Sum, average, or take the largest or smallest of values at places along a dimension."""
+    if reduce in ("amax", "amin"):
+        largest: Tensor = aten.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+        return largest
+    if reduce not in ("sum", "mean"):
+        raise NotImplementedError
+    total = scatter_add(x if include_self else x.scatter(dim, index, 0.0), dim, index, source)
+    if reduce == "sum":
+        return total
+    ones = torch.ones_like(x, dtype=torch.int64)
+    count = ones if include_self else ones.scatter(dim, index, 0)
+    return total / count.scatter_add(dim, index, torch.ones_like(index)).clamp_(min=1)

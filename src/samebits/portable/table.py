@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import elementwise, functions, pooling, randomness, reductions, updates
+from samebits.portable import elementwise, functions, pooling, randomness, reductions, resizing, updates
 from samebits.portable.aten_convolution import convolution, convolution_backward
 from samebits.portable.grid import exact_sum
 from samebits.portable.products import matmul
@@ -75,9 +75,21 @@ def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return sums.view(moved.shape).movedim(-1, dim).to(dtype or x.dtype)
 
 
-def _resize_bytes(x: Tensor, *args: Any) -> Any:
-    """Antialiased resizing of bytes, which torch computes in integers."""
-    return aten._upsample_bilinear2d_aa(x, *args) if x.dtype == torch.uint8 else NotImplemented
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    x = x.to(dtype or x.dtype)
+    products: list[Tensor] = []
+    for each in x.unbind(dim) if x.dim() else ():
+        products.append(products[-1] * each if products else each)
+    return torch.stack(products, dim) if products else x
+
+
+def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    if not x.shape[dim]:
+        return x.new_ones(x.sum(dim, keepdim=keepdim).shape)
+    last = _cumprod(x, dim, dtype=dtype).select(dim, -1)
+    return last.unsqueeze(dim) if keepdim else last
 
 
 def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
@@ -143,9 +155,12 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "norm": reductions.norm,
     "linalg_vector_norm": reductions.norm,
     "cumsum": _cumsum,
+    "cumprod": _cumprod,
+    "prod": _prod,
+    "scatter_reduce": pooling.scatter_reduce,
+    "erfinv": functions.erfinv,
     "bincount": lambda *_, **__: NotImplemented,  # of whole numbers it is portable, of weights it is not
     "logaddexp": functions.logaddexp,
-    "_upsample_bilinear2d_aa": _resize_bytes,
     "logsumexp": _logsumexp,
     "native_batch_norm": reductions.batch_norm,
     "_native_batch_norm_legit": reductions.batch_norm,
@@ -222,8 +237,9 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: pooling.index_put(
         x, indices, values, accumulate
     ),
-    "upsample_bilinear2d": pooling.upsample_bilinear2d,
-    "upsample_bilinear2d_backward": pooling.upsample_bilinear2d_backward,
+    **resizing.RESIZING,
+    "grid_sampler_2d": resizing.grid_sampler_2d,
+    "grid_sampler_2d_backward": resizing.grid_sampler_2d_backward,
     "upsample_nearest2d_backward": pooling.upsample_nearest2d_backward,
     "uniform": randomness.uniform,
     "normal": randomness.normal,

@@ -1,0 +1,179 @@
+"""Resizing and sampling of images. Signatures are those of torch's operations (ATen).
+
+Resizing multiplies by a matrix of weights from both sides. Sampling at any places gathers the four pixels around each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from samebits.portable.grid import exact_sum
+from samebits.portable.pooling import scatter_sum
+from samebits.portable.products import matmul
+
+Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]
+
+
+def _places(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
+    """Place of each pixel of the result in the image, (out,) float64."""
+    i = torch.arange(out, device=device).double()
+    if corners:
+        return i * ((size - 1) / (out - 1) if out > 1 else 0.0)
+    return (i + 0.5) * (1.0 / scale if scale else size / out) - 0.5
+
+
+def _bilinear(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
+    """Weights of bilinear resizing, (out, size) float32."""
+    place = _places(size, out, corners, scale, device).clamp_(min=0.0)
+    low = place.floor().clamp_(max=size - 1).long()
+    high, part = (low + 1).clamp_(max=size - 1), (place - low.double()).float()
+    weights = torch.zeros(out, size, device=device)
+    row = torch.arange(out, device=device)
+    weights[row, low] = 1.0 - part
+    weights[row, high] += part
+    return weights
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """Keys' cubic kernel of distances, float64."""
+    x = x.abs()
+    near = ((x * (a + 2.0) - (a + 3.0)) * x) * x + 1.0
+    far = (((x * a - 5.0 * a) * x) + 8.0 * a) * x - 4.0 * a
+    return torch.where(x <= 1.0, near, torch.where(x < 2.0, far, 0.0))
+
+
+def _bicubic(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
+    """Weights of bicubic resizing, (out, size) float32; pixels outside are those of the edge."""
+    place = _places(size, out, corners, scale, device)
+    low = place.floor()
+    weights = torch.zeros(out, size, device=device, dtype=torch.float64)
+    row = torch.arange(out, device=device)
+    for tap in (-1, 0, 1, 2):
+        weights[row, (low.long() + tap).clamp_(0, size - 1)] += _cubic(place - (low + tap), -0.75)
+    return weights.float()
+
+
+def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Weights:
+    """Weights by a kernel that is as wide as `reach` pixels of the result to each side, if these are larger."""
+
+    def weights(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
+        if corners:
+            ratio = (size - 1) / (out - 1) if out > 1 else 0.0
+        else:
+            ratio = 1.0 / scale if scale else size / out
+        center = (torch.arange(out, device=device).double() + 0.5)[:, None] * ratio
+        wide, pixel = max(ratio, 1.0), torch.arange(size, device=device).double()
+        first, last = ((center + sign * reach * wide + 0.5).trunc() for sign in (-1.0, 1.0))
+        values = torch.where((pixel >= first) & (pixel < last), kernel((pixel - center + 0.5) / wide), 0.0)
+        return (values / exact_sum(values, (1,), keepdim=True)).float()
+
+    return weights
+
+
+def _resized(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Multiply images (N, C, H, W) by (H', H) from the left and (W', W) from the right."""
+    n, c, h, w = x.shape
+    wide = matmul(x.reshape(-1, w), columns.T).view(n, c, h, -1)
+    turned = matmul(wide.transpose(2, 3).reshape(-1, h), rows.T)
+    return turned.view(n, c, -1, rows.shape[0]).transpose(2, 3).contiguous()
+
+
+def _operations(weights: Weights) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Resizing of (N, C, H, W), and the gradient of its input."""
+
+    def forward(
+        x: Tensor, size: Sequence[int], corners: bool, scale_h: float | None = None, scale_w: float | None = None
+    ) -> Tensor:
+        rows = weights(x.shape[2], size[0], corners, scale_h, x.device)
+        return _resized(x, rows, weights(x.shape[3], size[1], corners, scale_w, x.device))
+
+    def backward(
+        g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool,
+        scale_h: float | None = None, scale_w: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        rows = weights(shape[2], size[0], corners, scale_h, g.device)
+        return _resized(g, rows.T, weights(shape[3], size[1], corners, scale_w, g.device).T)
+
+    return forward, backward
+
+
+RESIZING: dict[str, Callable[..., Tensor]] = {}
+for _name, _weights in {
+    "upsample_bilinear2d": _bilinear,
+    "upsample_bicubic2d": _bicubic,
+    "_upsample_bilinear2d_aa": _antialiased(lambda x: (1.0 - x.abs()).clamp_(min=0.0), 1.0),
+    "_upsample_bicubic2d_aa": _antialiased(lambda x: _cubic(x, -0.5), 2.0),
+}.items():
+    RESIZING[_name], RESIZING[f"{_name}_backward"] = _operations(_weights)
+
+
+class _Corners:
+    """The four pixels around each place: their indices (4, N, P), and the place between them, (N, P)."""
+
+    def __init__(self, x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> None:
+        if mode != 0 or padding == 2:  # nearest, bicubic; reflection
+            raise NotImplementedError
+        h, w = x.shape[2:]
+        places, self.slopes = [], []
+        for at, size in ((grid[..., 0], w), (grid[..., 1], h)):
+            place = (at + 1.0) * ((size - 1) / 2.0) if corners else ((at + 1.0) * size - 1.0) * 0.5
+            slope = torch.full_like(place, (size - 1) / 2.0 if corners else size / 2.0)
+            if padding == 1:  # the edge
+                slope = torch.where((place > 0.0) & (place < size - 1), slope, 0.0)
+                place = place.clamp(0.0, size - 1)
+            # Farther away all pixels are outside, as at these places.
+            places.append(place.nan_to_num(-2.0).clamp(-2.0, size + 1.0).flatten(1))
+            self.slopes.append(slope.flatten(1))
+        low = [each.floor() for each in places]
+        self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
+        columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
+        column, row = columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]]
+        self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
+        self.index = torch.where(self.is_inside, row * w + column, 0)
+        left, above = 1.0 - self.tx, 1.0 - self.ty
+        self.weights = torch.stack([above * left, above * self.tx, self.ty * left, self.ty * self.tx])
+
+    def pixels(self, x: Tensor) -> list[Tensor]:
+        """Their values, each (N, C, P); 0 outside."""
+        flat = x.flatten(2)
+        return [
+            flat.gather(2, each[:, None].expand(-1, x.shape[1], -1)) * inside[:, None]
+            for each, inside in zip(self.index, self.is_inside, strict=True)
+        ]
+
+
+def grid_sampler_2d(x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
+    """Sample images (N, C, H, W) bilinearly at places (N, H', W', 2)."""
+    around = _Corners(x, grid, mode, padding, corners)
+    a, b, c, d = (each * w[:, None] for each, w in zip(around.pixels(x), around.weights, strict=True))
+    return (a + b + c + d).view(*x.shape[:2], *grid.shape[1:3])
+
+
+def grid_sampler_2d_backward(
+    g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of images and places."""
+    around = _Corners(x, grid, mode, padding, corners)
+    n, c, h, w = x.shape
+    flat = g.reshape(n, c, -1)
+    of_input = None
+    if mask[0]:
+        parts = torch.cat(
+            [flat * (w4 * inside)[:, None] for w4, inside in zip(around.weights, around.is_inside, strict=True)], 2
+        )
+        index = torch.cat(list(around.index), 1)[:, None].expand(-1, c, -1)
+        of_input = scatter_sum(
+            parts, parts.shape[2], lambda q: q.new_zeros(n, c, h * w).scatter_add_(2, index, q)
+        ).view(x.shape)
+    a, b, c4, d = around.pixels(x)
+    tx, ty = around.tx[:, None], around.ty[:, None]
+    along_x = (b - a) * (1.0 - ty) + (d - c4) * ty
+    along_y = (c4 - a) * (1.0 - tx) + (d - b) * tx
+    slopes = [
+        exact_sum(flat * each, (1,)).float() * slope
+        for each, slope in zip((along_x, along_y), around.slopes, strict=True)
+    ]
+    return of_input, torch.stack(slopes, -1).view(grid.shape)

@@ -1,0 +1,71 @@
+"""Operations that gather, resize and multiply, with their gradients, against torch's own in float64."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from samebits.portable.arithmetic import portable_arithmetic
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(2, 3, 7, 6, generator=GENERATOR)
+GRID = torch.rand(2, 5, 4, 2, generator=GENERATOR) * 2.4 - 1.2
+ROWS = torch.rand(6, 8, generator=GENERATOR) + 0.5
+PLACES = torch.randint(0, 6, (6, 8), generator=GENERATOR)
+
+resize = partial(F.interpolate, IMAGES)
+OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    **{
+        f"{mode}, {more}": (partial(F.interpolate, mode=mode, **more), (IMAGES,))
+        for mode in ("bilinear", "bicubic")
+        for more in (
+            {"size": (9, 13)}, {"size": (3, 4), "align_corners": True}, {"scale_factor": 1.7},
+            {"size": (3, 2), "antialias": True}, {"size": (9, 4), "antialias": True},
+        )
+    },
+    **{
+        f"grid_sample, {padding}, {corners}": (
+            partial(F.grid_sample, padding_mode=padding, align_corners=corners), (IMAGES, GRID),
+        )
+        for padding in ("zeros", "border")
+        for corners in (False, True)
+    },
+    "cumprod": (lambda x: x.cumprod(1), (ROWS,)),
+    "prod": (lambda x: x.prod(1), (ROWS,)),
+    "prod of all": (lambda x: x.prod(), (ROWS,)),
+    "erfinv": (lambda x: torch.erfinv(x - 1.0), (ROWS,)),
+    **{
+        f"scatter_reduce, {how}, {own}": (
+            lambda x, source, how=how, own=own: x.scatter_reduce(0, PLACES, source, how, include_self=own), (ROWS, ROWS * 2),
+        )
+        for how in ("sum", "mean", "amax")
+        for own in (True, False)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_values_and_gradients_are_torchs(name: str) -> None:
+    operation, values = OPERATIONS[name]
+
+    def run(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        inputs = [each.to(dtype, copy=True).requires_grad_() for each in values]
+        result = operation(*inputs)
+        weights = torch.arange(result.numel()).view(result.shape).to(dtype) / result.numel()
+        return result, *torch.autograd.grad((result * weights).sum(), inputs)
+
+    expected = run(torch.float64)
+    with portable_arithmetic():
+        found = run(torch.float32)
+    for mine, torchs in zip(found, expected, strict=True):
+        assert torch.allclose(mine.double(), torchs, rtol=2e-5, atol=2e-5)
+
+
+def test_truncated_normal_weights_are_drawn() -> None:
+    with portable_arithmetic():
+        weights = torch.nn.init.trunc_normal_(torch.empty(2_000), std=0.02, a=-0.04, b=0.04)
+    assert weights.abs().max() <= 0.04
+    assert 0.016 < weights.std() < 0.019
