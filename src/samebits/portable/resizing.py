@@ -149,7 +149,8 @@ def grid_sampler_2d(x: Tensor, grid: Tensor, mode: int, padding: int, corners: b
     """Sample images (N, C, H, W) bilinearly at places (N, H', W', 2)."""
     around = _Corners(x, grid, mode, padding, corners)
     a, b, c, d = (each * w[:, None] for each, w in zip(around.pixels(x), around.weights, strict=True))
-    return (a + b + c + d).view(*x.shape[:2], *grid.shape[1:3])
+    result: Tensor = a + b + c + d
+    return result.view(*x.shape[:2], *grid.shape[1:3])
 
 
 def grid_sampler_2d_backward(

@@ -39,7 +39,8 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "erfinv": (lambda x: torch.erfinv(x - 1.0), (ROWS,)),
     **{
         f"scatter_reduce, {how}, {own}": (
-            lambda x, source, how=how, own=own: x.scatter_reduce(0, PLACES, source, how, include_self=own), (ROWS, ROWS * 2),
+            lambda x, source, how=how, own=own: x.scatter_reduce(0, PLACES, source, how, include_self=own),
+            (ROWS, ROWS * 2),
         )
         for how in ("sum", "mean", "amax")
         for own in (True, False)
