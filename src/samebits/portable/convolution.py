@@ -61,7 +61,7 @@ def input_gradient(
     n, o, c = g.shape[0], g.shape[1], w.shape[1]
     up, row = grid(g, BITS, (1, 2, 3))
     # The grid needs the largest weights only; torch is slow at a maximum over several dimensions that are apart.
-    largest = w.view(groups, o // groups, -1).abs().amax(1).view(groups, 1, c, -1)
+    largest = w.reshape(groups, o // groups, -1).abs().amax(1).view(groups, 1, c, -1)
     w_up, column = grid(largest, BITS, (3,))
     unit = _unit(n * math.prod(g.shape[2:]), o // groups * math.prod(w.shape[2:]), groups * c, groups, g.device)
     # As the weights of a convolution from O to C channels: (digits reversed, kh, kw, O, C).
