@@ -166,13 +166,12 @@ def _of_digits(a: Tensor, b: Tensor, k: int) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply (..., m, k) and (..., k, n), float32: each row of `a` and each column of `b` on a grid of its own.
+    """Multiply (..., m, k) and (..., k, n): each row of `a` and each column of `b` on a grid of its own.
 
-    Raises:
-        NotImplementedError: They have another type.
+    Factors of float64 are rounded to float32 first; the result has their type.
     """
-    if a.dtype != torch.float32 or b.dtype != torch.float32:
-        raise NotImplementedError
+    if a.dtype == torch.float64:
+        return matmul(a.float(), b.float()).double()
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
     (a_up, row), (b_up, column) = grid(a, BITS, (-1,)), grid(b, BITS, (-2,))

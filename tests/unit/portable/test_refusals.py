@@ -29,7 +29,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "rfft": lambda: torch.fft.rfft2(ROWS),
     "stft": lambda: torch.stft(ROWS, 4, return_complex=True),
     "complex product": lambda: (ROWS + 0j) @ (ROWS + 0j),
-    "float64 product": lambda: ROWS.double() @ ROWS.double(),
     "float64 convolution": lambda: F.conv2d(X.double(), X.double()),
     "3-norm": lambda: torch.linalg.vector_norm(ROWS, 3),
     "averages over padded edges": lambda: F.avg_pool2d(X, 3, 2, 1, ceil_mode=True),
