@@ -133,7 +133,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sum_of_products(factors: Iterable[tuple[Tensor, Tensor]], k: int) -> Tensor:
-    """Add `product` of pairs of factors, of k terms together."""
+    """Add `product` of pairs of factors, (..., m, digits, k_i) and (..., digits, k_i, n), of k terms together.
+
+    Returns:
+        (..., m, n) float64, as `product` does.
+    """
     total: Tensor | None = None
     for a, b in factors:
         for start in range(0, a.shape[-1], BLOCK):

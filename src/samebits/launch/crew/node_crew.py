@@ -66,6 +66,7 @@ class NodeCrew(Crew):
         self._failure = ""
         self._is_stopping = self._is_leaving = False
         self._noticed_at = 0.0
+        self._lost_leader: int | None = None  # the last one that was reported as lost
         stops = supervisor.on_stop
         supervisor.on_stop = lambda: LEAVING if self._may_leave() else stops()
 
@@ -250,9 +251,11 @@ class NodeCrew(Crew):
         remaining = [node for node, status in self._statuses.items() if members & status.members.keys()]
         if min(remaining or self._statuses, default=-1) != self._shared.node:  # with no member left, it names the end
             return False
-        self._supervisor.report(
-            f"node {self._view.node} is lost: node {self._shared.node} names the members from now on"
-        )
+        if self._lost_leader != self._view.node:  # asked at each look, also while nothing can be done
+            self._lost_leader = self._view.node
+            self._supervisor.report(
+                f"node {self._view.node} is lost: node {self._shared.node} names the members from now on"
+            )
         return True
 
     def _may_continue(self, survivors: list[int], states: dict[int, MemberState]) -> bool:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from samebits.data.opencv import check_portable
 from samebits.engine.parts import Parts
 from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.coco_files import open_files, split_names
@@ -19,7 +20,12 @@ TITLES = {"coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
 def build(config: Config) -> Parts:
-    """Build the parts from the settings. Reads no data yet."""
+    """Build the parts from the settings. Reads no data yet.
+
+    Raises:
+        ConfigError: `kernels` is portable, and images are not transformed portably here.
+    """
+    check_portable(config.kernels)
     skeleton = config.skeleton
     trained, validated = (set(split_names(config.data, train=train)) for train in (True, False))
     both = sorted((trained | ({"train", "val"} if "trainval" in trained else set())) & validated)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.data.names import overlap_rows
+from samebits.data.opencv import check_portable
 from samebits.data.samples import Batch, Samples
 from samebits.data.sources.plain_text import escape_invisible
 from samebits.engine.parts import Parts
@@ -50,8 +51,10 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     """Build the parts from the settings. Reads no data yet.
 
     Raises:
-        ConfigError: `model.freeze` matches no parameter.
+        ConfigError: `model.freeze` matches no parameter, or `kernels` is portable, and images are not transformed
+            portably here.
     """
+    check_portable(config.kernels)
     alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
     freeze(model, config.model.freeze)
