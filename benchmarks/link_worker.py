@@ -57,7 +57,7 @@ def measure(step: Callable[[int], object], num_steps: int) -> dict[str, float]:
     return {"seconds": statistics.median(times[1:]), "bytes": (bytes_sent() - before) / (num_steps - 1)}
 
 
-def main(name: str, mode: str, compress: str, num_steps: int) -> None:
+def run(name: str, mode: str, compress: str, num_steps: int) -> None:
     torch.set_num_threads(1)
     model, channels, size = build(name)
     num_bytes = sum(4 * each.numel() for each in model.parameters())
@@ -105,4 +105,4 @@ def main(name: str, mode: str, compress: str, num_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    run(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

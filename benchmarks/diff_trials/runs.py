@@ -18,6 +18,7 @@ import numpy.typing as npt
 from benchmarks.diff_trials import recipe as recipe_module
 from samebits.cluster.env import ALONE
 from samebits.data.loader import Loader
+from samebits.data.micro_batches import Alone
 from samebits.data.order import Order, Step
 from samebits.diff.diff import RunDifference, diff_runs
 from samebits.engine import loop
@@ -180,8 +181,7 @@ def first_other_order(num_samples: int) -> int:
 
 
 def _samples(num_samples: int) -> Iterator[list[int]]:
-    alone = type("Alone", (), {"rank": 0, "size": 1})()
-    for step in Order(num_samples, 12, 4, 0).steps(alone, stop=NUM_STEPS):
+    for step in Order(num_samples, 12, 4, 0).steps(Alone(), stop=NUM_STEPS):
         yield [index for each in step.micro_batches for index in each.indices.tolist()]
 
 

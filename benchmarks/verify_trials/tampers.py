@@ -29,6 +29,7 @@ from benchmarks.verify_trials.forgery import (
     read_record,
 )
 from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
+from samebits.data.micro_batches import Alone
 from samebits.data.order import Order
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS
 
@@ -78,10 +79,9 @@ def first_step_of(sample: int) -> int:
     """Return the first step that trains on a sample."""
     config = settings()[1]
     order = Order(101, config.global_batch, config.micro_batch, config.seed)
-    alone = type("Alone", (), {"rank": 0, "size": 1})()
     return next(
         step.number
-        for step in order.steps(alone, stop=NUM_STEPS)
+        for step in order.steps(Alone(), stop=NUM_STEPS)
         if any(sample in each.indices for each in step.micro_batches)
     )
 

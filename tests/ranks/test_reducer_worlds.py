@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.data.micro_batches import Alone
 from samebits.data.order import Order
 from tests.ranks import jobs
 from tests.ranks.networks import make, mean_loss, samples
@@ -19,10 +20,6 @@ MANY_BUCKETS = {"BUCKET_BYTES": 600, "SMALL_BYTES": 0}
 IN_ROUNDS = {"DIRECT_SIZE": 1}
 MIXED = {"BUCKET_BYTES": 600, "SMALL_BYTES": 1000}
 FULL = pytest.mark.full
-
-
-class Alone:
-    rank, size, machines = 0, 1, ()
 
 
 def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments: Any) -> tuple[Any, Any, Any]:

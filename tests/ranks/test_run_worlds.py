@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from samebits.cluster.world import World
+from samebits.data.micro_batches import Alone
 from samebits.data.order import Order
 from samebits.storage.checkpoint import load_checkpoint, steps
 from samebits.storage.run_weights import weights_of
@@ -19,10 +20,6 @@ from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, STEPS_PER_EPOCH, carry_out, settings, worlds_after_restore
 
 NUM_STEPS = 2 * STEPS_PER_EPOCH
-
-
-class Alone:
-    rank, size, machines = 0, 1, ()
 
 
 @pytest.fixture

@@ -117,16 +117,17 @@ def test_every_pair_meets_once_and_no_rank_is_in_two_pairs(world_size: int) -> N
 def test_a_healthy_world_is_all_well(pool: RankPool, world: int) -> None:
     answers = pool.run(world, doctor_jobs.links)
     assert all(answer == answers[0] for answer in answers)
-    interface, pairs, sums = answers[0]
+    interface, pairs, gradients, sums = answers[0]
     assert (interface["check"], interface["value"]) == ("interface", "lo")
     assert (pairs["check"], pairs["verdict"]) == ("every pair", "ok")
     assert pairs["value"].startswith(f"{world * (world - 1) // 2} connect")
+    assert (gradients["check"], gradients["verdict"]) == ("gradients", "ok")
     assert (sums["check"], sums["verdict"]) == ("all-reduce", "ok")
     assert sums["value"].startswith("correct; ")
 
 
 def test_a_wrong_sum_is_a_problem(pool: RankPool) -> None:
-    (_, _, sums), *_ = pool.run(2, doctor_jobs.links, 1)
+    (*_, sums), *_ = pool.run(2, doctor_jobs.links, 1)
     assert sums["verdict"] == "problem"
     assert "WRONG sums at 1 KB" in sums["value"]
 

@@ -15,6 +15,7 @@ from benchmarks.verify_trials.honest import honest_trial
 from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verify_in
 from samebits.cluster.world import World
 from samebits.data.loader import Loader
+from samebits.data.micro_batches import Alone
 from samebits.data.order import Order, Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
@@ -156,8 +157,7 @@ def test_overflows_of_fp16_are_recorded_and_verified(pool: RankPool, tmp_path: P
 @pytest.mark.parametrize(("num_samples", "global_batch"), [(101, 24), (7, 24), (10_000, 5000), (64, 16)])
 def test_sample_ids_are_those_of_the_steps_from_any_start(num_samples: int, global_batch: int) -> None:
     order = Order(num_samples, global_batch, 4, seed=3)
-    alone = type("Alone", (), {"rank": 0, "size": 1})()
     stop = 3 * order.steps_per_epoch
     for start in (0, 1, stop // 2):
-        expected = [digest_of_step(step) for step in order.steps(alone, start=start, stop=stop)]
+        expected = [digest_of_step(step) for step in order.steps(Alone(), start=start, stop=stop)]
         assert list(sample_ids(order, start, stop)) == expected

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.data.micro_batches import num_micro_batches
+from samebits.data.micro_batches import Alone, num_micro_batches
 from samebits.data.order import Order
-
-
-class Alone:
-    rank, size, machines = 0, 1, ()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 7, 16, 20])

@@ -18,7 +18,7 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def launch(arguments: Arguments) -> int:
-    """Start a DDP script without changing it: equal weights at any number of processes.
+    """Start an unmodified DDP script, with equal weights in any world.
 
     Its flags are those of torchrun, and --global-batch N (samples of a step, over all processes), --micro-batch N
     (samples of one forward pass) and --seed N. For example: samebits launch --nproc-per-node 2 --global-batch 64
