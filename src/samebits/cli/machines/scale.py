@@ -32,15 +32,16 @@ Compare = Annotated[
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps to time per measurement, after 3 warm-up steps.")]
 Out = Annotated[Path, path_option("--out", "DIR", "Folder for scale.json and scale.png.")]
 
-# The settings of each variant; ddp trains through torch's own DistributedDataParallel.
+# The settings of each variant; ddp trains through torch's own DistributedDataParallel. Portable arithmetic, which is a
+# default of digits, excludes mode=fast and compile.
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "exact": ("mode=exact",),
-    "fast": ("mode=fast",),
+    "fast": ("mode=fast", "kernels=auto"),
     "sync": ("batch_norm=sync",),
     "bf16": ("precision=bf16",),
-    "compile": ("compile=true",),
+    "compile": ("compile=true", "kernels=auto"),
     "bf16-sums": ("compress=bf16",),
-    "ddp": ("mode=fast",),
+    "ddp": ("mode=fast", "kernels=auto"),
 }
 
 
