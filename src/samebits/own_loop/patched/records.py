@@ -7,10 +7,14 @@ stays with the file when the script renames or copies it.
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from samebits.config.plain_file import parse_json
+
 ENTRY = "samebits.json"
+_MAX_BYTES = 4096  # of the entry: a few numbers
 
 
 def write_record(file: Any, position: Mapping[str, int]) -> None:
@@ -25,9 +29,14 @@ def read_record(file: Any) -> dict[str, int] | None:
     """Return the position in a file that torch.load reads; None if it has none."""
     if not (isinstance(file, str | os.PathLike) and zipfile.is_zipfile(file)):
         return None
-    with zipfile.ZipFile(file) as archive:
-        name = next((each for each in archive.namelist() if each.endswith(f"/{ENTRY}")), None)
-        found: Any = json.loads(archive.read(name)) if name is not None else None
-    # The file may be a stranger's.
+    # The file may be a stranger's: its entry may be no position, no JSON, or a bomb.
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entry = next((each for each in archive.infolist() if each.filename.endswith(f"/{ENTRY}")), None)
+            if entry is None or entry.file_size > _MAX_BYTES:
+                return None
+            found: Any = parse_json(archive.read(entry))
+    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):  # RuntimeError: it is encrypted
+        return None
     is_position = isinstance(found, dict) and all(type(each) is int for each in found.values()) and "step" in found
     return found if is_position else None

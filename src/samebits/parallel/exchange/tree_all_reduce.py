@@ -98,8 +98,8 @@ class TreeAllReduce:
         for work in self._works:
             work.wait()
         self._works = []
-        # From here on this rank's own sums are overwritten. After
-        # a loss they must not count as whole (`recoverable.py`).
+        # From here on this rank's own sums are overwritten. After a loss they must not count as whole
+        # (`recoverable.py`).
         self.has_added = True
         messages = next(self._rounds, None)
         if messages is not None:

@@ -1,0 +1,36 @@
+"""The position of a run in the files of `torch.save`, also in files of strangers."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from samebits.own_loop.patched.records import ENTRY, read_record, write_record
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A file of torch.save."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "c.pt")
+    return tmp_path / "c.pt"
+
+
+def test_a_position_is_read_again_and_torch_loads_the_file(saved: Path) -> None:
+    assert read_record(saved) is None
+    write_record(saved, {"step": 7, "seed": 1})
+    assert read_record(saved) == {"step": 7, "seed": 1}
+    assert torch.equal(torch.load(saved, weights_only=True)["a"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [b"no JSON", b"[" * 4000, b"\xff", b'{"step": 1.5}', b'{"seed": 1}', b'{"step": 1}' + b" " * 100_000_000],
+    ids=["text", "nested", "bytes", "a fraction", "no step", "a bomb"],
+)
+def test_an_entry_of_a_stranger_is_no_position(saved: Path, entry: bytes) -> None:
+    with zipfile.ZipFile(saved, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"c/{ENTRY}", entry)
+    assert saved.stat().st_size < 200_000
+    assert read_record(saved) is None
+    assert torch.equal(torch.load(saved, weights_only=True)["a"], torch.ones(2))
