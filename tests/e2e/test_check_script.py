@@ -1,6 +1,7 @@
 """`samebits check SCRIPT`: a script with its own exact loop, and scripts with a planted fault."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     def check_in(worlds: tuple[Any, ...], script: Path, code: int) -> Any:
         monkeypatch.setattr(check_script, "_OTHERS", worlds)
+        # The command sets both for its process, which here is that of the tests.
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
         assert run(["check", str(script), "--json"]) == code
         return json.loads(capsys.readouterr().out)
 
