@@ -6,6 +6,7 @@ import torch
 
 from samebits.config.schema import RunConfig
 from samebits.launch.kernels import has_effect, too_late
+from samebits.module.deterministic_forms import use_deterministic_forms
 from samebits.portable.arithmetic import use_portable_arithmetic
 
 
@@ -32,6 +33,7 @@ def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
     # Its choice of kernels follows from measured times, so it can differ from run to run.
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.deterministic = exact
+    use_deterministic_forms(exact and device.type == "cuda")
     if exact and device.type == "cuda":
         # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

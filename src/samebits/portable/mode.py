@@ -57,9 +57,9 @@ class PortableMode(TorchDispatchMode):
         if name in WITH_ALPHA:
             return with_alpha(func)
         if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
-            return _converting(func, handler)
+            return converting(func, handler)
         if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
-            return _in_place(_converting(func, handler))
+            return _in_place(converting(func, handler))
         if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             return partial(self._decompose, func)
         raise _refused(func.name())
@@ -70,8 +70,17 @@ class PortableMode(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
 
-def _converting(func: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Use the handler for floating-point values only, in float32 at least; and write into `out`, if given."""
+def converting(
+    func: Any, handler: Callable[..., Any], refused: Callable[[str], Exception] | None = None
+) -> Callable[..., Any]:
+    """Use the handler for floating-point values only, in float32 at least; and write into `out`, if given.
+
+    Args:
+        func: The operation of torch.
+        handler: Its portable form. NotImplementedError and NotImplemented mean that it has none for these arguments.
+        refused: Makes the error for that from the operation's name.
+    """
+    refused = refused or _refused
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values = [each for each in args if isinstance(each, Tensor)] or [
@@ -79,7 +88,7 @@ def _converting(func: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
         ]
         if values and not any(each.is_floating_point() for each in values):
             if any(each.is_complex() for each in values):
-                raise _refused(f"{func.name()} of complex numbers")
+                raise refused(f"{func.name()} of complex numbers")
             dtype = kwargs.get("dtype") or torch.int64
             if not dtype.is_floating_point and _base(func) not in _FLOATING:
                 return func(*args, **kwargs)  # whole numbers
@@ -93,7 +102,7 @@ def _converting(func: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
         except NotImplementedError:
             result = NotImplemented
         if result is NotImplemented:
-            raise _refused(f"{func.name()} with these arguments")
+            raise refused(f"{func.name()} with these arguments")
         if narrow is not None and kwargs.get("dtype") is None:
             result = _narrowed(result, narrow)
         if out is not None:
