@@ -119,7 +119,7 @@ class Losses(Quiet):
         self.losses.append(arguments[2].loss)
 
 
-def _build(config: RunConfig, model: Callable[[], nn.Module] | None) -> Parts:
+def build_small(config: RunConfig, model: Callable[[], nn.Module] | None) -> Parts:
     recipe = importlib.import_module(f"samebits.recipes.{config.recipe}.recipe")
     given = (recipe.dataset_info(config),) if hasattr(recipe, "dataset_info") else ()
     parts: Parts = recipe.build(config, *given)
@@ -136,7 +136,7 @@ def carry_out(
     if world.is_main:
         folder.open()
     told = Losses()
-    job = make_job(config, lambda: _build(config, model), world)
+    job = make_job(config, lambda: build_small(config, model), world)
     try:
         checkpoints = CheckpointManager(folder, config.checkpoint, world)
         checkpoints.restore(job, "auto", told.notify)
