@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,65 +116,91 @@ def print_costs(names: Sequence[str], unit: str, rounds: int) -> None:
         )
 
 
-class Signs:
-    """Remembers where ReLUs and maxima of a network choose, to count where two networks choose otherwise."""
+class Choices:
+    """Where ReLUs and maxima of a network choose, in the order of their calls.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.chosen: list[Tensor] = []
+    Args:
+        model: Its choices are recorded.
+        taken: Choices of another run, which this one takes over: ReLUs become products with zeros and ones, maxima
+            copies of given pixels. So two runs differ by rounding only, and not by a ReLU that flips near zero.
+    """
+
+    def __init__(self, model: nn.Module, taken: Choices | None = None) -> None:
+        self.made: list[Tensor] = []
+        self._taken = None if taken is None else iter(taken.made)
         for module in model.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = False
-                module.register_forward_hook(lambda _, inputs, output: self.chosen.append(inputs[0] > 0))
+                module.register_forward_hook(self._relu)
             elif isinstance(module, nn.MaxPool2d):
                 module.register_forward_hook(self._maxima)
 
-    def _maxima(self, module: nn.MaxPool2d, inputs: tuple[Tensor], output: Tensor) -> None:
+    def _relu(self, module: nn.ReLU, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        self.made.append(inputs[0] > 0)
+        return None if self._taken is None else inputs[0] * next(self._taken)
+
+    def _maxima(self, module: nn.MaxPool2d, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
         found = F.max_pool2d(inputs[0].detach(), module.kernel_size, module.stride, module.padding, return_indices=True)
-        self.chosen.append(found[1])
+        self.made.append(found[1])
+        if self._taken is None:
+            return None
+        return inputs[0].flatten(2).gather(2, next(self._taken).flatten(2)).view_as(output)
 
-    def flips(self, other: Signs) -> int:
+    def flips(self, other: Choices) -> int:
         """How many choices differ."""
-        return sum(int((one != two).sum()) for one, two in zip(self.chosen, other.chosen, strict=True))
+        return sum(int((one != two).sum()) for one, two in zip(self.made, other.made, strict=True))
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor, mode: AbstractContextManager[None]) -> tuple[list[Tensor], Signs]:
+def gradients(
+    model: nn.Module, x: Tensor, y: Tensor, mode: AbstractContextManager[None], taken: Choices | None = None
+) -> tuple[list[Tensor], Choices]:
     model = copy.deepcopy(model).to(x.dtype)
-    signs = Signs(model)
+    choices = Choices(model, taken)
     with mode:
         loss = F.cross_entropy(model(x), y)
-        return list(torch.autograd.grad(loss, list(model.parameters()))), signs
+        return list(torch.autograd.grad(loss, list(model.parameters()))), choices
+
+
+def relative_errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((one.double() - two).norm() / two.norm()) for one, two in zip(found, exact, strict=True)]
 
 
 def print_gradient_errors(batches: int) -> None:
-    """Print relative errors of each layer's gradient in ResNet-18, medians over batches of 16 images."""
+    """Print relative errors of each layer's gradient in ResNet-18, medians over batches of 16 images.
+
+    They are those against float64, and those against float64 with the ReLUs and maxima of the run itself.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=10)
     names = [name for name, _ in model.named_parameters()]
-    errors: dict[str, list[list[float]]] = {kernels: [] for kernels in KERNELS}
-    flips: dict[str, list[int]] = {kernels: [] for kernels in KERNELS}
+    ways = [*KERNELS, *(f"{kernels}, no flips" for kernels in KERNELS)]
+    errors: dict[str, list[list[float]]] = {way: [] for way in ways}
+    flips: dict[str, list[int]] = {way: [] for way in ways}
     for _ in range(batches):
         x, y = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
         exact, right = gradients(model, x.double(), y, nullcontext())
         for kernels, mode in zip(KERNELS, (nullcontext(), portable_arithmetic()), strict=True):
-            found, signs = gradients(model, x, y, mode)
-            flips[kernels].append(signs.flips(right))
-            errors[kernels].append(
-                [float((one.double() - two).norm() / two.norm()) for one, two in zip(found, exact, strict=True)]
-            )
-    medians = {
-        kernels: [statistics.median(column) for column in zip(*rows, strict=True)] for kernels, rows in errors.items()
-    }
-    print(f"| relative error, {batches} batches of 16 x 64 px | auto | portable |\n|---|---|---|")
+            found, choices = gradients(model, x, y, mode)
+            same, _ = gradients(model, x.double(), y, nullcontext(), choices)
+            for way, reference in ((kernels, exact), (f"{kernels}, no flips", same)):
+                errors[way].append(relative_errors(found, reference))
+                flips[way].append(choices.flips(right) if way == kernels else 0)
+    medians = {way: [statistics.median(column) for column in zip(*rows, strict=True)] for way, rows in errors.items()}
+
+    def row(title: str, cells: Iterable[str]) -> None:
+        print(f"| {title} | {' | '.join(cells)} |")
+
+    row(f"relative error, {batches} batches of 16 x 64 px", ways)
+    print("|---" * (len(ways) + 1) + "|")
     for number, name in enumerate(names):
         if name.endswith("weight") and ("conv" in name or "fc" in name):
-            print(f"| {name} | {medians['auto'][number]:.1e} | {medians['portable'][number]:.1e} |")
+            row(name, (f"{medians[way][number]:.1e}" for way in ways))
     for title, pick in (("median layer", statistics.median), ("worst layer", max)):
-        print(f"| {title} | " + " | ".join(f"{pick(medians[kernels]):.1e}" for kernels in KERNELS) + " |")
-    print("| largest error of any layer and batch | "
-          + " | ".join(f"{max(map(max, errors[kernels])):.1e}" for kernels in KERNELS) + " |")  # fmt: skip
-    print("| ReLUs and maxima that flipped, median and most of a batch | " + " | ".join(
-        f"{statistics.median(flips[kernels]):g}, {max(flips[kernels])}" for kernels in KERNELS) + " |")  # fmt: skip
+        row(title, (f"{pick(medians[way]):.1e}" for way in ways))
+    row("largest error of any layer and batch", (f"{max(map(max, errors[way])):.1e}" for way in ways))
+    row("ReLUs and maxima that flipped, median and most of a batch",
+        (f"{statistics.median(flips[way]):g}, {max(flips[way])}" for way in ways))  # fmt: skip
 
 
 def accuracy(recipe: Sequence[str], kernels: str, seed: int) -> float:
@@ -194,8 +220,14 @@ def print_accuracies(recipe: Sequence[str], seeds: int) -> None:
         print(f"| seed {seed} | {rows[-1][0]:.2f} | {rows[-1][1]:.2f} |", flush=True)
     auto, portable = zip(*rows, strict=True)
     print(f"| mean | {statistics.mean(auto):.3f} | {statistics.mean(portable):.3f} |")
-    error = math.sqrt((statistics.variance(auto) + statistics.variance(portable)) / seeds) if seeds > 1 else math.nan
-    print(f"difference {statistics.mean(portable) - statistics.mean(auto):+.3f}, its standard error {error:.3f}")
+    differences = [two - one for one, two in rows]
+    apart, paired = standard_error(seeds, auto, portable), standard_error(seeds, differences)
+    print(f"difference {statistics.mean(differences):+.3f}, its standard error {apart:.3f}; of pairs {paired:.3f}")
+
+
+def standard_error(seeds: int, *columns: Sequence[float]) -> float:
+    """The standard error of a difference of means, or of a mean."""
+    return math.sqrt(sum(map(statistics.variance, columns)) / seeds) if seeds > 1 else math.nan
 
 
 def main() -> None:
@@ -218,7 +250,7 @@ def main() -> None:
         print_gradient_errors(arguments.batches)
     if "training" in arguments.parts:
         print_accuracies(arguments.train, arguments.seeds)
-    if "table" in arguments.parts and not print_table(RECIPES, len(ROWS)):
+    if "table" in arguments.parts and not print_table(RECIPES, ROWS):
         raise SystemExit("portable arithmetic has several hashes")
 
 

@@ -1,18 +1,22 @@
 """Short runs of the recipes in many environments: portable arithmetic gives one hash in all, `auto` does not.
 
-    python -m tests.lab.portable_runs --recipes digits      # in this environment
-    make bench-portable BENCH_ARGS="--parts table"                      # the table
+    python -m tests.lab.portable_runs --recipes digits                       # in this environment
+    OLDEST_TORCH=VENV/bin/python make bench-portable BENCH_ARGS="--parts table"     # the table
 
-Of {kernels} x {MKL_CBWR} x {threads} x {processes} x {oneDNN}, ten rows have each pair of two settings.
+Of {kernels} x {MKL_CBWR} x {threads} x {processes} x {oneDNN} x {torch}, eleven rows have each pair of two settings.
+Rows with the oldest torch need a virtual environment of its own, with the newest versions of all else:
+
+    python -m venv VENV; VENV/bin/pip install torch==2.11.0 torchvision==0.26.0 ".[all]"
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +28,25 @@ from torchvision.models import VisionTransformer
 from benchmarks.small_networks import assignment, spawn
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.config.schema import RunConfig
+from samebits.config.sections import CheckpointConfig
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import find
 from tests.ranks import recipes_in_ranks as small
 
 RECIPES = ("digits", "mnist", "classify", "vit", "text", "pose", "segment")
 KERNELS, MKL, THREADS, PROCESSES = ("default", "avx2", "avx512"), ("", "AVX2", "COMPATIBLE"), (1, 2, 4), (1, 2, 3)
-WITH_ONEDNN = "111100100"
-Row = tuple[str, str, int, int, bool]
+TORCH = ("newest", "oldest")
+Row = tuple[str, str, int, int, bool, str]
 ROWS: list[Row] = [
-    (KERNELS[i], MKL[j], THREADS[(i + j) % 3], PROCESSES[(i + 2 * j) % 3], WITH_ONEDNN[3 * i + j] == "1")
-    for i in range(3)
-    for j in range(3)
-]
-ROWS.append((*ROWS[0][:4], not ROWS[0][4]))
+    (KERNELS[i], MKL[j], THREADS[k], PROCESSES[n], onednn == 0, TORCH[torch])
+    for i, j, k, n, onednn, torch in (
+        (0, 0, 0, 0, 0, 0), (1, 1, 1, 2, 0, 1), (2, 2, 2, 2, 1, 0), (2, 1, 0, 1, 1, 1), (0, 2, 2, 1, 0, 1),
+        (1, 0, 1, 1, 1, 0), (1, 1, 2, 0, 1, 1), (2, 2, 1, 0, 0, 0), (0, 1, 1, 2, 1, 0), (1, 2, 0, 2, 0, 1),
+        (2, 0, 2, 2, 0, 1),
+    )
+]  # fmt: skip
+STEPS, STEPS_TO_DEATH = 20, 5
+OLDEST = os.environ.get("OLDEST_TORCH", "")  # a Python with the oldest supported torch
 
 
 def make_data(folder: Path) -> None:
@@ -77,7 +86,8 @@ def config_of(recipe: str, data: Path, kernels: str) -> RunConfig:
         config = small.text(data / "lines", name="crnn")
     else:
         config = small.classify(data / "classes", model={"name": "resnet18"})
-    return config.model_copy(update={"kernels": kernels, "max_steps": 20})
+    saved = CheckpointConfig(every="2 steps")
+    return config.model_copy(update={"kernels": kernels, "max_steps": STEPS, "checkpoint": saved})
 
 
 def tiny_vit() -> torch.nn.Module:
@@ -85,56 +95,110 @@ def tiny_vit() -> torch.nn.Module:
     return VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=5)
 
 
-def train(here: RankAssignment, recipes: Sequence[str], kernels: str, folder: Path) -> dict[str, str]:
-    """Train recipes as a rank; the hash of each one's weights."""
+class Killed(small.Losses):
+    """Ends its process as `kill -9` does, after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def step(self, *arguments: Any) -> None:
+        super().step(*arguments)
+        if len(self.losses) == self._steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(here: RankAssignment, recipes: Sequence[str], kernels: str, killed: int, folder: Path) -> dict[str, str]:
+    """Train recipes as a rank, from their newest checkpoints; the hash of each one's weights."""
     found = {}
     configs = {recipe: config_of(recipe, folder / "data", kernels) for recipe in recipes}
     with join_world(here, configs[recipes[0]]) as world:
         for recipe, config in configs.items():
             run = folder / f"{recipe}-{kernels}"
             if world.is_main:
-                run.mkdir()
-            outcome = small.carry_out(world, run, config, model=tiny_vit if recipe == "vit" else None)
+                run.mkdir(exist_ok=True)
+            model = tiny_vit if recipe == "vit" else None
+            outcome = small.carry_out(world, run, config, model=model, told=Killed(killed))
             found[recipe] = str(outcome[0])[:16]
     return found
 
 
-def _rank(rank: int, recipes: Sequence[str], kernels: str, threads: int, onednn: bool, folder: Path) -> None:
+def _rank(
+    rank: int, recipes: Sequence[str], kernels: str, threads: int, onednn: bool, killed: int, folder: Path
+) -> None:
     torch.set_num_threads(threads)
     torch.backends.mkldnn.set_flags(onednn)
-    found = train(assignment() if "RANK" in os.environ else ALONE, recipes, kernels, folder)
+    found = train(assignment() if "RANK" in os.environ else ALONE, recipes, kernels, killed, folder)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def hashes(row: Row, recipes: Sequence[str], kernels: str, python: Sequence[str] = (sys.executable,)) -> dict[str, str]:
-    """Train recipes in an environment, in processes of their own."""
-    aten, mkl, threads, processes, onednn = row
-    variables = {"ATEN_CPU_CAPABILITY": aten} if aten else {}
+def can_run(row: Row) -> bool:
+    """Whether the row's torch is here."""
+    return row[5] == "newest" or bool(OLDEST)
+
+
+def _start(
+    row: Row, recipes: Sequence[str], kernels: str, folder: Path, python: str, killed: int = 0
+) -> subprocess.CompletedProcess[str]:
+    aten, mkl, threads, processes, onednn, torch_version = row
+    # Threads of more processes than cores would spin while they wait for each other.
+    variables = {"OMP_WAIT_POLICY": "passive"} | ({"ATEN_CPU_CAPABILITY": aten} if aten else {})
     variables |= {"MKL_CBWR": mkl} if mkl else {}
-    command = [*python, "-m", "tests.lab.portable_runs", "--kernels", kernels, "--recipes", *recipes]
+    python = OLDEST if torch_version == "oldest" else python
+    command = [python, "-m", "tests.lab.portable_runs", "--kernels", kernels, "--recipes", *recipes]
     command += ["--threads", str(threads), "--processes", str(processes)] + ([] if onednn else ["--no-onednn"])
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{row}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command += ["--killed-after", str(killed), "--folder", str(folder)]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
-def print_table(recipes: Sequence[str], num_rows: int) -> bool:
+def hashes(row: Row, recipes: Sequence[str], kernels: str, python: str = sys.executable) -> dict[str, str]:
+    """Train recipes in an environment, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = _start(row, recipes, kernels, Path(folder), python)
+        if done.returncode:
+            raise RuntimeError(f"{row}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        found: dict[str, str] = json.loads(Path(folder, "found.json").read_text())
+        return found
+
+
+def hash_after_kills(rows: Sequence[Row], recipe: str) -> str:
+    """Train a recipe in portable arithmetic, killed in each environment but the last and continued in the next."""
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows[:-1]:
+            done = _start(row, [recipe], "portable", Path(folder), sys.executable, STEPS_TO_DEATH)
+            if "SIGKILL" not in done.stderr and done.returncode != -signal.SIGKILL:
+                raise RuntimeError(f"{recipe} was not killed in {row}: {done.returncode}\n{done.stderr[-3000:]}")
+        done = _start(rows[-1], [recipe], "portable", Path(folder), sys.executable)
+        if done.returncode:
+            raise RuntimeError(f"{recipe} in {rows[-1]}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        return str(json.loads(Path(folder, "found.json").read_text())[recipe])
+
+
+def name_of(row: Row) -> str:
+    aten, mkl, threads, processes, onednn, torch_version = row
+    words = (aten, f"MKL {mkl or 'auto'}", f"{threads} threads", f"{processes} processes")
+    return ", ".join((*words, f"oneDNN {'on' if onednn else 'off'}", f"{torch_version} torch"))
+
+
+def print_table(recipes: Sequence[str], rows: Sequence[Row]) -> bool:
     """Print the hashes of each row, by both kernels; whether portable arithmetic has one for each recipe."""
-    print("| kernels | MKL_CBWR | threads | processes | oneDNN | " + " | ".join(recipes) + " |")
-    print("|---|---|---|---|---|" + "---|" * len(recipes))
+    rows = [row for row in rows if can_run(row)]
     every: list[dict[str, str]] = []
-    for row in ROWS[:num_rows]:
-        cells = []
-        for kernels in ("portable", "auto"):
-            found = hashes(row, recipes, kernels)
-            cells.append([found[each][:8] for each in recipes])
-            every += [found] if kernels == "portable" else []
-        aten, mkl, threads, processes, onednn = row
-        environment = f"| {aten} | {mkl or 'auto'} | {threads} | {processes} | {'on' if onednn else 'off'} |"
-        print(environment, " | ".join(f"{one} ({other})" for one, other in zip(*cells, strict=True)), "|", flush=True)
+
+    def show(title: str, cells: Iterable[str]) -> None:
+        print(f"| {title} | {' | '.join(cells)} |", flush=True)
+
+    show("portable (auto)", recipes)
+    print("|---" * (len(recipes) + 1) + "|")
+    for row in rows:
+        portable, auto = (hashes(row, recipes, kernels) for kernels in ("portable", "auto"))
+        show(name_of(row), (f"{portable[each][:8]} ({auto[each][:8]})" for each in recipes))
+        every.append(portable)
+    # From one, each row is an environment that a killed run continues in.
+    chain = rows[:: max(1, len(rows) // (STEPS // STEPS_TO_DEATH))][: STEPS // STEPS_TO_DEATH]
+    every.append({recipe: hash_after_kills(chain, recipe) for recipe in recipes})
+    show(f"killed in {len(chain) - 1} of these, continued in another", (every[-1][each][:8] for each in recipes))
     return all(found == every[0] for found in every)
 
 
@@ -145,12 +209,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--no-onednn", action="store_true")
+    parser.add_argument("--killed-after", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--folder", type=Path, help="of data and runs; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        (folder / "data").mkdir()
-        make_data(folder / "data")
-        arguments: tuple[Any, ...] = (given.recipes, given.kernels, given.threads, not given.no_onednn, folder)
+        folder = given.folder or Path(place)
+        if not (folder / "data").exists():
+            (folder / "data").mkdir()
+            make_data(folder / "data")
+        arguments = (given.recipes, given.kernels, given.threads, not given.no_onednn, given.killed_after, folder)
         if given.processes > 1:
             spawn(_rank, given.processes, *arguments)
         else:

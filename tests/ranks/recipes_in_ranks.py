@@ -129,13 +129,14 @@ def build_small(config: RunConfig, model: Callable[[], nn.Module] | None) -> Par
 
 
 def carry_out(
-    world: World, path: Path, config: RunConfig, stop_at: int = -1, model: Callable[[], nn.Module] | None = None
-) -> Any:
+    world: World, path: Path, config: RunConfig, stop_at: int = -1, model: Callable[[], nn.Module] | None = None,
+    told: Losses | None = None,
+) -> Any:  # fmt: skip
     """Train until the end, or until after step `stop_at`: hash of the weights, figures, losses, whether it is done."""
     folder = RunFolder(path)
     if world.is_main:
         folder.open()
-    told = Losses()
+    told = told or Losses()
     job = make_job(config, lambda: build_small(config, model), world)
     try:
         checkpoints = CheckpointManager(folder, config.checkpoint, world)
