@@ -131,6 +131,11 @@ import samebits.parallel.exchange.tree_all_reduce as _tree
 
 _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 """
+IN_A_THREAD = f"""{SEVERAL_BUCKETS}
+import samebits.parallel.bucket_sum as _sum
+
+_sum.is_worth_a_thread = lambda world: world.gloo_group is not None  # as between machines
+"""
 
 
 @pytest.mark.lab
@@ -141,6 +146,7 @@ _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
         pytest.param(["compress=bf16"], "", id="compressed"),
         pytest.param(["optim.ema=0.9", "loader.num_workers=1"], "", id="moving average and reading processes"),
         pytest.param([], SEVERAL_BUCKETS, id="several buckets in two rounds"),
+        pytest.param([], IN_A_THREAD, id="summed by a thread"),
     ],
 )
 @pytest.mark.parametrize("victim", [0, 1])

@@ -22,7 +22,7 @@ FOLDERS = {
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
         "own_loop": 3_780,  # samebits launch: scripts without a change; names habits of loops; comments at traps
-        "parallel": 4_200,  # machines with several ranks exchange in two levels
+        "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
         "portable": 2_620,  # arithmetic that is equal on every processor, also in own loops, resizing and sampling
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
@@ -58,5 +58,5 @@ SUMS = {
     "edges": 14_040,  # the same, labels and classes, and the preprocessing of each recipe in exports
     "package": 65_310,  # gradients on a GPU; arithmetic that is equal on every processor (portable)
     "tests": 53_830,  # counts the functions between a command and the optimizer
-    "benchmarks": 8_150,  # what leaves a machine, beside DDP, by layout of machines
+    "benchmarks": 8_350,  # what leaves a machine, beside DDP, by layout of machines, with bars
 }

@@ -105,10 +105,12 @@ def gradients(world: World, compress: str, exact: bool, num_steps: int, limits: 
     sent = 0
     real = tree_all_reduce.post
 
-    def count(world: World, messages: list[tree_all_reduce.Message]) -> list[dist.Work]:
+    def count(
+        world: World, messages: list[tree_all_reduce.Message], *group: dist.ProcessGroup | None
+    ) -> list[dist.Work]:
         nonlocal sent
         sent += sum(message.values.nbytes for message in messages if not message.is_receive)
-        return real(world, messages)
+        return real(world, messages, *group)
 
     order = Order(16, 16, 2, seed=1)
     with (

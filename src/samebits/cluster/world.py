@@ -75,6 +75,11 @@ class World:
         return self.rank < 0
 
     @property
+    def gloo_group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks if gloo carries tensors; otherwise None, also where ranks are simulated."""
+        return dist.group.WORLD if self.backend == "gloo" and dist.is_initialized() else None
+
+    @property
     def num_hosts(self) -> int:
         """Number of machines."""
         return len({*self.machines}) or 1

@@ -19,7 +19,7 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.parallel.bucket import Bucket, group
 from samebits.parallel.bucket_sum import JOINED_BYTES, BucketSum
-from samebits.parallel.reduce import BUCKET_BYTES
+from samebits.parallel.reduce import bucket_bytes
 
 
 class GradientSum(BucketSum):
@@ -32,7 +32,7 @@ class GradientSum(BucketSum):
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
-        groups = group(parameters[::-1], BUCKET_BYTES)
+        groups = group(parameters[::-1], bucket_bytes(parameters, world))
         tails = [0] * (len(groups) - 1) + [len(parameters)]  # the last bucket also has which parameters were used
         device = parameters[0].device
         buckets = [Bucket(part, tail, world.size, True, device) for part, tail in zip(groups, tails, strict=True)]

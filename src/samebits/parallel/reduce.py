@@ -9,7 +9,7 @@ not over ranks. Two micro-batches and three buckets, the last one with the tail 
                          b2: leaf 0 and tail                b2: leaf 1 and tail     | start b2 first
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +29,9 @@ from samebits.parallel.step_sum import StepSum
 
 T = TypeVar("T")
 BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
+# Between machines: what the last bucket, which is complete when backward ends, has of all bytes; and fewest bytes of a
+# bucket, 8 ms at 1 Gbit/s.
+LAST_SHARE, MIN_LINK_BYTES = 16, 1024 * 1024
 
 
 @dataclass
@@ -40,6 +43,17 @@ class _ProcessState:
     generator: Tensor
     cuda_generator: Tensor | None
     buffers: list[Tensor]
+
+
+def bucket_bytes(parameters: Sequence[nn.Parameter], world: World) -> int:
+    """Return the maximum size of a bucket of float32 gradients.
+
+    On one machine, each further message costs more than it hides. Between machines, small buckets keep the link busy
+    during backward, and while others are added or on their way inside a machine.
+    """
+    if world.num_hosts == 1 or world.membership is not None:  # the buckets must not depend on a world that may change
+        return BUCKET_BYTES
+    return min(BUCKET_BYTES, max(MIN_LINK_BYTES, sum(4 * each.numel() for each in parameters) // LAST_SHARE))
 
 
 class Reducer(StepSum):
@@ -95,7 +109,14 @@ class Reducer(StepSum):
         self._parameters = [parameter for _, parameter in reversed(named)]
         self._sizes = [1, num_extras, len(named), len(self._buffers)]
         exact = exact or compress in LOW_PRECISION  # in 16 bits a tree loses less than a running sum
-        buckets = make_buckets(self._parameters, sum(self._sizes), world, compress, exact=exact, max_bytes=BUCKET_BYTES)
+        buckets = make_buckets(
+            self._parameters,
+            sum(self._sizes),
+            world,
+            compress,
+            exact=exact,
+            max_bytes=bucket_bytes(self._parameters, world),
+        )
         self._sum = BucketSum(buckets, world)
         for number, bucket in enumerate(buckets):
             for index, parameter in enumerate(bucket.parameters):

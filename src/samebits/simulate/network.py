@@ -103,8 +103,13 @@ class SimulatedWorld(World):
 
     network: Network | None = None
 
+    @property
+    def gloo_group(self) -> None:
+        """None: messages are copied in memory."""
+        return
+
 
 @post.register
-def _(world: SimulatedWorld, messages: Sequence[_Message]) -> list[_Transfer]:
+def _(world: SimulatedWorld, messages: Sequence[_Message], group: object = None) -> list[_Transfer]:
     assert world.network is not None
     return world.network.post(world.rank, messages)

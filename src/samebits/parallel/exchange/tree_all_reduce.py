@@ -39,14 +39,18 @@ class Work(Protocol):
 
 
 @singledispatch  # a simulated world has a network of its own
-def post(world: World, messages: Sequence[Message]) -> Sequence[Work]:
-    """Start messages, in order."""
+def post(world: World, messages: Sequence[Message], group: dist.ProcessGroup | None = None) -> Sequence[Work]:
+    """Start messages, in order.
+
+    Args:
+        group: The world's `gloo_group` when the exchange began; None: the present one.
+    """
     if world.backend != "gloo":
         calls = [dist.irecv if message.is_receive else dist.isend for message in messages]
         each = zip(calls, messages, strict=True)
         return dist.batch_isend_irecv([dist.P2POp(call, it.values, it.peer, tag=it.tag) for call, it in each])
     # batch_isend_irecv makes the same calls, in four times the time: a tenth of a millisecond in each step.
-    groups = [group_for(message.peer, is_receive=message.is_receive) for message in messages]
+    groups = [group_for(message.peer, is_receive=message.is_receive, default=group) for message in messages]
     return [
         (group.recv if message.is_receive else group.send)([message.values], message.peer, message.tag)
         for group, message in zip(groups, messages, strict=True)
@@ -71,6 +75,8 @@ class TreeAllReduce:
         self._is_via_host = bucket.device.type == "cuda" and world.backend == "gloo" and world.size > 1
         self._result = bucket.nodes[0][1] if bucket.nodes else bucket.flat()
         self._total = self._result.values
+        # A thread may still advance this when a rank is lost: it must not send to the group that is formed next.
+        self._group = world.gloo_group
         self._works: Sequence[Work] = []
         self._rounds: Rounds = iter(())
         self.has_added = False  #: Whether this rank's partial sums have been overwritten by sums over ranks.
@@ -122,7 +128,7 @@ class TreeAllReduce:
             # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
             # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
             messages.sort(key=lambda message: not message.is_receive)
-            self._works = post(self._world, messages)
+            self._works = post(self._world, messages, self._group)
 
 
 class Way(Protocol):
