@@ -23,7 +23,7 @@ FOLDERS = {
         "optim": 380,
         "own_loop": 3_780,  # samebits launch: scripts without a change; names habits of loops; comments at traps
         "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
-        "portable": 2_620,  # arithmetic that is equal on every processor, also in own loops, resizing and sampling
+        "portable": 2_710,  # arithmetic that is equal on every processor, also in own loops, resizing, initializers
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused

@@ -3,11 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.lab.portable_runs import RECIPES, ROWS, Row, can_run, hash_after_kills, hashes, name_of
+from tests.lab.portable_runs import OLDEST, RECIPES, ROWS, Row, can_run, hash_after_kills, hashes, name_of
 
 FIRST = ROWS[0]
 ON_ARM = ("digits", "mnist", "classify")  # a step takes seconds under QEMU
@@ -24,6 +25,14 @@ def test_recipes_have_one_hash_in_each_environment(row: Row, wanted: dict[str, s
     if not can_run(row):
         pytest.skip("OLDEST_TORCH names no Python with the oldest supported torch")
     assert hashes(row, RECIPES, "portable") == wanted
+
+
+def test_operations_have_one_hash_with_the_oldest_torch() -> None:
+    if not OLDEST:
+        pytest.skip("OLDEST_TORCH names no Python with the oldest supported torch")
+    command = ["-m", "tests.lab.portable_operations"]
+    old, new = (subprocess.check_output([python, *command], text=True) for python in (OLDEST, sys.executable))
+    assert old.splitlines() == new.splitlines()
 
 
 @pytest.mark.timeout(1800)

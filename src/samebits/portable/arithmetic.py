@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samebits.portable.floats import in_python_math
+from samebits.portable.initializers import in_torch_init
 from samebits.portable.mode import PortableMode
 
 VERSION = "portable v1"
@@ -40,7 +41,7 @@ def portable_arithmetic() -> Iterator[None]:
     torch.backends.cudnn.enabled = False
     _here.depth += 1
     try:
-        with sdpa_kernel(SDPBackend.MATH), in_python_math(), PortableMode():
+        with sdpa_kernel(SDPBackend.MATH), in_python_math(), in_torch_init(), PortableMode():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)

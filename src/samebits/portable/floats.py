@@ -33,6 +33,7 @@ def _arctan(inverse: int) -> int:
 
 _LN2 = 2 * _artanh(3)
 _HALF_PI = 2 * (4 * _arctan(5) - _arctan(239))  # Machin's formula
+_TWO_BY_ROOT_PI = math.isqrt((2 << 3 * _BITS) // _HALF_PI)
 
 
 def _fixed(x: float) -> int:
@@ -105,10 +106,25 @@ def tan(x: float) -> float:
     return sin(x) / cos(x)
 
 
+def erf(x: float) -> float:
+    """Error function."""
+    if abs(x) >= 6 or math.isnan(x):
+        return x if math.isnan(x) else math.copysign(1.0, x)
+    if abs(x) < 2.0**-40:  # there it is the first term, and too few bits of x are left after the point
+        numerator, denominator = x.as_integer_ratio()
+        return numerator * _TWO_BY_ROOT_PI / (denominator * _ONE) if x else x
+    value = _fixed(x)
+    square = value * value >> _BITS
+    total, term, n = 0, value, 0  # the series of Maclaurin; its largest term is below e**36
+    while abs(term) > 1:
+        total, term, n = total + term // (2 * n + 1), -(term * square >> _BITS) // (n + 1), n + 1
+    return _float(total * _TWO_BY_ROOT_PI >> _BITS)
+
+
 @contextmanager
 def in_python_math() -> Iterator[None]:
-    """Let Python's `math.exp`, `log`, `cos`, `sin` and `tan` compute as here: schedulers and transforms call them."""
-    originals = {each.__name__: getattr(math, each.__name__) for each in (exp, log, cos, sin, tan)}
+    """Let functions of Python's `math` compute as here: schedulers, transforms and initializers call them."""
+    originals = {each.__name__: getattr(math, each.__name__) for each in (exp, log, cos, sin, tan, erf)}
     for name, original in originals.items():
         setattr(math, name, _as_in_math(globals()[name], original))
     try:

@@ -14,9 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 # Of Python's math module, what the C library computes and `floats` does not replace.
-_NAMES = (
-    "acos acosh asin asinh atan atan2 atanh cbrt cosh erf erfc exp2 expm1 gamma hypot lgamma log10 log1p log2 pow sinh"
-)
+_NAMES = "acos acosh asin asinh atan atan2 atanh cbrt cosh erfc exp2 expm1 gamma hypot lgamma log10 log1p log2 pow sinh"
 _FUNCTIONS = frozenset({*_NAMES.split(), "tanh"})
 
 

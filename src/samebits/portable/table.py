@@ -76,6 +76,12 @@ def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError  # its gradient has another formula in torch 2.11 than in 2.15
+    return _products(x, dim, dtype=dtype)
+
+
+def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     x = x.to(dtype or x.dtype)
     products: list[Tensor] = []
     for each in x.unbind(dim) if x.dim() else ():
@@ -88,7 +94,7 @@ def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: to
         x, dim = x.reshape(-1), 0
     if not x.shape[dim]:
         return x.new_ones(x.sum(dim, keepdim=keepdim).shape)
-    last = _cumprod(x, dim, dtype=dtype).select(dim, -1)
+    last = _products(x, dim, dtype=dtype).select(dim, -1)
     return last.unsqueeze(dim) if keepdim else last
 
 

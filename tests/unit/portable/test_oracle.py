@@ -146,6 +146,13 @@ def test_functions_have_the_error_of_one_rounding(name: str, low: float, high: f
     assert error < 6.2e-8  # half a last place of float32 is 5.96e-8
 
 
+@pytest.mark.parametrize("x", [0.0, -0.0, 5e-324, -1e-20, 2.0**-40, 1e-5, -0.7, 2.3, 5.95, -6.0, math.inf])
+def test_erf_of_python_floats_is_rounded_once(x: float) -> None:
+    found, expected = floats.erf(x), math.erf(x)
+    assert found in (expected, math.nextafter(expected, math.inf), math.nextafter(expected, -math.inf))
+    assert math.copysign(1.0, found) == math.copysign(1.0, x)
+
+
 @pytest.mark.parametrize("name", ["exp", "log", "sin", "cos"])
 @given(x=st.floats(1e-3, 700))
 def test_python_floats_are_rounded_once(name: str, x: float) -> None:

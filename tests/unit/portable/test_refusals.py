@@ -19,6 +19,7 @@ X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
 ROWS = X.view(8, 8)
 REFUSED: dict[str, Callable[[], object]] = {
     "logcumsumexp": lambda: ROWS.logcumsumexp(1),
+    "cumprod with a gradient": lambda: ROWS.clone().requires_grad_().cumprod(1),
     "cholesky": lambda: torch.linalg.cholesky(ROWS @ ROWS.T + torch.eye(8)),
     "eigh": lambda: torch.linalg.eigh(ROWS @ ROWS.T),
     "svd": lambda: torch.linalg.svd(ROWS),
