@@ -21,6 +21,7 @@ EXTRAS = {
     "pose": ("cv2", "faster_coco_eval", "scipy", "simplejpeg"),
     "search": ("optuna",),
     "segment": ("cv2", "faster_coco_eval", "simplejpeg", "torchvision"),
+    "sign": ("cryptography", "securesystemslib"),
     "text": ("cv2", "rapidfuzz", "simplejpeg"),
     "timm": ("timm",),
     "trackers": ("matplotlib", "tensorboard"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,7 @@ Merge = Annotated[
     list[Path] | None, path_option("--merge", "FILE", "Merge a part's --json output; repeat for each part.")
 ]
 Challenge = Annotated[str, typer.Option(metavar="TEXT", help="Your own random text, mixed into the choice of steps.")]
+AnySigner = Annotated[bool, typer.Option("--any-signer", help="Accept a model that no key you trust has signed.")]
 Code = Annotated[Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")]
 
 
@@ -52,12 +54,14 @@ def verify(
     merge: Merge = None,
     challenge: Challenge = "",
     code: Code = None,
+    any_signer: AnySigner = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay steps of a run and compare them with its record.
+    """Replay steps of a run, or of a published model, and compare them with its record.
 
-    Compares samples, loss, gradient norm and weights, bit for bit. Exit code 0: verified; 1: something differs.
+    Compares samples, loss, gradient norm and weights, bit for bit, and the signature of a published model. Exit code 0:
+    verified; 1: something differs.
     """
     choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
     given = [name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given]
@@ -76,6 +80,7 @@ def verify(
         merged = verdict.merge([verdict.read_verdict(file) for file in merge])
         verdict.check_is_of(merged, run)
         return _report(merged, as_json)
+    from samebits.inference.hub import as_run
     from samebits.verify.verify import Request, console_for
     from samebits.verify.verify import verify as verify_run
 
@@ -91,8 +96,10 @@ def verify(
         challenge=challenge,
         part=(number, num_parts),
         procs=procs,
+        any_signer=any_signer,
     )
-    return _report(verify_run(request, console_for(as_json)), as_json)
+    with as_run(run) as folder:
+        return _report(verify_run(replace(request, run=folder), console_for(as_json)), as_json)
 
 
 def _report(verdict: Verdict, as_json: bool) -> int:

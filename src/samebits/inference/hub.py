@@ -8,96 +8,107 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from samebits.config.plain_file import finite_numbers, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
+from samebits.inference.hub_repository import download, hub_name, upload
+from samebits.inference.signature import (
+    CARD,
+    PUBLIC_KEY,
+    SIGNATURE,
+    Signature,
+    check_signature,
+    read_signing_key,
+    sign,
+    trusted_keys,
+)
 from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
 from samebits.storage.manifest import sha256_of_file
+from samebits.storage.run_path import is_published
 from samebits.version import __version__
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
     from samebits.engine.parts import Parts
 
-_CARD, _MODEL, _CONFIG = "README.md", "model.safetensors", "config.json"
+_MODEL, _CONFIG = "model.safetensors", "config.json"
 _SETTINGS, _INFO, _RESULT, _PROVENANCE = "config.yaml", "dataset_info.json", "result.json", "provenance.json"
-_FILES = (_CARD, _MODEL, _CONFIG, _SETTINGS, _INFO, _RESULT, _PROVENANCE)
+_STEPS = "steps.bin"  # not in a run with record.steps=false
+_FILES = (CARD, _MODEL, _CONFIG, _SETTINGS, _INFO, _RESULT, _PROVENANCE)
+_OPTIONAL = (_STEPS, SIGNATURE, PUBLIC_KEY)
 _WEIGHTS = "weights.safetensors"  # the name of _MODEL in a run folder
 # Lists of files in a recipe's dataset info. They are not published: prediction does not need them.
 _FILE_LISTS = ("train", "held_out", "eval_sets", "skipped")
 
-_Answer = TypeVar("_Answer")
 
-
-class _HubName(NamedTuple):
-    repository: str
-    revision: str | None
-
-
-def push(run: Path, target: str) -> str:
+def push(run: Path, target: str, sign_key: Path | None = None) -> str:
     """Publish the final weights of a run with card and provenance.
 
     Args:
         target: A folder that does not exist or is empty; or `hf://OWNER/NAME`, which uses the network.
+        sign_key: File of a private key that signs what is published; None: it is not signed.
 
     Returns:
         The folder, or the address of the repository.
 
     Raises:
         CheckpointError: The run is not complete, or was altered.
-        ConfigError: The recipe is a file of the user, the folder is not empty, or the upload fails.
+        ConfigError: The recipe is a file of the user, the folder is not empty, the key is
+            none, or the upload fails.
     """
     require("hub", "samebits push")
-    remote = _hub_name(target)
+    remote = hub_name(target)
     if remote is None:
         with _new_folder(Path(target).expanduser()) as folder:
-            _write(run, folder)
+            _write(run, folder, Path(target).name, sign_key)
         return str(Path(target).expanduser())
     with scratch_folder(Path(run)) as scratch:
         folder = scratch / "model"
         folder.mkdir()
-        _write(run, folder)
-        return _upload(folder, remote)
+        _write(run, folder, remote.repository, sign_key)
+        return upload(folder, remote)
 
 
-def pull(source: str, out: Path) -> Path:
+def pull(source: str, out: Path, any_signer: bool = False) -> Path:
     """Copy a model that `push` published, after checking its files. No code of it is run.
 
     Args:
         source: The folder of a model repository; or `hf://OWNER/NAME[@REVISION]`, which uses the network.
         out: Folder for the model; it must not exist or be empty.
+        any_signer: Take it also if none of the user's trusted keys has signed it.
 
     Returns:
         The folder: a run folder for predict, eval and export.
 
     Raises:
-        CheckpointError: A file is missing, or the weights are not those of `provenance.json`.
+        CheckpointError: A file is missing, the weights are not those of `provenance.json`, or the signature is
+            wrong or of a key that is not trusted.
         ConfigError: The folder is not empty, the download fails, or the recipe is not part of Samebits.
     """
     out = Path(out).expanduser()
-    remote = _hub_name(source)
+    remote = hub_name(source)
     with _new_folder(out) as model:
-        folder = Path(source).expanduser() if remote is None else _download(remote)
-        for name in _FILES:
-            # The Hub's cache consists of links to its own files.
-            path = folder / name
-            if not path.is_file() or (path.is_symlink() and remote is None):
-                raise CheckpointError(
-                    f"{path} is missing, or is not a regular file",
-                    fix="Give the folder of a repository that samebits push wrote, or hf://OWNER/NAME.",
-                )
-            shutil.copyfile(path, model / (_WEIGHTS if name == _MODEL else name))
+        folder = Path(source).expanduser() if remote is None else download(remote, [*_FILES, *_OPTIONAL])
+        _copy(folder, model, may_link=remote is not None)
         _check(model, source)
+        signature = signature_of(model)
+        # Until the user trusts a key, that of a stranger says no less than no signature.
+        if signature.is_wrong or (signature.problem and trusted_keys() and not any_signer):
+            raise CheckpointError(
+                f"{source}: {signature.problem}",
+                fix="Ask the publisher which key is theirs. To trust it: samebits trust KEY.pub.",
+            )
     return out
 
 
@@ -118,11 +129,46 @@ def _new_folder(out: Path) -> Iterator[Path]:
         raise cannot_write_result(out, error) from None
 
 
-def _write(run: Path, folder: Path) -> None:
+def signature_of(model: Path) -> Signature:
+    """Check who signed a model that was pulled; see `check_signature`."""
+    own = {_MODEL: _WEIGHTS}
+    return check_signature(model, {name: own.get(name, name) for name in (*_FILES, _STEPS, PUBLIC_KEY)})
+
+
+@contextmanager
+def as_run(folder: Path) -> Iterator[Path]:
+    """Yield a folder that `push` wrote as a run folder: a temporary copy, with no signature asked for."""
+    if not is_published(os.listdir(folder)):
+        yield folder
+        return
+    with scratch_folder(Path(tempfile.gettempdir())) as scratch:
+        yield pull(str(folder), scratch / folder.absolute().name, any_signer=True)
+
+
+def _copy(folder: Path, model: Path, may_link: bool) -> None:
+    """Copy the files of a publication.
+
+    Args:
+        may_link: Whether files may be links: the Hub's cache consists of links to its own files.
+    """
+    for name in (*_FILES, *_OPTIONAL):
+        path = folder / name
+        if name in _OPTIONAL and not os.path.lexists(path):
+            continue
+        if not path.is_file() or (path.is_symlink() and not may_link):
+            raise CheckpointError(
+                f"{path} is missing, or is not a regular file",
+                fix="Give the folder of a repository that samebits push wrote, or hf://OWNER/NAME.",
+            )
+        shutil.copyfile(path, model / (_WEIGHTS if name == _MODEL else name))
+
+
+def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:
     from samebits.engine.build import build_parts
     from samebits.engine.dataset_info import build_from, read_dataset_info
     from samebits.storage.run_weights import is_as_recorded
 
+    signer = None if sign_key is None else read_signing_key(sign_key)
     trained = TrainedModel(Path(run))
     found, config = trained.settings()
     if config.recipe not in list_recipes():
@@ -138,14 +184,16 @@ def _write(run: Path, folder: Path) -> None:
         )
     info = read_dataset_info(run) or {}
     parts = build_parts(config, lambda: build_from(found, config, info, run))
-    for name in (_PROVENANCE, _RESULT):
+    for name in (_PROVENANCE, _RESULT, *([_STEPS] if os.path.lexists(run / _STEPS) else [])):
         shutil.copyfile(run / name, folder / name)
     shutil.copyfile(run / _WEIGHTS, folder / _MODEL)
     settings = yaml.safe_load(read_plain(run / _SETTINGS))
     (folder / _SETTINGS).write_text(yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8")
     _write_json(folder / _INFO, {name: _published(name, value) for name, value in info.items()})
     _write_json(folder / _CONFIG, _network(config, parts))
-    _write_card(folder / _CARD, config, parts, RunFiles(run).result)
+    _write_card(folder / CARD, config, parts, RunFiles(run).result, "" if signer is None else signer.public_key.keyid)
+    if signer is not None:
+        sign(folder, model, signer)
 
 
 def _published(name: str, value: Any) -> Any:
@@ -178,7 +226,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_bytes(json_text(value, indent=2) + b"\n")
 
 
-def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str, Any]) -> None:
+def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str, Any], keyid: str) -> None:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = str(result.get("name", config.recipe))
@@ -205,6 +253,7 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
         "optimizer": f"{config.optim.name}, learning rate {config.optim.lr:g}, {config.optim.schedule}",
         "seed": config.seed,
         "weights sha256": result.get("weights_sha256", ""),
+        "signed by key": keyid,
         "Samebits": __version__,
         **{key: f"{value:.6g}" for key, value in list(metrics.items())[:20]},
     }
@@ -246,55 +295,3 @@ def _check(model: Path, source: str) -> None:
             f"{source} was trained with the recipe {recipe}, which is not part of Samebits",
             fix="Update Samebits, or pull another model.",
         )
-
-
-def _hub_name(text: str) -> _HubName | None:
-    """Return the repository on the Hub that a text names; None if it names a folder."""
-    if not text.startswith("hf://"):
-        return None
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text.removeprefix("hf://"))
-    if match is None:
-        raise ConfigError(
-            f"{text} is no name of a model repository",
-            allowed="hf://OWNER/NAME, or hf://OWNER/NAME@REVISION",
-            fix="Correct the name, or give a folder.",
-        )
-    return _HubName(match[1], match[2])
-
-
-def _upload(folder: Path, remote: _HubName) -> str:
-    import huggingface_hub
-
-    api, name = huggingface_hub.HfApi(), remote.repository
-    message = "Upload a model trained with Samebits"
-
-    def upload() -> None:
-        api.create_repo(name, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, revision=remote.revision, commit_message=message)
-
-    _ask_hub(upload, f"the model can't be uploaded to {name}")
-    return f"https://huggingface.co/{name}"
-
-
-def _download(remote: _HubName) -> Path:
-    require("hub", "samebits pull hf://")
-    import huggingface_hub
-
-    name, revision = remote
-    return Path(
-        _ask_hub(
-            lambda: huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*_FILES]),
-            f"{name} can't be downloaded",
-        )
-    )
-
-
-def _ask_hub(function: Callable[[], _Answer], problem: str) -> _Answer:
-    try:
-        return function()
-    except (OSError, ValueError, RuntimeError) as error:  # the Hub's errors derive from these
-        raise ConfigError(
-            problem,
-            cause=str(error).partition("\n")[0][:200] or type(error).__name__,
-            fix="Check the name and the network, and log in with hf auth login to upload; or use a folder.",
-        ) from error

@@ -130,11 +130,21 @@ def _lines() -> set[bytes]:
     except OSError as error:
         name = f"the list of trusted recipes {list_file}"
         raise cannot_read(ConfigError, name, error, "Make it readable.") from None
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(
-            f"the list of trusted recipes {list_file} can be changed by other users",
-            given=f"mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}",
-            fix=f"Check its lines, then run\n  chown {os.geteuid()} {shlex.quote(str(list_file))}\n"
-            f"  chmod 600 {shlex.quote(str(list_file))}",
-        )
+    check_unshared(list_file, "the list of trusted recipes", status)
     return set(content.splitlines())
+
+
+def check_unshared(path: Path, kind: str, status: os.stat_result) -> None:
+    """Check that only the user can change a file or folder that says what is trusted.
+
+    Raises:
+        ConfigError: Other users can change it.
+    """
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
+        mode = 700 if stat.S_ISDIR(status.st_mode) else 600
+        raise ConfigError(
+            f"{kind} {path} can be changed by other users",
+            given=f"mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}",
+            fix=f"Check the content, then run\n  chown {os.geteuid()} {shlex.quote(str(path))}\n"
+            f"  chmod {mode} {shlex.quote(str(path))}",
+        )

@@ -10,6 +10,7 @@ from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
 from samebits.inference.data_places import describe_places
+from samebits.inference.hub import signature_of
 from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.run_files import RunFiles
 from samebits.provenance.same_run import check_replay
@@ -36,6 +37,7 @@ class Request:
     challenge: str = ""  #: The verifier's own number, mixed into the choice; empty: the root alone.
     part: tuple[int, int] = (1, 1)  #: (part, number of parts): replay one verifier's part, counted from 1.
     procs: int = 1  #: Processes.
+    any_signer: bool = False  #: Accept a published model that none of the user's trusted keys has signed.
 
 
 def verify(
@@ -59,6 +61,11 @@ def verify(
     check_replay(request.run, config, "verify a run")
     files = check_files(RunFiles(request.run), config)
     files.mismatches += typed_settings(request.run, recipe)
+    signature = signature_of(request.run)
+    if signature.problem and not (request.any_signer and not signature.is_wrong):
+        files.mismatches.append(signature.problem)
+    elif signature.text:
+        files.notes.append(signature.text)
     if files.num_steps == 0:
         raise ConfigError(
             f"{request.run} has no record of steps, so there is nothing to verify",

@@ -132,7 +132,7 @@ def test_a_list_that_can_not_be_written_stops_no_training(folder: Path) -> None:
     ("name", "text"),
     [
         ("missing.py", "recipe file missing.py can't be read"),
-        ("run", "run is not a recipe file"),
+        ("run", "run is neither a recipe file nor a public key"),
         ("pipe.py", "recipe file pipe.py can't be read: it is not a regular file"),
     ],
 )
