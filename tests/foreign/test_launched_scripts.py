@@ -27,7 +27,7 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
     return starter.run_files([FOLDER / "launch_worker.py"], procs, sizes, script, *arguments)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "spawned", "gan", "averaged"])
+@pytest.mark.parametrize("name", ["imagenet", "spawned", "gan", "averaged", "mnist"])
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
     assert len({launch(warm, name, procs).sha256 for procs in (1, 2, 3)}) == 1
 
@@ -62,7 +62,11 @@ REFUSED = [
     ("ema_by_hand", ("copy",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("ema_by_hand", ("dict",), 1, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
-    ("two_loaders", (), 2, "a second DataLoader that shuffles is read inside the training loop", ""),
+    ("two_loaders", ("shuffled",), 2, "a second DataLoader is read inside the training loop", ""),
+    ("two_loaders", ("in order",), 1, "a second DataLoader is read inside the training loop", ""),
+    ("hogwild", (), 1, "the script starts processes of its own", "-        process.start()"),
+    ("batch_norm", ("norm",), 1, "torch's SyncBatchNorm", "+    pass"),
+    ("batch_norm", ("hook",), 1, "register_comm_hook() reads, splits or averages", ""),
 ]
 
 

@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 860,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
-        "own_loop": 3_780,  # samebits launch: scripts without a change; names habits of loops; comments at traps
+        "own_loop": 3_950,  # samebits launch: kinds of public scripts; names habits of loops; comments at traps
         "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
         "portable": 2_710,  # arithmetic that is equal on every processor, also in own loops, resizing, initializers
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff

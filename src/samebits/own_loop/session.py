@@ -53,6 +53,7 @@ class ExactLoop:
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
         habits: What the script does in its loop.
+        modules: The models.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ExactLoop:
         check_finite: bool = True,
     ) -> None:
         self._world, self._seed, self.check_finite = world, seed, check_finite
-        self._modules = list(modules)
+        self.modules = list(modules)
         self._trained = [
             Trained(optimizer, act, number, len(optimizers), world)
             for number, (optimizer, act) in enumerate(optimizers)
@@ -212,7 +213,7 @@ class ExactLoop:
         """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""
         named = {
             f"{number}.{name}" if number else name: tensor
-            for number, module in enumerate(self._modules)
+            for number, module in enumerate(self.modules)
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         }
         for number, trained in enumerate(self._trained):
@@ -226,7 +227,7 @@ class ExactLoop:
         """Return the plain values of the modules' attributes, such as numbers and lists of them, as text by name."""
         return {
             f"{number}.{name}.{key}" if number else f"{name}.{key}".lstrip("."): repr(value)
-            for number, root in enumerate(self._modules)
+            for number, root in enumerate(self.modules)
             for name, module in root.named_modules()
             for key, value in vars(module).items()
             if key not in _OF_EVERY_MODULE and _is_plain(value)
@@ -379,7 +380,7 @@ class ExactLoop:
             work()
         self._after = []
         if self._trial is not None:
-            self._trial.step(self.state(), self._modules)
+            self._trial.step(self.state(), self.modules)
         self._world.activity.enter("the loop's code after the update")
 
 

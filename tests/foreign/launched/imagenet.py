@@ -1,4 +1,8 @@
-"""As ImageNet scripts do: batch size divided by the world, learning rate multiplied by it, reduced meters."""
+"""As ImageNet scripts do: batch size divided by the world, learning rate multiplied by it, reduced meters.
+
+All ranks save the checkpoint, an evaluation drops the rest and reads it from another DataLoader, and a learning rate
+that is set in each epoch follows the world.
+"""
 
 import argparse
 import os
@@ -7,7 +11,7 @@ import torch
 import torch.distributed as dist
 from samples_and_digest import data, print_sha256
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 
 class AverageMeter:
@@ -21,6 +25,13 @@ class AverageMeter:
         total = torch.tensor([self.sum, self.count], dtype=torch.float32)
         dist.all_reduce(total, dist.ReduceOp.SUM, async_op=False)
         self.sum, self.count = total.tolist()
+
+
+def evaluate(loader):
+    with torch.no_grad():
+        for images, target in loader:
+            correct = (model(images).argmax(1) == target).float().mean()
+            top1.update(correct.item(), len(target))
 
 
 parser = argparse.ArgumentParser()
@@ -55,10 +66,14 @@ if args.resume and os.path.isfile(args.resume):
 for epoch in range(start_epoch, args.epochs):
     if args.distributed:
         train_sampler.set_epoch(epoch)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 1e-4 * dist.get_world_size() / (epoch + 1)
     model.train()
     for i, (images, target) in enumerate(train_loader):
         output = model(images)
         loss = criterion(output, target)
+        with torch.inference_mode():
+            hits = (output.argmax(1) == target).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -68,15 +83,14 @@ for epoch in range(start_epoch, args.epochs):
             dist.all_reduce(reduced)
     model.eval()
     top1 = AverageMeter()
-    with torch.no_grad():
-        for images, target in val_loader:
-            correct = (model(images).argmax(1) == target).float().mean()
-            top1.update(correct.item(), len(target))
+    evaluate(val_loader)
     if args.distributed:
         top1.all_reduce()
-    if os.environ["RANK"] == "0":
-        print(f"epoch {epoch}: {top1.sum / top1.count:.4f} of {top1.count:.0f}")
-        if args.resume:
-            state = {"epoch": epoch + 1, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({**state, "scheduler": scheduler.state_dict()}, args.resume)
+        if len(val_sampler) * args.world_size < len(val_set):
+            rest = Subset(val_set, range(len(val_sampler) * args.world_size, len(val_set)))
+            evaluate(DataLoader(rest, args.batch_size))
+    assert top1.count == len(val_set)
+    if args.resume:
+        state = {"epoch": epoch + 1, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "scheduler": scheduler.state_dict()}, args.resume)
 print_sha256(getattr(model, "module", model))

@@ -15,7 +15,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=float(sys.argv[
 loader = DataLoader(data(), batch_size=16, shuffle=True)
 start = 0
 if os.path.exists(PATH):
-    checkpoint = torch.load(PATH)
+    with open(PATH, "rb") as file:
+        checkpoint = torch.load(file)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     start = checkpoint["epoch"] + 1
@@ -28,5 +29,6 @@ for epoch in range(start, EPOCHS):
         loss.backward()
         optimizer.step()
     if os.environ["RANK"] == "0":
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, PATH)
+        with open(PATH, "wb") as file:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
 print_sha256(model)

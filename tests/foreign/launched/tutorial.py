@@ -1,4 +1,4 @@
-"""As PyTorch's DDP tutorial: a look at the first batch of each epoch, snapshots with weights and an epoch."""
+"""As PyTorch's DDP tutorial: a look at the first batch of each epoch, snapshots with weights and the last epoch."""
 
 import os
 
@@ -35,7 +35,7 @@ class Trainer:
         for epoch in range(self.epochs_run, max_epochs):
             self._run_epoch(epoch)
             if self.global_rank == 0:
-                snapshot = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + 1}
+                snapshot = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch}
                 torch.save(snapshot, self.snapshot_path)
 
 

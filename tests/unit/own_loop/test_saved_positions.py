@@ -1,12 +1,14 @@
 """The position of a run in the files of `torch.save`, also in files of strangers."""
 
+import io
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from samebits.own_loop.patched.records import ENTRY, read_record, write_record
+from samebits.own_loop.patched.records import ENTRY, read_record, save_with_record
 
 
 @pytest.fixture
@@ -18,9 +20,21 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_position_is_read_again_and_torch_loads_the_file(saved: Path) -> None:
     assert read_record(saved) is None
-    write_record(saved, {"step": 7, "seed": 1})
+    save_with_record(partial(torch.save, {"a": torch.ones(2)}), saved, {"step": 7, "seed": 1})
     assert read_record(saved) == {"step": 7, "seed": 1}
     assert torch.equal(torch.load(saved, weights_only=True)["a"], torch.ones(2))
+    first = saved.read_bytes()
+    save_with_record(partial(torch.save, {"a": torch.ones(2)}), saved, {"step": 7, "seed": 1})
+    assert saved.read_bytes() == first
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_position_is_in_an_open_file_too() -> None:
+    file = io.BytesIO()
+    save_with_record(partial(torch.save, {"a": torch.ones(2)}), file, {"step": 7, "seed": 1})
+    file.seek(0)
+    assert read_record(file) == {"step": 7, "seed": 1}
+    assert torch.equal(torch.load(file, weights_only=True)["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -65,4 +65,8 @@ class AverageWatch:
         known = {id(each) for each in own} | {id(each.grad) for each in own}
         # Exactly these classes: asking other objects for theirs may run code of their own.
         every = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and id(each) not in known]
-        return [each for each in every if each.layout == torch.strided and each.grad_fn is None]
+        return [
+            each
+            for each in every
+            if each.layout == torch.strided and not each.is_inference() and each.grad_fn is None  # these have versions
+        ]

@@ -8,6 +8,14 @@ _OWN_LOOP = """Make the loop exact by hand, and start the script with torchrun (
 -model = DDP(model)
 +model, optimizer, loader = samebits.exact(model, optimizer, loader, global_batch=64, micro_batch=16)"""
 # What, cause and fix; then the lines that replace that of the script, if it is the wrong one.
+FRAMEWORKS = {  # what is exact, and the line that makes it
+    "lightning": (
+        "ExactStrategy",
+        "trainer = Trainer(strategy=ExactStrategy(global_batch=64), devices=int(os.environ['LOCAL_WORLD_SIZE']))",
+    ),
+    "accelerate": ("ExactAccelerator", "accelerator = ExactAccelerator(global_batch=64)  # instead of Accelerator()"),
+    "transformers": ("ExactTrainer", "trainer = ExactTrainer(global_batch=64, ...)  # instead of Trainer(...)"),
+}
 _TEXTS: dict[str, tuple[str, ...]] = {
     "no sizes": (
         "the batch sizes are not given: the DataLoader has batch_size={size}, and the script sees {replicas} processes",
@@ -26,7 +34,7 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Set shuffle=True, or call model.train() before the loop. Otherwise: " + _OWN_LOOP,
     ),
     "second": (
-        "a second DataLoader that shuffles is read inside the training loop",
+        "a second DataLoader is read inside the training loop",
         "Its batches depend on the process, and on the number of micro-batches.",
         "Join both datasets in one whose __getitem__ returns a sample of each, and read one DataLoader.",
     ),
@@ -38,7 +46,30 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     "part": (
         "{part} reads, splits or averages the training itself",
         "The exact order of samples and sums replaces a plain DataLoader, DistributedDataParallel and optimizer only.",
-        "Use these, or start with torchrun what samebits.lightning, .accelerate and .transformers have.",
+        "Use these, or leave it out.",
+    ),
+    "framework": (
+        "{framework} reads and splits the training itself",
+        "Its DataLoaders and sums replace those of torch, which samebits launch would make exact.",
+        "Use its exact form, and leave out --global-batch and --micro-batch here:\n"
+        "+from samebits.integrations.{framework} import {exact}\n+{made}",
+    ),
+    "by hand": (
+        "--global-batch is given, and the script has an exact loop of its own",
+        "Both would split the batch.",
+        "Leave out --global-batch and --micro-batch.",
+    ),
+    "batch norm": (
+        "torch's SyncBatchNorm sums statistics over the processes",
+        "The order of its sums, and the batch that it sees, depend on their number.",
+        "Leave it out: batch norm then uses each micro-batch's statistics.",
+        "",
+    ),
+    "process": (
+        "the script starts processes of its own",
+        "What they train would be another model at each number of them.",
+        "Call the function here once: the launcher has started the processes. If it doesn't train, give daemon=True.",
+        'train(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))',
     ),
     "plateau": (
         "ReduceLROnPlateau decides by a number of the script",
@@ -66,10 +97,16 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "+    average.update_parameters(model)  # in the loop, after optimizer.step()",
     ),
     "weights": (
-        "a checkpoint of step {step} was loaded, and neither an optimizer's state nor an epoch",
+        "a checkpoint of step {step} was loaded, and training begins at step {begin}",
         "It could be a resume, or a new run from these weights, which has another order of samples.",
-        "To begin a new run from these weights, give another --seed. To resume:\n"
-        "+optimizer.load_state_dict(checkpoint['optimizer'])",
+        "To begin a new run from these weights, give another --seed. To resume, one of:\n"
+        "+optimizer.load_state_dict(checkpoint['optimizer'])  # saved with the weights\n"
+        "+loader.sampler.set_epoch(epoch)  # of a DistributedSampler, in each epoch",
+    ),
+    "repeated": (
+        "epoch {epoch} is trained again after a resume: the checkpoint is of step {step}",
+        "The script saves the number of its last epoch, and begins with it. Its schedule would be stepped twice.",
+        "Begin with the next one:\n+start_epoch = checkpoint['epoch'] + 1",
     ),
 }
 
@@ -78,6 +115,8 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
     """Make the error of a name, for a line of the script ("FILE:NUMBER"), with the values that its texts name."""
     what, cause, fix, *instead = (text.format(**values) for text in _TEXTS[name])
     file, _, number = line.rpartition(":")
+    if instead == [""] and linecache.getline(file, int(number or 0) - 1).rstrip().endswith(":"):
+        instead = ["pass"]  # it is the only line of its block
     if instead and (old := linecache.getline(file, int(number or 0)).rstrip()):
         indent = old[: len(old) - len(old.lstrip())]
         fix = "\n".join([fix, f"-{old}", *(f"+{indent}{each}" for each in instead if each)])

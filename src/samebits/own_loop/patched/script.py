@@ -13,7 +13,6 @@ From the first training iteration on it sees the processes that run (ADR 64).
 
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,16 +25,18 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from samebits.cluster.env import ALONE, read_assignment
+from samebits.errors import ConfigError
 from samebits.frames import callers, is_user
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, trained_modules
-from samebits.own_loop.patched.refuse import refusal
+from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
 from samebits.own_loop.samples import shuffles
+from samebits.own_loop.session import ExactLoop
+from samebits.storage.weights import weights_sha256
 
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
 SMALL = 64  # elements of a tensor that a script reduces to print it
 
 
@@ -43,6 +44,14 @@ def user_line() -> str:
     """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none."""
     frames = (each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename))
     return next((f"{each.f_code.co_filename}:{each.f_lineno}" for each in frames), "")
+
+
+def check_framework() -> None:
+    """Refuse the loop of a framework that calls a function here."""
+    files = [each.f_code.co_filename.rpartition("-packages/")[2] for each in callers(sys._getframe())]
+    for name, (kind, made) in FRAMEWORKS.items():
+        if any(file.startswith((f"{name}/", f"pytorch_{name}/")) for file in files):
+            raise refusal("framework", user_line(), framework=name, exact=kind, made=made)
 
 
 class Script:
@@ -60,23 +69,28 @@ class Script:
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
+        self._loop: ExactLoop | None = None
+        self.is_by_hand = False  # whether the script has an exact loop of its own
         self.has_world = False  # whether the script has made a process group, so that it knows its rank
         self.has_loaded = False  # whether it has loaded the state of an optimizer
+        self._skipped = 0  # the epoch that the loaded file has already
         self.record: dict[str, int] | None = None  # the position in the file that it has loaded
         # With their lines, in the order in which the script has made them, which is equal on all ranks.
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @property
-    def seen_size(self) -> int:
-        """The size of the world that the script sees now."""
-        return self._replicas if self.exact is None else self.size
+    def seen_size(self, file: str) -> int:
+        """Return the size of the world that a source file sees now."""
+        has_begun = self.exact is not None or self.is_by_hand
+        # A learning rate of each epoch may be computed from it; an evaluation and a library count what they reduce.
+        return self.size if has_begun and not (is_user(file) and torch.is_grad_enabled()) else self._replicas
 
     def note(self, part: Any) -> None:
         """Note an object that the script has made, with its line."""
         self._made[part] = user_line()
 
-    def _all(self, kind: type) -> list[Any]:
+    def all_of(self, kind: type) -> list[Any]:
+        """Return the objects of a class that the script has made."""
         return [part for part in self._made if isinstance(part, kind)]
 
     @contextmanager
@@ -91,28 +105,32 @@ class Script:
 
     def length(self, data: DataLoader[Any]) -> int | None:
         """Return the number of steps of an epoch over a DataLoader to train on; None for any other."""
-        if not self._micro_batch or not shuffles(data) or not hasattr(data.dataset, "__len__"):
+        is_other = self._data is not None and data is not self._data
+        if not self._micro_batch or is_other or not self._may_train_on(data) or not hasattr(data.dataset, "__len__"):
             return None
         full, rest = divmod(len(data.dataset), self._global_batch)
         return full + (rest > 0 and not getattr(data.batch_sampler, "drop_last", data.drop_last))
 
     def iterate(self, data: DataLoader[Any], plain: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Return the micro-batches of the DataLoader to train on; of any other its `plain` iteration."""
-        if type(data.dataset).__module__.startswith("samebits."):  # the engine's own
+        if self.is_by_hand or type(data.dataset).__module__.startswith("samebits."):  # the engine's own
             return plain()
         is_other = self.exact is not None and data is not self._data
         if is_other or not self._trains_on(data):
             self._read = f"the DataLoader of {self._made.get(data)}"
-            return self._others(data, plain()) if shuffles(data) else plain()
+            return self._others(data, plain())
         if self.exact is None:
             self.exact = self._start(data)
         self._follow(self.exact)
+        if self._is_done(data):
+            self._print(f"epoch {self._skipped} is in the loaded checkpoint already, and is not trained again")
+            return iter(())
         return self._bodies(self.exact, user_line())
 
     def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             # Not when it begins: zip() begins all before it reads any.
-            if self._is_inside() and self._trains_on(data):
+            if self._is_inside() and torch.is_grad_enabled() and any(model.training for model in self._models):
                 raise refusal("second", self._made.get(data, ""))
             yield batch
 
@@ -126,27 +144,28 @@ class Script:
         finally:
             # Here, not when the collector finds it: the loop judges an iteration where it is left.
             batches.close()  # type: ignore[attr-defined]  # a generator
+            if (fault := loader.loop.habits.fault) is not None:
+                fault.slots.setdefault("where", line)
 
-    def share(self, sampler: Any, indices: list[int]) -> Iterator[int]:
-        """Return this rank's share of all indices of a DistributedSampler, each once over all ranks."""
-        sizes = [each.batch_size or 1 for each in self._all(DataLoader) if each.sampler is sampler]
-        # Ranks with unequal numbers of batches would wait forever in a script that reduces after each batch.
-        if sizes and -(-len(indices) // self.size) % sizes[0] == 1 and (rest := -len(indices) % self.size):
-            warnings.warn(
-                f"{rest} of {len(indices):,} samples count twice on {self.size} processes, so that all ranks have "
-                "equally many batches. Another batch size, or samebits.EvalLoader, counts each once.",
-                stacklevel=2,
-            )
-            indices = indices + (indices * rest)[:rest]
-        return iter(indices[self.rank :: self.size])
+    def end(self) -> None:
+        """Print the hash of the final weights and buffers on rank 0, by which runs are compared."""
+        if self._loop is None:
+            raise refusal("nothing")
+        states = enumerate(module.state_dict() for module in self._loop.modules)
+        named = ((f"{i}.{name}" if i else name, value) for i, state in states for name, value in state.items())
+        tensors = {name: value for name, value in named if isinstance(value, Tensor)}
+        if self.rank == 0:
+            self._print(f"{self._loop.step:,} steps done; weights sha256 {weights_sha256(tensors)}")
 
     def begin_backward(self) -> None:
         """Check that a backward pass belongs to a body of the exact loop, and that a resume has a position."""
+        if self.is_by_hand:
+            return
         if self.exact is None or not self._is_inside():
             raise refusal("backward", user_line(), read=self._read)
         record, self.record = self.record, None
-        if record is not None and not self.has_loaded and {**record, "step": 0} == self.exact.position():
-            raise refusal("weights", user_line(), **record)
+        if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
+            raise refusal("weights", user_line(), **record, begin=self.exact.position()["step"])
 
     def end_backward(self) -> None:
         """Note the end of a backward pass."""
@@ -154,12 +173,41 @@ class Script:
         if place is not None and place[0] < place[1]:
             self._watch.begin()
 
+    def _belongs(self, record: dict[str, int]) -> bool:
+        return self.exact is not None and {**record, "step": 0} == {**self.exact.position(), "step": 0}
+
+    def _is_done(self, data: DataLoader[Any]) -> bool:
+        """Return whether the loaded file has the epoch that the script sets: some save the number of the last one."""
+        epoch, record = getattr(data.sampler, "epoch", 0), self.record
+        # Once: a look at a batch comes before the script sets the next epoch.
+        if epoch in (0, self._skipped) or record is None or not self._belongs(record) or self.exact is None:
+            return False
+        is_done = (epoch + 1) * len(self.exact) <= record["step"]
+        # One that is stepped after each epoch would be stepped twice.
+        if is_done and self.all_of(LRScheduler):
+            raise refusal("repeated", user_line(), epoch=epoch, **record)
+        self._skipped = epoch
+        return is_done
+
+    def check_process(self, process: Any) -> None:
+        """Check a process that the script starts itself: training in it would not be seen."""
+        if self.exact is None and not self.is_by_hand and not process.daemon:
+            raise refusal("process", user_line())
+
+    def note_loop(self, loop: ExactLoop) -> None:
+        """Note that an exact loop is made: by `samebits.exact` or an integration, if it is not the one made here."""
+        self._loop, self.is_by_hand = loop, self._data is None
+        if self.is_by_hand and self._micro_batch:
+            raise refusal("by hand", user_line())
+
     def check_world(self, name: str, world_size: int | None, rank: int | None) -> None:
         """Check the arguments of a function `name`, -1 or None if left out; the launcher's world is used anyway."""
         self.has_world = True
         if not self._micro_batch:
             self._replicas = self._replicas if world_size in (-1, None) else world_size  # for the refusal that follows
-        elif world_size not in (-1, None, self._replicas) or rank not in (-1, None, self.rank):
+            return
+        check_framework()
+        if world_size not in (-1, None, self._replicas) or rank not in (-1, None, self.rank):
             given = f"world_size={world_size}, rank={rank} on rank {self.rank}"
             raise refusal("world", user_line(), part=name, given=given, replicas=self._replicas)
 
@@ -178,53 +226,66 @@ class Script:
         return self.exact is not None and self.exact.loop.is_inside
 
     def _trains_on(self, data: DataLoader[Any]) -> bool:
-        models = self._models or trained_modules(self._all(Optimizer))
-        return shuffles(data) and torch.is_grad_enabled() and any(model.training for model in models)
+        models = self._models or trained_modules(self.all_of(Optimizer))
+        return self._may_train_on(data) and torch.is_grad_enabled() and any(model.training for model in models)
+
+    def _may_train_on(self, data: DataLoader[Any]) -> bool:
+        # Some scripts shuffle on GPUs only.
+        return data is self._data or shuffles(data) or not any(map(shuffles, self.all_of(DataLoader)))
 
     def _start(self, data: DataLoader[Any]) -> ExactLoader:
+        check_framework()
         line, size = self._made.get(data, ""), getattr(data.batch_sampler, "batch_size", data.batch_size)
         if not self._micro_batch or size not in (self._micro_batch, self._global_batch):
             name = "other size" if self._micro_batch else "no sizes"
             raise refusal(name, line, size=size, replicas=self._replicas, total=(size or 1) * self._replicas)
-        optimizers = self._all(Optimizer)
+        optimizers = self.all_of(Optimizer)
         self._models += trained_modules(optimizers)
         self._check_parts([data, *optimizers, *(each for model in self._models for each in model.modules())])
-        with self.launcher_environment():
-            batches: dict[str, Any] = {"global_batch": self._global_batch, "micro_batch": self._micro_batch}
-            *_, loader = exact(self._models, optimizers, data, seed=self.seed, **batches)
         self._data = data
+        batches: dict[str, Any] = {"global_batch": self._global_batch, "micro_batch": self._micro_batch}
+        try:
+            with self.launcher_environment():
+                *_, loader = exact(self._models, optimizers, data, seed=self.seed, **batches)
+        except ConfigError as error:
+            error.slots.setdefault("where", line)
+            raise
         if self.record is not None and self.has_loaded:
             loader.load_state_dict(self.record)
         # The loader compares with the sampler's epoch from here on; the script may have set it before.
-        if epoch := getattr(data.sampler, "epoch", 0):
+        epoch = getattr(data.sampler, "epoch", 0)
+        if epoch and (self.record is None or epoch >= loader.epoch):  # otherwise `_is_done` judges it
             loader.set_epoch(epoch)
         if self.rank == 0:
             names = [", ".join(type(each).__name__ for each in parts) for parts in (self._models, optimizers)]
             text = f"{self._replicas} micro-batches of {self._micro_batch} on {self.size} processes, seed {self.seed}"
             where = f"trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})"
-            print(
-                f"samebits  global batch {self._global_batch}: {text}\n          {where}", file=sys.stderr, flush=True
-            )
+            self._print(f"global batch {self._global_batch}: {text}\n          {where}")
         return loader
 
+    @staticmethod
+    def _print(text: str) -> None:
+        # Scripts replace print() on some ranks.
+        sys.stderr.write(f"samebits  {text}\n")
+        sys.stderr.flush()
+
     def _check_parts(self, parts: Sequence[Any]) -> None:
-        files = [each.f_code.co_filename for each in callers(sys._getframe())]
-        for name in (each for each in _FRAMEWORKS if any(f"-packages/{each}/" in file for file in files)):
-            raise refusal("part", part=f"the loop of {name}")
         for part in parts:
+            if isinstance(part, nn.SyncBatchNorm):
+                raise refusal("batch norm", self._made.get(part, ""))
             is_other = isinstance(part, DataLoader) and type(part).__iter__ is not DataLoader.__iter__
             # FullyShardedDataParallel, ZeroRedundancyOptimizer, PostLocalSGDOptimizer, ...
             if is_other or type(part).__module__.startswith("torch.distributed."):
                 raise refusal("part", self._made.get(part, ""), part=type(part).__name__)
-        for each in self._all(ReduceLROnPlateau):
+        for each in self.all_of(ReduceLROnPlateau):
             raise refusal("plateau", self._made.get(each, ""))
 
     def _follow(self, loader: ExactLoader) -> None:
         """Let schedulers, averages and scalers act once a step, also those that were made since the last epoch."""
-        schedulers = self._all(LRScheduler)
+        schedulers = self.all_of(LRScheduler)
         inner = {id(each) for scheduler in schedulers for each in getattr(scheduler, "_schedulers", ())}
-        scalers = [each for each in self._all(torch.amp.GradScaler) if each.is_enabled()]
-        for follower in (*schedulers, *scalers, *self._all(torch.optim.swa_utils.AveragedModel)):
+        scalers = [each for each in self.all_of(torch.amp.GradScaler) if each.is_enabled()]
+        for follower in (*schedulers, *scalers, *self.all_of(torch.optim.swa_utils.AveragedModel)):
             if follower not in self._followed and id(follower) not in inner:
                 self._followed.add(follower)
                 loader.per_step(follower)

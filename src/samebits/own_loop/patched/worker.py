@@ -11,7 +11,8 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.cluster import collectives
 from samebits.data.seeding import seed_forward
+from samebits.errors import SamebitsError
+from samebits.frames import error_line, is_user
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import report_errors
-from samebits.own_loop.patched.records import read_record, write_record
+from samebits.own_loop.patched.records import read_record, save_with_record
 from samebits.own_loop.patched.refuse import refusal
-from samebits.own_loop.patched.script import Script, user_line
+from samebits.own_loop.patched.samplers import share, share_length
+from samebits.own_loop.patched.script import Script, check_framework, user_line
+from samebits.own_loop.session import ExactLoop
 
 _CORE = f"{Path(__file__).parents[2]}/"
 _GROUPS = f"{Path(dist.__file__).parent}/"  # torch's own collectives count the processes that run
@@ -61,8 +66,10 @@ def main(arguments: list[str]) -> None:
     except SystemExit as stop:
         if stop.code:
             raise
-    if script.exact is None:
-        raise refusal("nothing")
+    except SamebitsError as error:
+        error.slots.setdefault("where", error_line(error))
+        raise
+    script.end()
 
 
 def _replace(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
@@ -83,7 +90,8 @@ def _replace(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
 def install(script: Script) -> None:
     """Replace them for a script."""
 
-    for kind in (DataLoader, Optimizer, LRScheduler, ReduceLROnPlateau, AveragedModel, torch.amp.GradScaler):
+    kinds = (DataLoader, Optimizer, LRScheduler, ReduceLROnPlateau, AveragedModel, torch.amp.GradScaler)
+    for kind in (*kinds, nn.SyncBatchNorm):
 
         @_replace(kind, "__init__")
         def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -105,13 +113,36 @@ def install(script: Script) -> None:
         plain(*args, **kwargs)
         script.end_backward()
 
+    @_replace(ExactLoop, "__init__")
+    def make_loop(plain: Any, self: ExactLoop, *args: Any, **kwargs: Any) -> None:
+        script.note_loop(self)
+        plain(self, *args, **kwargs)
+
+    @_replace(BaseProcess, "start")
+    def start(plain: Any, self: Any) -> None:
+        if is_user(sys._getframe(2).f_code.co_filename):  # behind `replaced`; others are of DataLoaders and pools
+            script.check_process(self)
+        plain(self)
+
+    for name in ("step", "sync_gradients", "is_padding"):
+        # What a fix names: `loader` is the DataLoader of the script.
+        setattr(DataLoader, name, property(partial(lambda name, _: getattr(script.exact, name), name)))
+
+    _replace_files(script)
+    _replace_samplers(script)
+    _replace_wrappers(script)
+    _replace_process_group(script)
+
+
+def _replace_files(script: Script) -> None:
     @_replace(torch, "save")
     def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         # All ranks of a script for one process would write the same file at once.
         if script.has_world or script.rank == 0 or not isinstance(f, str | os.PathLike):
-            plain(obj, f, *args, **kwargs)
-            if script.exact is not None:
-                write_record(f, script.exact.position())
+            if script.exact is None:
+                plain(obj, f, *args, **kwargs)
+            else:
+                save_with_record(lambda file: plain(obj, file, *args, **kwargs), f, script.exact.position())
 
     @_replace(torch, "load")
     def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,22 +155,25 @@ def install(script: Script) -> None:
         plain(self, state_dict)
         script.has_loaded = True
 
-    _replace_samplers(script)
-    _replace_wrappers(script)
-    _replace_process_group(script)
-
 
 def _replace_samplers(script: Script) -> None:
     @_replace(DistributedSampler, "__iter__")
-    def share(plain: Any, self: Any) -> Iterator[int]:
+    def iterate(plain: Any, self: Any) -> Iterator[int]:
         """Read each sample of an evaluation once, over all processes that run."""
         before = {name: getattr(self, name) for name in ("num_replicas", "rank", "num_samples", "total_size")}
         self.num_replicas, self.rank = 1, 0
-        self.num_samples = self.total_size = len(self.dataset)
+        # A script that drops the rest reads it elsewhere.
+        whole = before["total_size"] if self.drop_last else len(self.dataset)
+        self.num_samples = self.total_size = whole
         try:
-            return script.share(self, list(plain(self)))
+            return share(script, self, list(plain(self)))
         finally:
             vars(self).update(before)
+
+    @_replace(DistributedSampler, "__len__")
+    def length(plain: Any, self: Any) -> int:
+        found = share_length(script, self)
+        return int(plain(self)) if found is None else found
 
 
 def _replace_wrappers(script: Script) -> None:
@@ -148,6 +182,7 @@ def _replace_wrappers(script: Script) -> None:
     def init(self: Any, module: nn.Module, device_ids: Any = None, *_: Any, **kwargs: Any) -> None:
         if kwargs.get("process_group") not in (None, dist.group.WORLD):
             raise refusal("part", user_line(), part="DistributedDataParallel(process_group=...)")
+        check_framework()
         nn.Module.__init__(self)
         self.module, self.device_ids, self.require_backward_grad_sync = module, device_ids, True
         script.note(self)
@@ -156,12 +191,16 @@ def _replace_wrappers(script: Script) -> None:
                 tensors = [*module.parameters(), *module.buffers()]
                 collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
 
+    def hook(*_: Any) -> None:
+        raise refusal("part", user_line(), part="register_comm_hook()")
+
     kind: Any
     for kind in (DistributedDataParallel, DataParallel):
         kind.__init__, kind.forward = init, lambda self, *args, **kwargs: self.module(*args, **kwargs)
         # Theirs need what their __init__ has made.
         kind.train, kind.__setstate__, kind.__getstate__ = nn.Module.train, nn.Module.__setstate__, vars
-        kind.no_sync = lambda self: nullcontext()
+        kind.no_sync = kind.join = lambda self, *args, **kwargs: nullcontext()
+        kind.register_comm_hook = hook
 
 
 def _replace_process_group(script: Script) -> None:
@@ -183,7 +222,7 @@ def _replace_process_group(script: Script) -> None:
     @_replace(dist, "get_world_size")
     def size(plain: Any, group: Any = None) -> int:
         is_seen = group in (None, dist.group.WORLD) and not caller().startswith((_CORE, _GROUPS))
-        return script.seen_size if is_seen else int(plain(group))
+        return script.seen_size(caller()) if is_seen else int(plain(group))
 
     @_replace(mp, "spawn", "start_processes")
     def spawn(_plain: Any, fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
@@ -196,6 +235,8 @@ def _replace_process_group(script: Script) -> None:
         def collective(plain: Any, *args: Any, name: str = name, **kwargs: Any) -> Any:
             if not caller().startswith(_CORE):
                 script.check_collective(name, [*args, *kwargs.values()])
+                if name in ("all_gather", "all_gather_object") and args and isinstance(args[0], list):
+                    del args[0][script.size :]  # made for the world that the script sees
             return plain(*args, **kwargs)
 
 
