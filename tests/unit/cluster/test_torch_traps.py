@@ -61,3 +61,21 @@ def test_the_count_of_groups_is_part_of_the_keys_of_a_group() -> None:
         keys.append(sorted(store.list_keys()))
     torch_traps.count_groups_from_0()
     assert keys[0] != keys[1], "the count of groups is in no key now: it need not be reset"
+
+
+def test_the_last_reference_to_a_group_is_dropped_by_the_waiting_thread() -> None:
+    dropped: list[str] = []
+
+    class Group:
+        def __del__(self) -> None:
+            dropped.append(threading.current_thread().name)
+
+    mine = Group()
+    thread = threading.Thread(target=torch_traps.drop_last, args=([mine, Group()],), name="waiting")
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert dropped == ["waiting"]
+    del mine
+    thread.join(30)
+    assert dropped == ["waiting", "waiting"]

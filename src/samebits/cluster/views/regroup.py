@@ -104,13 +104,18 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
 
     Raises:
         ViewEnded: Another view has begun meanwhile.
-        LaunchError: A member has not checked in.
+        LaunchError: A member has not checked in, or torch does not end the last group.
         RuntimeError: The group could not be formed.
     """
     membership = world.membership
     assert membership is not None
     with membership.lock:
-        _leave_group()
+        if not _leave_group():
+            # Its thread would clear what torch notes of the next group.
+            raise LaunchError(
+                f"torch has not ended the group of the last view in {DESTROY_S:.0f} s",
+                fix="Resume the run, or set --max-restarts.",
+            )
         view = membership.read()
         membership.present = view
     rank, size = view.members.index(membership.member), len(view.members)
@@ -125,7 +130,10 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
     store = PrefixStore(f"view/{view.number}", _call(connect, membership, view))
     signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}"))
     here = machine(world.assignment.node)
-    machines = _check_in(signed, membership, view, rank, here, timeout_s if join_timeout_s is None else join_timeout_s)
+    # They may be in a long validation, so each look counts as progress.
+    beat = lambda: world.activity.enter("waiting for the other processes", waits=True)  # noqa: E731
+    limit_s = timeout_s if join_timeout_s is None else join_timeout_s
+    machines = _check_in(signed, membership, view, rank, here, limit_s, beat)
 
     def start() -> None:
         torch_traps.count_groups_from_0()
@@ -141,8 +149,9 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
 
 
 def _check_in(
-    signed: SignedStore, membership: Membership, view: View, rank: int, here: str, limit_s: float
-) -> list[str]:
+    signed: SignedStore, membership: Membership, view: View, rank: int, here: str, limit_s: float,
+    beat: Callable[[], object],
+) -> list[str]:  # fmt: skip
     """Wait until all members have checked in; return the identifiers of their machines."""
     signed.put(f"here/{rank}", [membership.member, here])
     machines, missing, began = [""] * len(view.members), [*range(len(view.members))], time.monotonic()
@@ -157,6 +166,7 @@ def _check_in(
     while missing := [other for other in missing if is_missing(other)]:
         if membership.has_ended(view):
             raise ViewEnded(f"view {view.number} has ended")
+        beat()
         membership.note_wait(view, time.monotonic() - began)
         if time.monotonic() - began > limit_s:
             raise LaunchError(
@@ -196,17 +206,22 @@ def _call(call: Callable[[], T], membership: Membership, view: View) -> T:
     return found
 
 
-def _leave_group() -> None:
+def _leave_group() -> bool:
+    """End the group, if there is one; return whether torch has ended it in time."""
     torch_traps.end_group()
     torch_traps.forget_group()
     if not dist.is_initialized():
-        return
-    # In a thread, since destroying a group can block forever after a peer has died.
-    thread = threading.Thread(target=_destroy, name="destroy-process-group", daemon=True)
-    thread.start()
-    thread.join(DESTROY_S)
+        return True
+    is_over = threading.Event()
+    arguments = is_over, torch_traps.groups()
+    threading.Thread(target=_destroy, args=arguments, name="destroy-process-group", daemon=True).start()
+    return is_over.wait(DESTROY_S)
 
 
-def _destroy() -> None:
+# In a thread, since it can block forever after a peer has died, and so can the destructor of a group: the main thread
+# must not drop the last reference, such as with the exchanges of the step that was lost.
+def _destroy(is_over: threading.Event, groups: list[Any]) -> None:
     with suppress(RuntimeError):  # it has ended
         dist.destroy_process_group()
+    is_over.set()
+    torch_traps.drop_last(groups)

@@ -5,6 +5,7 @@
   gloo does not name its sockets: they are those that have appeared in /proc/self/fd while the group was formed.
 - The count of process groups that a process has formed is part of the keys with which ranks find each other in the
   store. A start that failed has counted too, and only on some ranks.
+- The destructor of a group can block forever after a peer has died.
 
 Nothing here imports torch before a group is formed.
 """
@@ -12,7 +13,10 @@ Nothing here imports torch before a group is formed.
 import os
 import socket
 import stat
+import sys
+import time
 from contextlib import suppress
+from typing import Any
 
 DESCRIPTORS = "/proc/self/fd"
 # Descriptor and inode of the present group's sockets.
@@ -61,3 +65,18 @@ def count_groups_from_0() -> None:
     import torch.distributed as dist
 
     dist.distributed_c10d._world.group_count = 0
+
+
+def groups() -> list[Any]:
+    """Return the process groups of this process."""
+    import torch.distributed as dist
+
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def drop_last(kept: list[Any]) -> None:
+    """Wait until nothing else refers to these objects, and drop them in this thread."""
+    while kept:
+        time.sleep(0.1)
+        # Those of the list, of the loop and of the call.
+        kept[:] = [each for each in kept if sys.getrefcount(each) > 3]

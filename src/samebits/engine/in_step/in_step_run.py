@@ -13,7 +13,7 @@ Up to "move" nothing of the run's state has changed, so a further loss on the wa
 import hashlib
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from samebits.cluster import collectives
 from samebits.cluster.views.membership import Membership, RunEnded
@@ -26,6 +26,7 @@ from samebits.errors import LaunchError
 from samebits.parallel.agreement import Agreement, RankReport, agree
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
+from samebits.watchdog.detector import HangDetector
 
 LOGGER = logging.getLogger("samebits")
 
@@ -82,6 +83,13 @@ class InStepRun:
         LOGGER.info("the world has changed: %s", str(error).partition("\n")[0][:200])
         return self._enter(membership, error)
 
+    def _watched(self) -> HangDetector:
+        """Find a hang of this process while it is between two worlds."""
+        job = self.run.job
+        job.world.activity.enter("entering the next world")
+        alone = replace(job.world, rank=0, size=1, store=None, signed=None, machines=())
+        return HangDetector(alone, job.config.watch.hang_timeout_s, self.run.folder.path / "logs")
+
     def _end(self) -> bool:
         # Another process passed the last collective of `OpenRun.finish`, so rank 0 has written everything.
         LOGGER.info("another process has completed the run")
@@ -91,27 +99,28 @@ class InStepRun:
 
     def _enter(self, membership: Membership, error: Exception) -> bool:
         """Enter the next view that stays, and continue where its members agree to; return False if there is none."""
-        while True:
-            # Reported, unless the launchers have named the next view already.
-            if membership.present is not None and membership.read().number == membership.present.number:
-                membership.mark_broken(membership.present)
-            try:
-                membership.wait_for_next()
-            except RunEnded:
-                return self._end()
-            except TimeoutError:
-                raise error from None
-            try:
-                world = regroup(self.run.job.world, self.run.job.config.cluster.timeout_s)
-                agreement, received = self._agree(world)
-            except RuntimeError as again:
-                if not is_loss(again):
-                    raise
-                error = again
-                continue
-            self._move(world, agreement, received)
-            membership.mark("member")
-            return True
+        with self._watched():
+            while True:
+                # Reported, unless the launchers have named the next view already.
+                if membership.present is not None and membership.read().number == membership.present.number:
+                    membership.mark_broken(membership.present)
+                try:
+                    membership.wait_for_next()
+                except RunEnded:
+                    return self._end()
+                except TimeoutError:
+                    raise error from None
+                try:
+                    world = regroup(self.run.job.world, self.run.job.config.cluster.timeout_s)
+                    agreement, received = self._agree(world)
+                except RuntimeError as again:
+                    if not is_loss(again):
+                        raise
+                    error = again
+                    continue
+                self._move(world, agreement, received)
+                membership.mark("member")
+                return True
 
     def _agree(self, world: World) -> tuple[Agreement, Received | None]:
         """Agree on where to continue, and receive the weights if this rank needs them. Changes no state of the run."""
