@@ -1,4 +1,4 @@
-"""Convolutions over one or two dimensions, plain or transposed. Signatures are those of torch's operations (ATen)."""
+"""Convolutions over one to three dimensions, plain or transposed. Signatures are those of torch's operations (ATen)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.portable import volumes
 from samebits.portable.convolution import convolve, input_gradient, weight_gradient
 from samebits.portable.grid import exact_sum
 
@@ -15,13 +16,16 @@ def convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
-    """Convolve (N, C, L) or (N, C, H, W), or the transposed; torch's signature."""
+    """Convolve (N, C, L), (N, C, H, W) or (N, C, D, H, W), or the transposed; torch's signature."""
     if x.dim() == 3:
         result = convolution(
             x.unsqueeze(2), w.unsqueeze(2), bias, (1, *stride), (0, *padding), (1, *dilation), transposed,
             (0, *output_padding), groups,
         )  # fmt: skip
         return result if result is NotImplemented else result.squeeze(2)
+    if x.dim() == 5 and _is_plain(x, w):
+        result = volumes.convolution(x, w, stride, padding, dilation, transposed, output_padding, groups)
+        return result if bias is None else result + bias.view(1, -1, 1, 1, 1)
     if x.dim() != 4 or not _is_plain(x, w):
         return NotImplemented
     if transposed:
@@ -57,6 +61,9 @@ def convolution_backward(
             None if of_weight is None else of_weight.squeeze(2),
             of_bias,
         )
+    if x.dim() == 5 and _is_plain(g, x, w):
+        of_volume = volumes.convolution_backward(g, x, w, stride, padding, dilation, transposed, groups, mask)
+        return *of_volume, exact_sum(g, (0, 2, 3, 4)).float() if mask[2] else None
     if x.dim() != 4 or not _is_plain(g, x, w):
         return NotImplemented
     of_input = of_weight = None

@@ -1,4 +1,4 @@
-"""Pooling and additions by index: sums of integers on a grid by torch's own kernels in float64.
+"""Pooling, padding and windows: sums of integers on a grid by torch's own kernels in float64.
 
 A sum of integers below 2**53 is exact in any order, so it does not matter in which order a kernel adds, or whether it
 adds atomically on a GPU. Signatures are those of torch's operations (ATen).
@@ -7,7 +7,10 @@ adds atomically on a GPU. Signatures are those of torch's operations (ATen).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,145 +37,181 @@ def on_grid(x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bo
     return sums.mul_(down.view(()) if whole else down.view(-1, *[1] * (sums.dim() - 1))).to(x.dtype)
 
 
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    return (values[0], values[-1])
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Let torch run kernels on a GPU that it refuses in deterministic mode: no order changes sums of integers."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=warns)
 
 
-def max_pool2d_backward(
-    g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of max pooling's input."""
-    shape = x.shape if x.dim() == 4 else (1, *x.shape)
+def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
+    """Return torch's operation on integers, for one that only copies values of its first argument and adds them.
+
+    Args:
+        name: Of the operation.
+        num_dims: The last dimensions, whose values it adds.
+    """
+    operation = getattr(aten, name)
+
+    def run(g: Tensor, *args: Any, **options: Any) -> Tensor:
+        wide = [each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
+        with in_any_order():
+            return on_grid(g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options))
+
+    return run
+
+
+def _each(values: Sequence[int], num_dims: int) -> Sequence[int]:
+    """One value for each dimension; torch gives one for all too."""
+    return values if len(values) == num_dims else list(values) * num_dims
+
+
+def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    """Return the gradient of max pooling's input, over the last dimensions."""
+
+    def run(
+        g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+        dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
+    ) -> Tensor:  # fmt: skip
+        return _to_largest(g, x, indices, num_dims, math.prod(_each(kernel, num_dims)))
+
+    return run
+
+
+def adaptive_max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    """Return the gradient of adaptive max pooling's input, over the last dimensions."""
+    return lambda g, x, indices: _to_largest(g, x, indices, num_dims, math.prod(g.shape[-num_dims:]))
+
+
+def _to_largest(g: Tensor, x: Tensor, indices: Tensor, num_dims: int, terms: int) -> Tensor:
+    shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
     flat = (*shape[:2], -1)
     g, indices = g.reshape(flat), indices.reshape(flat)
 
     def scatter(values: Tensor) -> Tensor:
-        return values.new_zeros(*shape[:2], shape[2] * shape[3]).scatter_add_(2, indices, values)
+        return values.new_zeros(*shape[:2], math.prod(shape[2:])).scatter_add_(2, indices, values)
 
-    return on_grid(g, math.prod(_pair(kernel)), scatter).view(x.shape)
-
-
-def _divisor(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
-    count_include_pad: bool, divisor: int | None,
-) -> Tensor | float:  # fmt: skip
-    if divisor is not None:
-        return float(divisor)
-    if count_include_pad and any(padding) and ceil_mode:
-        raise NotImplementedError
-    if (count_include_pad and any(padding)) or not (ceil_mode or any(padding)):
-        return float(math.prod(_pair(kernel)))
-    ones = x.new_ones(1, 1, *x.shape[-2:])
-    counts: Tensor = aten.avg_pool2d(ones, kernel, stride, padding, ceil_mode, True, 1)
-    return counts
+    return on_grid(g, terms, scatter).view(x.shape)
 
 
-def avg_pool2d(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Tensor:  # fmt: skip
-    """Average pooling of (N, C, H, W)."""
-    sums = on_grid(
-        x, math.prod(_pair(kernel)), lambda q: aten.avg_pool2d(q, kernel, stride, padding, ceil_mode, True, 1)
-    )
-    return sums / _divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Average pooling over the last two or three dimensions, and the gradient of its input."""
+    pool = getattr(aten, f"avg_pool{num_dims}d")
+    pool_backward = getattr(aten, f"avg_pool{num_dims}d_backward")
 
+    def divisor(
+        x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
+        count_include_pad: bool, given: int | None,
+    ) -> Tensor | float:  # fmt: skip
+        if given is not None:
+            return float(given)
+        if not ceil_mode and (count_include_pad or not any(padding)):
+            return float(math.prod(_each(kernel, num_dims)))
+        size, own = x.shape[-num_dims:], _each(padding, num_dims)
+        ones = x.new_ones(1, 1, *size)
+        counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
+        if count_include_pad and any(padding):
+            wide = x.new_ones(1, 1, *(n + 2 * p for n, p in zip(size, own, strict=True)))
+            wide = pool(wide, kernel, stride, 0, ceil_mode, True, 1)
+            # Padding may add windows, which begin behind the image.
+            counts = wide[tuple(map(slice, counts.shape))]
+        return counts
 
-def avg_pool2d_backward(
-    g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
-    count_include_pad: bool, divisor_override: int | None,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of average pooling's input."""
-    g = g / _divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    wide = x.double()
-    return on_grid(
-        g, math.prod(_pair(kernel)),
-        lambda q: aten.avg_pool2d_backward(q, wide, kernel, stride, padding, ceil_mode, True, 1),
-    )  # fmt: skip
+    def forward(
+        x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        terms = math.prod(_each(kernel, num_dims))
+        sums = on_grid(x, terms, lambda q: pool(q, kernel, stride, padding, ceil_mode, True, 1))
+        count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return sums / (count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else count)
+
+    def backward(
+        g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
+        count_include_pad: bool, divisor_override: int | None,
+    ) -> Tensor:  # fmt: skip
+        count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        g = g / (count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else count)
+        wide = x.double()
+        with in_any_order():
+            return on_grid(
+                g, math.prod(_each(kernel, num_dims)),
+                lambda q: pool_backward(q, wide, kernel, stride, padding, ceil_mode, True, 1),
+            )  # fmt: skip
+
+    return forward, backward
 
 
 def _windows(size: int, out: int, device: torch.device) -> Tensor:
-    """Which pixels each pixel of an adaptive pooling averages, (out, size) float32 of 0 and 1."""
+    """Which pixels each pixel of an adaptive pooling averages, (out, size) float64 of 0 and 1."""
     i = torch.arange(out, device=device)
     start, stop = i * size // out, ((i + 1) * size + out - 1) // out
     pixel = torch.arange(size, device=device)
-    return ((pixel >= start[:, None]) & (pixel < stop[:, None])).float()
+    return ((pixel >= start[:, None]) & (pixel < stop[:, None])).double()
 
 
-def adaptive_avg_pool2d(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Adaptive average pooling of (N, C, H, W)."""
-    rows, columns = (_windows(x.shape[-2 + d], size[d], x.device) for d in (0, 1))
-    count = rows.sum(1)[:, None] * columns.sum(1)
-    terms = math.prod(x.shape[-2:])
-    sums = on_grid(x, terms, lambda q: rows.double() @ q @ columns.double().T)
-    return sums / count
+def _adaptive(x: Tensor, size: Sequence[int], out: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    """The windows of each of the last dimensions, and the number of pixels of each result."""
+    windows = [_windows(n, m, x.device) for n, m in zip(size, out, strict=True)]
+    count = x.new_ones(())
+    for each in windows:
+        count = count[..., None] * each.sum(1).float()
+    return windows, count
 
 
-def adaptive_avg_pool2d_backward(g: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of adaptive average pooling's input."""
-    rows, columns = (_windows(x.shape[-2 + d], g.shape[-2 + d], x.device) for d in (0, 1))
-    g = g / (rows.sum(1)[:, None] * columns.sum(1))
-    return on_grid(g, math.prod(g.shape[-2:]), lambda q: rows.double().T @ q @ columns.double())
+def _apply(q: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply the last dimensions by a matrix each."""
+    for dim, matrix in enumerate(matrices, start=-len(matrices)):
+        q = (q.movedim(dim, -1) @ matrix.T).movedim(-1, dim)
+    return q
 
 
-def scatter_sum(x: Tensor, terms: int, add: Callable[[Tensor], Tensor]) -> Tensor:
-    """Add values by index, exactly: `add` takes them in float64; all share a grid."""
-    return on_grid(x, terms, add, whole=True)
+def adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Adaptive average pooling of the last dimensions."""
+    own = x.shape[-len(size) :]
+    windows, count = _adaptive(x, own, size)
+    return on_grid(x, math.prod(own), lambda q: _apply(q, windows)) / count
 
 
-def embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, padding: int, scale: bool) -> Tensor:
-    """Return the gradient (rows, D) of an embedding's weights."""
-    if scale:
-        raise NotImplementedError
-    flat, places = g.reshape(-1, g.shape[-1]), indices.reshape(-1)
-    flat = flat * (places != padding)[:, None]
-    return scatter_sum(flat, len(flat), lambda q: q.new_zeros(rows, q.shape[1]).index_add_(0, places, q))
+def adaptive_avg_pool_backward(num_dims: int, g: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of adaptive average pooling's input, over the last dimensions."""
+    out = g.shape[-num_dims:]
+    windows, count = _adaptive(g, x.shape[-num_dims:], out)
+    return on_grid(g / count, math.prod(out), lambda q: _apply(q, [each.T for each in windows]))
 
 
-def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """Add rows of `source` at places of a dimension."""
-    added = scatter_sum(source, source.shape[dim], lambda q: q.new_zeros(x.shape).index_add_(dim, index, q))
-    return x + (added if alpha == 1 else added * alpha)
+def nearest_backward(name: str) -> Callable[..., Tensor]:
+    """Return the gradient of the input of resizing to the nearest pixel, by the operation's name."""
+    operation = getattr(aten, name)
+
+    def run(g: Tensor, size: Sequence[int], shape: Sequence[int], *scales: float | None) -> Tensor:
+        terms = math.prod(-(-n // m) + 1 for n, m in zip(size, shape[2:], strict=True))
+        with in_any_order():
+            return on_grid(g, terms, lambda q: operation(q, size, shape, *scales))
+
+    return run
 
 
-def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Add values at places along a dimension."""
-    part = source[tuple(slice(n) for n in index.shape)]
-    return x + scatter_sum(part, index.shape[dim], lambda q: q.new_zeros(x.shape).scatter_add_(dim, index, q))
+def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step: int) -> Tensor:
+    # Each value is in at most this many windows.
+    terms = -(-window // step)
+    return on_grid(g, terms, lambda q: aten.unfold_backward(q, size, dim, window, step), whole=True)
 
 
-def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Write or add values at places."""
-    if not accumulate:
-        return x.clone().index_put_(tuple(indices), values)
-    shape = x[tuple(slice(None) if each is None else each for each in indices)].shape
-    values = values.expand(shape).contiguous()
-    return x + scatter_sum(
-        values, max(values.numel(), 1), lambda q: q.new_zeros(x.shape).index_put_(tuple(indices), q, accumulate=True)
-    )
-
-
-def upsample_nearest2d_backward(
-    g: Tensor, size: Sequence[int], shape: Sequence[int], scale_h: float | None = None, scale_w: float | None = None
-) -> Tensor:
-    """Return the gradient of nearest resizing's input."""
-    terms = math.prod(-(-size[d] // shape[2 + d]) + 1 for d in (0, 1))
-    return on_grid(g, terms, lambda q: aten.upsample_nearest2d_backward(q, size, shape, scale_h, scale_w))
-
-
-def scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """Sum, average, or take the largest or smallest of values at places along a dimension."""
-    if reduce in ("amax", "amin"):
-        largest: Tensor = aten.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
-        return largest
-    if reduce not in ("sum", "mean"):
-        raise NotImplementedError
-    total = scatter_add(x if include_self else x.scatter(dim, index, 0.0), dim, index, source)
-    if reduce == "sum":
-        return total
-    ones = torch.ones_like(x, dtype=torch.int64)
-    count = ones if include_self else ones.scatter(dim, index, 0)
-    return total / count.scatter_add(dim, index, torch.ones_like(index)).clamp_(min=1)
+POOLING: dict[str, Callable[..., Any]] = {"col2im": adding("col2im", 2), "unfold_backward": _unfold_backward}
+for _d in (1, 2, 3):
+    for _name in (f"upsample_nearest{_d}d_backward", f"_upsample_nearest_exact{_d}d_backward"):
+        POOLING[_name] = nearest_backward(_name)
+    for _name in (f"reflection_pad{_d}d_backward", f"replication_pad{_d}d_backward"):
+        POOLING[_name] = adding(_name, _d)
+for _d in (2, 3):
+    POOLING[f"max_pool{_d}d_with_indices_backward"] = max_pool_backward(_d)
+    POOLING[f"adaptive_max_pool{_d}d_backward"] = adaptive_max_pool_backward(_d)
+    POOLING[f"avg_pool{_d}d"], POOLING[f"avg_pool{_d}d_backward"] = avg_pool(_d)
+    POOLING[f"_adaptive_avg_pool{_d}d"] = adaptive_avg_pool
+    POOLING[f"_adaptive_avg_pool{_d}d_backward"] = partial(adaptive_avg_pool_backward, _d)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from samebits.portable.additions import scatter_sum
 from samebits.portable.grid import exact_sum
-from samebits.portable.pooling import scatter_sum
 from samebits.portable.products import matmul
 
 Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]
@@ -73,36 +73,39 @@ def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Weights:
     return weights
 
 
-def _resized(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiply images (N, C, H, W) by (H', H) from the left and (W', W) from the right."""
-    n, c, h, w = x.shape
-    wide = matmul(x.reshape(-1, w), columns.T).view(n, c, h, -1)
-    turned = matmul(wide.transpose(2, 3).reshape(-1, h), rows.T)
-    return turned.view(n, c, -1, rows.shape[0]).transpose(2, 3).contiguous()
+def _resized(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply the dimensions of images (N, C, ...) by matrices (out, size), the last one first."""
+    for dim in reversed(range(len(matrices))):
+        moved = x.movedim(2 + dim, -1)
+        product = matmul(moved.reshape(-1, moved.shape[-1]), matrices[dim].T)
+        x = product.view(*moved.shape[:-1], -1).movedim(-1, 2 + dim)
+    return x.contiguous()
 
 
 def _operations(weights: Weights) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Resizing of (N, C, H, W), and the gradient of its input."""
+    """Resizing of (N, C, ...), and the gradient of its input."""
 
-    def forward(
-        x: Tensor, size: Sequence[int], corners: bool, scale_h: float | None = None, scale_w: float | None = None
-    ) -> Tensor:
-        rows = weights(x.shape[2], size[0], corners, scale_h, x.device)
-        return _resized(x, rows, weights(x.shape[3], size[1], corners, scale_w, x.device))
+    def matrices(
+        shape: Sequence[int], size: Sequence[int], corners: bool, scales: Sequence[float | None], device: torch.device
+    ) -> list[Tensor]:
+        scales = scales or [None] * len(size)
+        each = zip(shape, size, scales, strict=True)
+        return [weights(n, out, corners, scale, device) for n, out, scale in each]
 
-    def backward(
-        g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool,
-        scale_h: float | None = None, scale_w: float | None = None,
-    ) -> Tensor:  # fmt: skip
-        rows = weights(shape[2], size[0], corners, scale_h, g.device)
-        return _resized(g, rows.T, weights(shape[3], size[1], corners, scale_w, g.device).T)
+    def forward(x: Tensor, size: Sequence[int], corners: bool, *scales: float | None) -> Tensor:
+        return _resized(x, matrices(x.shape[2:], size, corners, scales, x.device))
+
+    def backward(g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool, *scales: float | None) -> Tensor:
+        return _resized(g, [each.T for each in matrices(shape[2:], size, corners, scales, g.device)])
 
     return forward, backward
 
 
 RESIZING: dict[str, Callable[..., Tensor]] = {}
 for _name, _weights in {
+    "upsample_linear1d": _bilinear,
     "upsample_bilinear2d": _bilinear,
+    "upsample_trilinear3d": _bilinear,
     "upsample_bicubic2d": _bicubic,
     "_upsample_bilinear2d_aa": _antialiased(lambda x: (1.0 - x.abs()).clamp_(min=0.0), 1.0),
     "_upsample_bicubic2d_aa": _antialiased(lambda x: _cubic(x, -0.5), 2.0),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import elementwise, functions, pooling, randomness, reductions, resizing, updates
+from samebits.portable import additions, elementwise, functions, pooling, randomness, reductions, resizing, updates
 from samebits.portable.aten_convolution import convolution, convolution_backward
 from samebits.portable.grid import exact_sum
 from samebits.portable.products import matmul
@@ -37,8 +37,9 @@ _AS_IT_IS = """
     bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bitwise_not __lshift__ __rshift__ __and__ __or__
     isnan isinf isfinite copysign signbit nan_to_num max min amax amin aminmax argmax argmin cummax cummin any all
     equal allclose isclose is_nonzero _local_scalar_dense is_pinned pin_memory _pin_memory item is_same_size
-    max_pool2d_with_indices
-    adaptive_max_pool2d reflection_pad1d reflection_pad2d replication_pad2d upsample_nearest1d upsample_nearest2d
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d reflection_pad1d
+    reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d
+    upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     _int_mm record_stream frexp nextafter native_channel_shuffle pixel_shuffle pixel_unshuffle
 """
 AS_IT_IS = frozenset(_AS_IT_IS.split())
@@ -163,7 +164,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "cumsum": _cumsum,
     "cumprod": _cumprod,
     "prod": _prod,
-    "scatter_reduce": pooling.scatter_reduce,
+    "scatter_reduce": additions.scatter_reduce,
     "erfinv": functions.erfinv,
     "bincount": lambda *_, **__: NotImplemented,  # of whole numbers it is portable, of weights it is not
     "logaddexp": functions.logaddexp,
@@ -231,22 +232,17 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "log_sigmoid_backward": lambda g, x, buffer: g * functions.sigmoid(-x),
     "_prelu_kernel": lambda x, weight: torch.where(x > 0, x, x * weight),
     "_prelu_kernel_backward": elementwise.prelu_backward,
-    "max_pool2d_with_indices_backward": pooling.max_pool2d_backward,
-    "avg_pool2d": pooling.avg_pool2d,
-    "avg_pool2d_backward": pooling.avg_pool2d_backward,
-    "_adaptive_avg_pool2d": pooling.adaptive_avg_pool2d,
-    "_adaptive_avg_pool2d_backward": pooling.adaptive_avg_pool2d_backward,
-    "embedding_dense_backward": pooling.embedding_dense_backward,
-    "index_add": pooling.index_add,
-    "scatter_add": pooling.scatter_add,
-    "index_put": pooling.index_put,
-    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: pooling.index_put(
+    **pooling.POOLING,
+    "embedding_dense_backward": additions.embedding_dense_backward,
+    "index_add": additions.index_add,
+    "scatter_add": additions.scatter_add,
+    "index_put": additions.index_put,
+    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: additions.index_put(
         x, indices, values, accumulate
     ),
     **resizing.RESIZING,
     "grid_sampler_2d": resizing.grid_sampler_2d,
     "grid_sampler_2d_backward": resizing.grid_sampler_2d_backward,
-    "upsample_nearest2d_backward": pooling.upsample_nearest2d_backward,
     "uniform": randomness.uniform,
     "normal": randomness.normal,
     "bernoulli": randomness.bernoulli,

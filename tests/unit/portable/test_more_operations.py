@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.portable.arithmetic import portable_arithmetic
+from tests.unit.portable.against_torch import check_against_torch
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(2, 3, 7, 6, generator=GENERATOR)
@@ -51,19 +52,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_values_and_gradients_are_torchs(name: str) -> None:
-    operation, values = OPERATIONS[name]
-
-    def run(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        inputs = [each.to(dtype, copy=True).requires_grad_() for each in values]
-        result = operation(*inputs)
-        weights = torch.arange(result.numel()).view(result.shape).to(dtype) / result.numel()
-        return result, *torch.autograd.grad((result * weights).sum(), inputs)
-
-    expected = run(torch.float64)
-    with portable_arithmetic():
-        found = run(torch.float32)
-    for mine, torchs in zip(found, expected, strict=True):
-        assert torch.allclose(mine.double(), torchs, rtol=2e-5, atol=2e-5)
+    check_against_torch(*OPERATIONS[name])
 
 
 @pytest.mark.parametrize(
