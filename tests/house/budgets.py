@@ -23,7 +23,7 @@ FOLDERS = {
         "optim": 380,
         "own_loop": 3_950,  # samebits launch: kinds of public scripts; names habits of loops; comments at traps
         "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
-        "portable": 2_710,  # arithmetic that is equal on every processor, also in own loops, resizing, initializers
+        "portable": 3_480,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused

@@ -15,7 +15,7 @@ from typing import Any
 from samebits import scratch
 from samebits.bench.processes import ask
 from samebits.check.compare import merge_ranks
-from samebits.check.finding import Finding
+from samebits.check.finding import Finding, not_portable, num_portable
 from samebits.check.judge import Outcome, first_stage, judge, passed
 from samebits.check.probe import probe
 from samebits.check.sizes import TIMEOUT_S, TIMEOUTS
@@ -71,6 +71,9 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
         progress("reading the recipe", 0, total)
         notes = _answers(1, config, probe, source, overrides)[0]
         outcomes: list[Outcome] = []
+        operations = notes["operations"]
+        if "error" not in notes and operations and operations["refused"]:
+            return Report(not_portable(operations), [num_portable(operations)], time.monotonic() - began)
         if "error" not in notes:
             given = [*TIMEOUTS, *overrides, *notes["settings"]]
             with _other_hash(source, given, folder / "answer") as wait:
@@ -81,7 +84,8 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
                 outcomes.append(_outcome(OTHER_HASH, [wait()]))
         findings = judge(notes, outcomes)
         stage = first_stage(notes, outcomes)
-    return Report(findings, passed(findings, stage), time.monotonic() - began)
+    equal = passed(findings, stage)
+    return Report(findings, [*equal, num_portable(operations)] if operations else equal, time.monotonic() - began)
 
 
 def _answers(procs: int, config: RunConfig, entry: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """Findings of a check: what differs, its cause, and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,22 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain JSON."""
         return asdict(self)
+
+
+def not_portable(operations: Mapping[str, Any]) -> list[Finding]:
+    """Return a finding for each operation of `listed_operations` that has no portable form."""
+    found = []
+    for each in operations["refused"]:
+        file, _, line = each.get("where", "").partition(": ")[0].rpartition(":")
+        found.append(
+            Finding(each["what"], "not portable", each["cause"], each["fix"], file, int(line) if line.isdigit() else 0)
+        )
+    return found
+
+
+def num_portable(operations: Mapping[str, Any]) -> str:
+    """Return the number of portable operations, for the report."""
+    return f"{operations['portable']} portable operations"
 
 
 def table(passed: Sequence[str], findings: Sequence[Finding]) -> Table:

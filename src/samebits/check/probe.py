@@ -4,6 +4,8 @@ The trials show that something differs. The probes show why: they run each part 
 under a tracer of sources (`sources`) and of state (`state`).
 """
 
+import os
+
 from samebits.check.context import Notes, Probed
 from samebits.check.data_probe import probe_metric, probe_samples
 from samebits.check.guard import Record, guarded, quiet, shuffle_generators
@@ -19,6 +21,7 @@ from samebits.engine.build import build_parts, check_not_empty, make_order, open
 from samebits.engine.dataset_info import find_dataset_info
 from samebits.module.check_model import check_trainable
 from samebits.module.determinism import use_deterministic_algorithms
+from samebits.portable.listing import LIST_OPERATIONS, listed_operations
 from samebits.recipes.catalog import find
 
 
@@ -27,8 +30,12 @@ def probe(source: str, overrides: list[str]) -> Record:
     shuffle_generators()
     notes = Notes()
     with quiet():
-        answer = guarded(lambda: _probe(source, overrides, notes))
-    return {**notes.to_plain(), **answer}
+        os.environ[LIST_OPERATIONS] = "1"
+        try:
+            answer = guarded(lambda: _probe(source, overrides, notes))
+        finally:
+            del os.environ[LIST_OPERATIONS]
+    return {**notes.to_plain(), **answer, "operations": listed_operations()}
 
 
 def _probe(source: str, overrides: list[str], notes: Notes) -> Record:

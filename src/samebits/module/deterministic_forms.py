@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable.mode import converting
-from samebits.portable.resizing import grid_sampler_2d_backward
+from samebits.portable.operations.resizing import grid_sampler_2d_backward
 from samebits.portable.table import HANDLERS
 
 _BILINEAR, _ZEROS = 0, 0

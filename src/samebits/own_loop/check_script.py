@@ -13,13 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from samebits import scratch
 from samebits.check.examine import Report
-from samebits.check.finding import Finding
+from samebits.check.finding import Finding, not_portable, num_portable
 from samebits.errors import ConfigError
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.trial import VARIABLE
+from samebits.portable.listing import LIST_OPERATIONS
 
 NUM_STEPS = 6
 TIMEOUT_S = 300.0
@@ -52,6 +54,7 @@ class _Outcome:
     samples: dict[str, str]
     states: list[dict[str, int]]
     settings: dict[str, int]
+    operations: dict[str, Any] | None = None
 
     @property
     def first_step(self) -> int:
@@ -79,8 +82,10 @@ def check_script(
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         progress(_FIRST.name, 0, total)
         reference = _run([*target, *arguments], given, _FIRST, folder / "0")
-        passed, findings = [], list[Finding]()
-        for number, world in enumerate(_OTHERS, start=1):
+        operations = reference.operations
+        passed = [num_portable(operations)] if operations else []
+        findings = not_portable(operations) if operations else []
+        for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
             finding = _compare(reference, _run([*target, *arguments], given, world, folder / str(number)), world)
             if finding is None:
@@ -99,7 +104,12 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
     # One process too: a script may make its process group itself, from the launcher's variables.
     command = [sys.executable, *launcher, *target]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
-    environ |= given | {VARIABLE: f"{folder}:{NUM_STEPS}", "PYTHONHASHSEED": world.hash_seed, "OMP_NUM_THREADS": "1"}
+    environ |= given | {
+        LIST_OPERATIONS: "1",
+        VARIABLE: f"{folder}:{NUM_STEPS}",
+        "PYTHONHASHSEED": world.hash_seed,
+        "OMP_NUM_THREADS": "1",
+    }
     process = subprocess.Popen(
         # In a session of its own, so that `_end` can kill all that the script has started.
         command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
@@ -128,7 +138,7 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
             else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact or launch.",
         )
     samples = {name: value for record in records for name, value in record["samples"].items()}
-    return _Outcome(samples, records[0]["states"], records[0]["settings"])
+    return _Outcome(samples, *(records[0][name] for name in ("states", "settings", "operations")))
 
 
 def _own_ranks(script: str) -> str:

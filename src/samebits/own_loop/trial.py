@@ -18,6 +18,7 @@ from samebits.check.digest import digest_of
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.parallel.checksum import checksums
+from samebits.portable.listing import listed_operations
 
 VARIABLE = "SAMEBITS_TRIAL"  # FOLDER:STEPS
 
@@ -66,7 +67,8 @@ class ScriptTrial:
             raise SystemExit(0)
 
     def _write(self) -> None:
-        content = {"samples": self._samples, "states": self._states, "settings": self.settings}
+        content: dict[str, Any] = {"samples": self._samples, "states": self._states, "settings": self.settings}
+        content["operations"] = listed_operations()
         self._path.write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samebits.portable.floats import in_python_math
 from samebits.portable.initializers import in_torch_init
+from samebits.portable.listing import LIST_OPERATIONS, ListingMode
 from samebits.portable.mode import PortableMode
 
 VERSION = "portable v1"
@@ -26,8 +28,11 @@ _here = _Here()
 
 
 @contextmanager
-def portable_arithmetic() -> Iterator[None]:
+def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
     """Compute in portable arithmetic in this thread.
+
+    Args:
+        mode: What replaces the operations; None: refuse those that have no portable form.
 
     Raises:
         ConfigError: Inside, at an operation that has no portable form.
@@ -41,7 +46,7 @@ def portable_arithmetic() -> Iterator[None]:
     torch.backends.cudnn.enabled = False
     _here.depth += 1
     try:
-        with sdpa_kernel(SDPBackend.MATH), in_python_math(), in_torch_init(), PortableMode():
+        with sdpa_kernel(SDPBackend.MATH), in_python_math(), in_torch_init(), mode or PortableMode():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
@@ -72,7 +77,7 @@ def use_portable_arithmetic(on: bool) -> None:
     global _entered
     if on and _entered is None:
         _entered = ExitStack()
-        _entered.enter_context(portable_arithmetic())
+        _entered.enter_context(portable_arithmetic(ListingMode() if LIST_OPERATIONS in os.environ else None))
     elif not on and _entered is not None:
         _entered.close()
         _entered = None

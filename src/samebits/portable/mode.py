@@ -6,13 +6,15 @@ A dispatch mode sees every operation below autograd, also those of the backward 
 
 from __future__ import annotations
 
+import linecache
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # no public name
 
 from samebits.errors import ConfigError
@@ -139,14 +141,28 @@ def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _refused(name: str) -> ConfigError:
-    where = next(
-        (f"{each.filename}:{each.lineno}: {each.line}" for each in reversed(traceback.extract_stack())
-         if "/torch/" not in each.filename and "/samebits/portable/" not in each.filename), None,
-    )  # fmt: skip
-    return ConfigError(
+class NoPortableForm(ConfigError):
+    """An operation has no portable form: `operation` names it."""
+
+    operation = ""
+
+
+def _refused(name: str) -> NoPortableForm:
+    frames = [(frame, line) for frame, line in traceback.walk_stack(None) if "samebits/portable/" not in _file(frame)]
+    place = next((each for each in frames if "/torch/" not in _file(each[0])), None)
+    # The innermost module; of a backward pass there is none.
+    module = next((m for frame, _ in frames if isinstance(m := frame.f_locals.get("self"), nn.Module)), None)
+    other = "other arguments, or " if name.endswith("arguments") else ""
+    error = NoPortableForm(
         f"{name} has no portable form",
-        where=where,
-        cause="With kernels=portable every operation must have equal bits on each processor.",
-        fix="Use another operation, or set kernels=auto.",
+        where=place and f"{_file(place[0])}:{place[1]}: {linecache.getline(_file(place[0]), place[1]).strip()}",
+        cause=("" if module is None else f"The module {type(module).__name__} calls it. ")
+        + "With kernels=portable every operation must have equal bits on each processor.",
+        fix=f"Use {other}another operation, or set kernels=auto.",
     )
+    error.operation = name
+    return error
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename

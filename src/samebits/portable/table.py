@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import additions, elementwise, functions, pooling, randomness, reductions, resizing, updates
-from samebits.portable.aten_convolution import convolution, convolution_backward
+from samebits.portable import elementwise, functions, randomness, reductions, updates
 from samebits.portable.grid import exact_sum
+from samebits.portable.operations import additions, ctc, detection, pooling, resizing
+from samebits.portable.operations.convolutions import convolution, convolution_backward
 from samebits.portable.products import matmul
 
 # Moves values, or rounds once by IEEE 754: equal on every processor.
@@ -243,6 +244,11 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     **resizing.RESIZING,
     "grid_sampler_2d": resizing.grid_sampler_2d,
     "grid_sampler_2d_backward": resizing.grid_sampler_2d_backward,
+    "roi_align": detection.roi_align,
+    "_roi_align_backward": detection.roi_align_backward,
+    "nms": detection.nms,
+    "_ctc_loss": ctc.ctc_loss,
+    "_ctc_loss_backward": ctc.ctc_loss_backward,
     "uniform": randomness.uniform,
     "normal": randomness.normal,
     "bernoulli": randomness.bernoulli,

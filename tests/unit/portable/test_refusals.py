@@ -14,6 +14,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.parallel.coroutines import Coroutines
 from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
+from samebits.portable.listing import ListingMode, listed_operations
 
 X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
 ROWS = X.view(8, 8)
@@ -32,15 +33,24 @@ REFUSED: dict[str, Callable[[], object]] = {
     "complex product": lambda: (ROWS + 0j) @ (ROWS + 0j),
     "float64 convolution": lambda: F.conv2d(X.double(), X.double()),
     "3-norm": lambda: torch.linalg.vector_norm(ROWS, 3),
-    "averages over padded edges": lambda: F.avg_pool2d(X, 3, 2, 1, ceil_mode=True),
-    "conv3d": lambda: F.conv3d(X[None], X[None]),
     "grid_sample by reflection": lambda: F.grid_sample(X, torch.zeros(1, 4, 4, 2), "bilinear", "reflection", False),
-    "trilinear": lambda: F.interpolate(X[None], scale_factor=2, mode="trilinear"),
     "fractional pooling": lambda: F.fractional_max_pool2d(X, 2, output_size=3),
     "atan2": lambda: torch.atan2(ROWS, ROWS),
     "acos": lambda: torch.acos(ROWS - 1.0),
     "lgamma": lambda: torch.lgamma(ROWS),
     "digamma": lambda: torch.digamma(ROWS),
+    "matrix exponential": lambda: torch.linalg.matrix_exp(ROWS),
+    "determinant": lambda: torch.linalg.det(ROWS + torch.eye(8)),
+    "max_unpool2d": lambda: F.max_unpool2d(*F.max_pool2d(X, 2, return_indices=True), 2),
+    "3d sampling": lambda: F.grid_sample(X[None], torch.zeros(1, 2, 2, 2, 3), align_corners=False),
+    "sparse product": lambda: torch.sparse.mm(ROWS.to_sparse(), ROWS),
+    "polygamma": lambda: torch.polygamma(1, ROWS),
+    "erfcx": lambda: torch.special.erfcx(ROWS),
+    "pdist": lambda: F.pdist(ROWS),
+    "segments": lambda: torch.segment_reduce(ROWS, "sum", lengths=torch.tensor([3, 5])),
+    "index_reduce": lambda: ROWS.index_reduce(0, torch.zeros(8, dtype=torch.int64), ROWS, "prod"),
+    "gamma": lambda: torch._standard_gamma(ROWS),
+    "binomial": lambda: torch.binomial(ROWS, ROWS * 0.1),
     "bessel": lambda: torch.special.i0(ROWS),
     "cdist": lambda: torch.cdist(ROWS, ROWS),
     "exponential": lambda: torch.empty(8).exponential_(),
@@ -48,7 +58,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "poisson": lambda: torch.poisson(ROWS),
     "scatter with a product": lambda: ROWS.scatter(0, torch.zeros(1, 8, dtype=torch.int64), ROWS, reduce="multiply"),
     "scatter_reduce": lambda: ROWS.scatter_reduce(0, torch.zeros(8, 8, dtype=torch.int64), ROWS, "prod"),
-    "ctc_loss": lambda: F.ctc_loss(ROWS[:, None], torch.ones(1, 2), torch.tensor([8]), torch.tensor([2])),
     "weighted bincount": lambda: torch.bincount(torch.zeros(8, dtype=torch.int64), ROWS[0]),
     "histogram": lambda: torch.histc(ROWS),
 }
@@ -71,6 +80,21 @@ def test_the_error_names_the_line_of_the_module() -> None:
     with portable_arithmetic(), pytest.raises(ConfigError) as error:
         nn.Sequential(nn.Linear(8, 8), Rare())(ROWS)
     assert "return x.logcumsumexp(1)" in error.value.slots["where"]
+    assert error.value.slots["cause"].startswith("The module Rare calls it.")
+    assert error.value.slots["fix"] == "Use another operation, or set kernels=auto."
+
+
+def test_all_operations_of_a_run_are_listed_at_once() -> None:
+    mode = ListingMode()
+    with portable_arithmetic(mode):
+        found = nn.Sequential(nn.Linear(8, 8), Rare())(torch.linalg.vector_norm(ROWS, 3) * ROWS)
+    assert found.shape == (8, 8)  # as torch computes them
+    listed = listed_operations()
+    assert listed is not None
+    assert {each["what"].partition(" ")[0] for each in listed["refused"]} >= {
+        "aten::logcumsumexp", "aten::linalg_vector_norm",
+    }  # fmt: skip
+    assert listed["portable"] >= 3
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import volumes
 from samebits.portable.convolution import convolve, input_gradient, weight_gradient
 from samebits.portable.grid import exact_sum
+from samebits.portable.operations import volumes
 
 
 def convolution(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from samebits.portable.additions import scatter_sum
 from samebits.portable.grid import exact_sum
+from samebits.portable.operations.additions import scatter_sum
 from samebits.portable.products import matmul
 
 Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from samebits.portable import convolution as planes
-from samebits.portable.pooling import on_grid
+from samebits.portable.operations.pooling import on_grid
 
 Three = Sequence[int]
 
@@ -91,4 +91,5 @@ def _samples(x: Tensor) -> Tensor:
 
 def _volumes(x: Tensor, depth: int) -> Tensor:
     """(N * D, C, H, W) -> (N, C, D, H, W)."""
-    return x.unflatten(0, (-1, depth)).transpose(1, 2)
+    volumes: Tensor = x.unflatten(0, (-1, depth)).transpose(1, 2)
+    return volumes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from samebits.portable.pooling import on_grid
+from samebits.portable.operations.pooling import on_grid
 
 aten = torch.ops.aten
 
