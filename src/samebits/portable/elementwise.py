@@ -129,11 +129,6 @@ def bce_with_logits(
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-def softplus_backward(g: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    """Return the gradient of log(1 + e**x)."""
-    return g * functions.sigmoid(x) if beta == 1 else NotImplemented
-
-
 def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     """scale * x above 0, scale * alpha * (e**(input_scale * x) - 1) below."""
     return torch.where(x > 0, x * scale, functions.expm1(x * input_scale) * (alpha * scale))

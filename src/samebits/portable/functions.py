@@ -201,11 +201,14 @@ def cos(x: Tensor) -> Tensor:
     return _sin_cos(x, 1)
 
 
-def power(x: Tensor, exponent: float | Tensor) -> Tensor:
-    """x**exponent: by products for 2, 3, -1, -2, by `sqrt` for 0.5; else e**(exponent log x), for x >= 0."""
+def power(x: Tensor | float, exponent: float | Tensor) -> Tensor:
+    """x**exponent: by products for 2, 3, -1, -2, by `sqrt` for 0.5; else e**(exponent log |x|), with the sign of x if
+    the exponent is odd; of x below 0 and an exponent that is not whole, NaN."""
     if isinstance(exponent, Tensor):
-        y = exponent.double()
-        return exp64(log64(x.double()) * y).to(torch.result_type(x, exponent))
+        wide = torch.as_tensor(x, dtype=torch.float64, device=exponent.device)
+        dtype = torch.result_type(x, exponent) if isinstance(x, Tensor) else exponent.dtype
+        return _power64(wide, exponent.double()).to(dtype)
+    assert isinstance(x, Tensor)
     products: dict[float, Callable[[], Tensor]] = {
         0.0: lambda: torch.ones_like(x),
         1.0: x.clone,
@@ -218,7 +221,15 @@ def power(x: Tensor, exponent: float | Tensor) -> Tensor:
     }
     if exponent in products:
         return products[exponent]()
-    return _elementwise(lambda part: exp64(log64(part) * exponent))(x)
+    return _elementwise(lambda part: _power64(part, torch.full((), exponent, dtype=torch.float64)))(x)
+
+
+def _power64(x: Tensor, exponent: Tensor) -> Tensor:
+    size = exp64(log64(x.abs()) * exponent)
+    rest = torch.fmod(exponent.abs(), 2.0)  # 0: even; 1: odd; else not whole
+    negative = torch.where(rest == 0.0, size, torch.where(rest == 1.0, -size, math.nan))
+    # 0 * log 0 and 0 * log infinity are NaN, but each number to the power of 0 is 1.
+    return torch.where(exponent == 0.0, 1.0, torch.where(x < 0.0, negative, size))
 
 
 # Giles, Approximating the erfinv function (2010): polynomials of w - 2.5 and of sqrt(w) - 3, w = -log(1 - x * x).

@@ -83,6 +83,12 @@ def bernoulli(x: Tensor, p: float | None = None, *, generator: torch.Generator |
     return _fill(x, ((bits >> 39 < p * 2.0**24).to(x.dtype) for bits in _hashes(x.numel(), x.device, generator)))
 
 
+def exponential(x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill with exponential numbers: -log(1 - u) / rate, of uniform numbers u."""
+    units = uniform(torch.empty(x.shape, device=x.device), generator=generator)
+    return x.copy_(log64(1.0 - units.double()) * (-1.0 / rate))
+
+
 def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with whole numbers in [low, high)."""
     return _fill(x, (low + bits % (high - low) for bits in _hashes(x.numel(), x.device, generator)))

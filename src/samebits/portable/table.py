@@ -16,6 +16,7 @@ from torch import Tensor
 from samebits.portable import elementwise, functions, randomness, reductions, updates
 from samebits.portable.grid import exact_sum
 from samebits.portable.operations import additions, ctc, detection, pooling, resizing
+from samebits.portable.operations.common import COMMON
 from samebits.portable.operations.convolutions import convolution, convolution_backward
 from samebits.portable.products import matmul
 
@@ -41,6 +42,8 @@ _AS_IT_IS = """
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d reflection_pad1d
     reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    index_copy index_copy_ index_fill index_fill_ take hardshrink hardshrink_backward softshrink softshrink_backward
+    channel_shuffle rot90 block_diag count_nonzero _pack_padded_sequence
     _int_mm record_stream frexp nextafter native_channel_shuffle pixel_shuffle pixel_unshuffle
 """
 AS_IT_IS = frozenset(_AS_IT_IS.split())
@@ -219,8 +222,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "gelu_backward": elementwise.gelu_backward,
     "silu": lambda x: x * functions.sigmoid(x),
     "silu_backward": elementwise.silu_backward,
-    "softplus": lambda x, beta=1, threshold=20: functions.softplus(x) if beta == 1 else NotImplemented,
-    "softplus_backward": elementwise.softplus_backward,
+    **COMMON,
     "elu": elementwise.elu,
     "elu_backward": elementwise.elu_backward,
     "hardsigmoid": elementwise.hardsigmoid,
@@ -251,6 +253,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "_ctc_loss_backward": ctc.ctc_loss_backward,
     "uniform": randomness.uniform,
     "normal": randomness.normal,
+    "exponential": randomness.exponential,
     "bernoulli": randomness.bernoulli,
     # torch leaves out an argument that has its default: without this, `x` itself would be the probabilities.
     "bernoulli_.float": lambda x, p=0.5, **options: randomness.bernoulli(x, p, **options),

@@ -53,7 +53,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "binomial": lambda: torch.binomial(ROWS, ROWS * 0.1),
     "bessel": lambda: torch.special.i0(ROWS),
     "cdist": lambda: torch.cdist(ROWS, ROWS),
-    "exponential": lambda: torch.empty(8).exponential_(),
     "multinomial": lambda: torch.multinomial(ROWS, 2),
     "poisson": lambda: torch.poisson(ROWS),
     "scatter with a product": lambda: ROWS.scatter(0, torch.zeros(1, 8, dtype=torch.int64), ROWS, reduce="multiply"),
