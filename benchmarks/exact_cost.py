@@ -22,9 +22,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, spawn
+from benchmarks.small_networks import MICRO_BATCH, images_for, network, plain_world, rest_text, spawn
 from samebits.cluster.world import World
-from samebits.cores import TIME_SLICE_MS, core_ids, place_gloo_threads, set_time_slice
+from samebits.cores import TIME_SLICE_MS, core_ids, describe_other_load, place_gloo_threads, set_time_slice
 from samebits.data.order import Order
 from samebits.parallel.reduce import Reducer
 
@@ -114,8 +114,11 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {MICRO_BATCH} samples per process and step, 1 thread each")
     print("procs  model            DDP ms  exact ms   ratio")
+    loads = [describe_other_load()]
     for num_procs in arguments.procs:
         spawn(work, num_procs, num_procs, arguments)
+        loads.append(describe_other_load())
+    print(rest_text(*loads))
 
 
 if __name__ == "__main__":

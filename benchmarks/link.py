@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.small_networks import rest_text
 from samebits.cores import describe_other_load
 from tests.cluster.hosts import Host, hosts, why_not
 
@@ -112,7 +113,7 @@ def main() -> int:
     options = parser.parse_args()
     if reason := why_not():
         parser.error(reason)
-    print(f"{options.images} images in a micro-batch, {options.steps} steps; {describe_other_load()[0]}\n")
+    print(f"{options.images} images in a micro-batch, {options.steps} steps; {rest_text(describe_other_load())}\n")
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
     layouts = [list(map(int, layout.split("+"))) for layout in options.layouts.split(",")]
     has_missed = False

@@ -131,10 +131,10 @@ import samebits.parallel.exchange.tree_all_reduce as _tree
 
 _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 """
-IN_A_THREAD = f"""{SEVERAL_BUCKETS}
+IN_THREADS = f"""{SEVERAL_BUCKETS}
 import samebits.parallel.bucket_sum as _sum
 
-_sum.is_worth_a_thread = lambda world: world.gloo_group is not None  # as between machines
+_sum.are_worth_threads = lambda world: world.gloo_group is not None  # as between machines
 """
 
 
@@ -146,7 +146,7 @@ _sum.is_worth_a_thread = lambda world: world.gloo_group is not None  # as betwee
         pytest.param(["compress=bf16"], "", id="compressed"),
         pytest.param(["optim.ema=0.9", "loader.num_workers=1"], "", id="moving average and reading processes"),
         pytest.param([], SEVERAL_BUCKETS, id="several buckets in two rounds"),
-        pytest.param([], IN_A_THREAD, id="summed by a thread"),
+        pytest.param([], IN_THREADS, id="summed by threads"),
     ],
 )
 @pytest.mark.parametrize("victim", [0, 1])

@@ -4,12 +4,11 @@ start_step                    before the step's first micro-batch
   start_leaves                before a micro-batch's backward pass
     (hooks fill the leaves)
   end_leaf                    for each bucket: the leaf enters the tree; in the last micro-batch, complete buckets
-                              are sent while backward continues; between machines, a thread does all the rest
+                              are sent while backward continues; between machines, threads do all the rest
 start_all, finish             after the last micro-batch's backward pass: every rank has the same sums
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from samebits.cluster.world import World
 from samebits.data.order import Step
 from samebits.parallel.bucket import Bucket, Flat, Leaf
-from samebits.parallel.exchange.in_thread import ExchangeThread, is_worth_a_thread
+from samebits.parallel.exchange.in_threads import ExchangeThreads, are_worth_threads
 from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import Node, rank_nodes
@@ -89,11 +88,11 @@ class BucketSum:
         self._num_parameters = sum(len(bucket.parameters) for bucket in buckets)
         self._num_leaves = 0
         self._joined: Bucket | None = None
-        self._thread: ExchangeThread | None = None
+        self._threads: ExchangeThreads | None = None
 
     def start_step(self, step: Step) -> None:
         """Start a step, and free the sums of the step before."""
-        self.drop_thread()
+        self.end_threads()
         self.nodes = nodes_of(step) if self.buckets[0].exact else _intervals(step)
         self.exchanges, self.leaves, self._num_leaves = [], [], step.num_micro_batches
         rank, held = self.world.rank, step.division.held
@@ -126,16 +125,15 @@ class BucketSum:
         while may_send and len(self.exchanges) + 1 < len(self.buckets):
             if not self.buckets[len(self.exchanges)].is_complete:
                 return
-            if self._thread is None and self.buckets[0].device.type == "cpu" and is_worth_a_thread(self.world):
-                self._thread = ExchangeThread()
+            if self._threads is None and self.buckets[0].device.type == "cpu" and are_worth_threads(self.world):
+                self._threads = ExchangeThreads()
             self._start_next()
 
-    def drop_thread(self) -> None:
-        """Return when no thread uses the buckets any more: the step was dropped, and mostly its group has ended."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            with suppress(RuntimeError):  # a rank is lost
-                thread.finish()
+    def end_threads(self) -> None:
+        """Return when no thread uses the buckets any more: the step is complete, or its group has ended."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.join()
 
     def start_all(self, joined: Bucket | None = None) -> None:
         """Send what is not sent. Other work may follow before `finish`.
@@ -148,10 +146,9 @@ class BucketSum:
     def finish(self) -> list[Flat]:
         """Finish the sums over all ranks; return those of each bucket, valid until the next `start_step`."""
         self.start_all()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.finish()
-        under_way = self.exchanges if thread is None else []
+        if self._threads is not None:
+            self._threads.finish()
+        under_way = self.exchanges if self._threads is None else []
         while under_way:  # the second round of a bucket is sent while the next one is added up
             under_way = [exchange for exchange in under_way if not exchange.advance()]
         return [bucket.result for bucket in self.buckets if bucket.result is not None]
@@ -180,8 +177,8 @@ class BucketSum:
             exchange = JoinedAllReduce([bucket, joined], self._joined, self.world, self.nodes, tag)
         exchange.start()
         self.exchanges.append(exchange)
-        if self._thread is not None:
-            self._thread.put(exchange)
+        if self._threads is not None:
+            self._threads.put(exchange)
 
 
 def nodes_of(step: Step) -> list[list[Node]]:

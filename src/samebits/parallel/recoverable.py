@@ -52,7 +52,7 @@ class RecoverableReducer(Reducer):
             return ()
         self._now = None
         self._buffers.reset()
-        self._sum.drop_thread()
+        self._sum.end_threads()
         # Within a backward pass, a micro-batch has ended in some buckets only: then no sum is whole in all of them.
         nodes = {tuple(node for node, _ in bucket.nodes) for bucket in self._sum.buckets}
         has_added = any(not isinstance(each, TreeAllReduce) or each.has_added for each in self._sum.exchanges)

@@ -1,0 +1,79 @@
+"""Exchanges that threads advance: all to their end, in any order, and an error reaches the main thread."""
+
+import threading
+
+import pytest
+import torch
+
+from samebits.parallel.exchange.in_threads import ExchangeThreads
+
+
+class Counted:
+    def __init__(self, rounds: int, error: Exception | None = None) -> None:
+        self.rounds, self.error = rounds, error
+
+    def advance(self) -> bool:
+        self.rounds -= 1
+        if self.rounds == 0 and self.error is not None:
+            raise self.error
+        return self.rounds == 0
+
+
+class Waiting:
+    """An exchange that ends when another one has."""
+
+    def __init__(self, after: threading.Event, ended: threading.Event) -> None:
+        self.after, self.ended = after, ended
+
+    def advance(self) -> bool:
+        assert self.after.wait(60)
+        self.ended.set()
+        return True
+
+
+def test_all_exchanges_are_complete_after_finish() -> None:
+    exchanges = [Counted(rounds) for rounds in (2, 5, 1)]
+    threads = ExchangeThreads()
+    for each in exchanges:
+        threads.put(each)
+    threads.finish()
+    assert [each.rounds for each in exchanges] == [0, 0, 0]
+
+
+def test_no_exchange_waits_for_the_one_before() -> None:
+    begun, first, second = threading.Event(), threading.Event(), threading.Event()
+    threads = ExchangeThreads()
+    threads.put(Waiting(second, first))
+    threads.put(Waiting(begun, second))
+    begun.set()
+    threads.finish()
+    assert first.is_set()
+
+
+def test_the_loss_of_a_rank_is_raised_while_another_exchange_waits() -> None:
+    end_of_group = threading.Event()
+    threads = ExchangeThreads()
+    threads.put(Waiting(end_of_group, threading.Event()))
+    threads.put(Counted(2, RuntimeError("closed by peer")))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        threads.finish()
+    end_of_group.set()
+    threads.join()
+
+
+def test_threads_add_tiny_numbers_like_the_main_thread() -> None:
+    tiny, found = torch.tensor(1e-40), []
+
+    class Adds:
+        def advance(self) -> bool:
+            found.append((tiny + 0.0).item())
+            return True
+
+    torch.set_flush_denormal(True)
+    try:
+        threads = ExchangeThreads()
+        threads.put(Adds())
+        threads.finish()
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == [0.0]
