@@ -74,16 +74,16 @@ def make_data(folder: Path) -> None:
 
 
 def config_of(recipe: str, data: Path, kernels: str) -> RunConfig:
-    """Return the settings of a short run with evaluations."""
+    """Return the settings of a run of STEPS steps with evaluations."""
     if recipe in ("digits", "mnist"):
         more = [f"data.root={data / 'idx'}", "global_batch=20", "micro_batch=8"] if recipe == "mnist" else []
         config = find(recipe).load(["epochs=2", *more]).config
     elif recipe == "pose":
-        config = small.pose()
+        config = small.pose(epochs=4)
     elif recipe == "segment":
-        config = small.segment(data / "masks")
+        config = small.segment(data / "masks").model_copy(update={"epochs": 5})
     elif recipe == "text":
-        config = small.text(data / "lines", name="crnn")
+        config = small.text(data / "lines", name="crnn", epochs=5)
     else:
         config = small.classify(data / "classes", model={"name": "resnet18"})
     saved = CheckpointConfig(every="2 steps")
