@@ -29,10 +29,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         )
     },
     **{
-        f"grid_sample, {padding}, {corners}": (
-            partial(F.grid_sample, padding_mode=padding, align_corners=corners), (IMAGES, GRID),
+        f"grid_sample, {mode}, {padding}, {corners}": (
+            partial(F.grid_sample, mode=mode, padding_mode=padding, align_corners=corners), (IMAGES, GRID),
         )
-        for padding in ("zeros", "border")
+        for mode in ("bilinear", "nearest")
+        for padding in ("zeros", "border", "reflection")
         for corners in (False, True)
     },
     "cumprod": (lambda x: x * x.detach().cumprod(1), (ROWS,)),

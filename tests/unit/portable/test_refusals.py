@@ -33,7 +33,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "complex product": lambda: (ROWS + 0j) @ (ROWS + 0j),
     "float64 convolution": lambda: F.conv2d(X.double(), X.double()),
     "3-norm": lambda: torch.linalg.vector_norm(ROWS, 3),
-    "grid_sample by reflection": lambda: F.grid_sample(X, torch.zeros(1, 4, 4, 2), "bilinear", "reflection", False),
+    "bicubic grid_sample": lambda: F.grid_sample(X, torch.zeros(1, 4, 4, 2), "bicubic", align_corners=False),
     "fractional pooling": lambda: F.fractional_max_pool2d(X, 2, output_size=3),
     "atan2": lambda: torch.atan2(ROWS, ROWS),
     "acos": lambda: torch.acos(ROWS - 1.0),

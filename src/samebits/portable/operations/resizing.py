@@ -113,31 +113,53 @@ for _name, _weights in {
     RESIZING[_name], RESIZING[f"{_name}_backward"] = _operations(_weights)
 
 
+def _reflected(place: Tensor, size: int, corners: bool) -> tuple[Tensor, Tensor]:
+    """Fold places at the edges, until they are within the image; and the sign of the direction."""
+    low, span = (0.0, size - 1.0) if corners else (-0.5, float(size))
+    if not span:
+        return torch.zeros_like(place), torch.zeros_like(place)
+    away = (place - low).abs()
+    rest, is_odd = torch.fmod(away, span), torch.fmod((away / span).floor(), 2.0) == 1.0
+    sign = torch.where((place < low) ^ is_odd, -1.0, 1.0)
+    return torch.where(is_odd, span - rest + low, rest + low), sign
+
+
 class _Corners:
-    """The four pixels around each place: their indices (4, N, P), and the place between them, (N, P)."""
+    """The four pixels around each place, or the nearest: indices (4 or 1, N, P), and the place between, (N, P)."""
 
     def __init__(self, x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> None:
-        if mode != 0 or padding == 2:  # nearest, bicubic; reflection
+        if mode == 2:  # bicubic
             raise NotImplementedError
         h, w = x.shape[2:]
         places, self.slopes = [], []
         for at, size in ((grid[..., 0], w), (grid[..., 1], h)):
             place = (at + 1.0) * ((size - 1) / 2.0) if corners else ((at + 1.0) * size - 1.0) * 0.5
             slope = torch.full_like(place, (size - 1) / 2.0 if corners else size / 2.0)
-            if padding == 1:  # the edge
+            if padding == 2:
+                place, sign = _reflected(place, size, corners)
+                slope = slope * sign
+            if padding:  # the edge
                 slope = torch.where((place > 0.0) & (place < size - 1), slope, 0.0)
                 place = place.clamp(0.0, size - 1)
             # Farther away all pixels are outside, as at these places.
             places.append(place.nan_to_num(-2.0).clamp(-2.0, size + 1.0).flatten(1))
             self.slopes.append(slope.flatten(1))
+        self.is_nearest = mode == 1
+        if self.is_nearest:
+            column, row = (each.round().long()[None] for each in places)
+            self._set(column, row, h, w)
+            self.weights = torch.ones_like(self.is_inside, dtype=x.dtype)
+            return
         low = [each.floor() for each in places]
         self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
         columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
-        column, row = columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]]
-        self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
-        self.index = torch.where(self.is_inside, row * w + column, 0)
+        self._set(columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]], h, w)
         left, above = 1.0 - self.tx, 1.0 - self.ty
         self.weights = torch.stack([above * left, above * self.tx, self.ty * left, self.ty * self.tx])
+
+    def _set(self, column: Tensor, row: Tensor, h: int, w: int) -> None:
+        self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
+        self.index = torch.where(self.is_inside, row * w + column, 0)
 
     def pixels(self, x: Tensor) -> list[Tensor]:
         """Their values, each (N, C, P); 0 outside."""
@@ -149,10 +171,13 @@ class _Corners:
 
 
 def grid_sampler_2d(x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
-    """Sample images (N, C, H, W) bilinearly at places (N, H', W', 2)."""
+    """Sample images (N, C, H, W) bilinearly, or the nearest pixel, at places (N, H', W', 2)."""
     around = _Corners(x, grid, mode, padding, corners)
-    a, b, c, d = (each * w[:, None] for each, w in zip(around.pixels(x), around.weights, strict=True))
-    result: Tensor = a + b + c + d
+    parts = zip(around.pixels(x), around.weights, strict=True)
+    result: Tensor
+    result, *others = (each * w[:, None] for each, w in parts)
+    for each in others:
+        result = result + each
     return result.view(*x.shape[:2], *grid.shape[1:3])
 
 
@@ -172,6 +197,8 @@ def grid_sampler_2d_backward(
         of_input = scatter_sum(
             parts, parts.shape[2], lambda q: q.new_zeros(n, c, h * w).scatter_add_(2, index, q)
         ).view(x.shape)
+    if around.is_nearest:
+        return of_input, torch.zeros_like(grid)
     a, b, c4, d = around.pixels(x)
     tx, ty = around.tx[:, None], around.ty[:, None]
     along_x = (b - a) * (1.0 - ty) + (d - c4) * ty
