@@ -67,6 +67,41 @@ def convolve(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: 
     return result
 
 
+def _scaled(total: int, first: int, second: int) -> np.float32:
+    return rounded(total) * np.float32(2.0**first) * np.float32(2.0**second)
+
+
+def _whole(x: np.ndarray, axes: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Integers of an array that has a grid for each place of one axis, and the exponents of these."""
+    (axis,) = set(range(x.ndim)) - set(axes)
+    parts = [on_grid(each.ravel().tolist(), 20) for each in np.moveaxis(x, axis, 0)]
+    whole = np.array([integers for integers, _ in parts], dtype=object)
+    return np.moveaxis(whole.reshape(np.moveaxis(x, axis, 0).shape), 0, axis), [e for _, e in parts]
+
+
+def gradients(
+    g: np.ndarray, x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the input and of the weights of `convolve`."""
+    of_sample, samples = _whole(g, (1, 2, 3))
+    of_weight, channels = _whole(w, (0, 2, 3))
+    of_output, outputs = _whole(g, (0, 2, 3))
+    of_input, inputs = _whole(x, (0, 2, 3))
+    first, second = np.zeros(x.shape, dtype=object), np.zeros(w.shape, dtype=object)
+    for n, o, i, j in np.ndindex(*g.shape):
+        for c, a, b in np.ndindex(*w.shape[1:]):
+            y, z = i * stride + a * dilation - padding, j * stride + b * dilation - padding
+            if 0 <= y < x.shape[2] and 0 <= z < x.shape[3]:
+                first[n, c, y, z] += of_sample[n, o, i, j] * of_weight[o, c, a, b]
+                second[o, c, a, b] += of_output[n, o, i, j] * of_input[n, c, y, z]
+    left, right = np.zeros(x.shape, np.float32), np.zeros(w.shape, np.float32)
+    for place in np.ndindex(*x.shape):
+        left[place] = _scaled(first[place], samples[place[0]], channels[place[1]])
+    for place in np.ndindex(*w.shape):
+        right[place] = _scaled(second[place], outputs[place[0]], inputs[place[1]])
+    return left, right
+
+
 def random_bits(key: int, index: int) -> int:
     """63 bits of number `index` of a draw."""
     mask = (1 << 64) - 1

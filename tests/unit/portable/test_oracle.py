@@ -1,6 +1,10 @@
-"""Portable arithmetic against an oracle in plain integers: equal in every bit, borders included."""
+"""Portable arithmetic against an oracle in plain integers: equal in every bit, borders included.
+
+ORACLE=10000 pytest tests/unit/portable/test_oracle.py compares that many cases, in about a minute.
+"""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -10,13 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from samebits.portable import floats, functions, products, randomness
+from samebits.portable import floats, functions, products, randomness, reductions
 from samebits.portable.arithmetic import portable_arithmetic
-from samebits.portable.convolution import convolve
+from samebits.portable.convolution import convolve, input_gradient, weight_gradient
 from samebits.portable.grid import exact_sum
 from samebits.portable.products import INT8, int8_kernels, matmul, product, write_digits
 from tests.unit.portable import oracle
+from tests.unit.portable.oracle_functions import FUNCTIONS
 
+SHARE = int(os.environ.get("ORACLE", "500")) // 100  # a hundredth of the cases
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from(
     [0.0, -0.0, 1.0, 2.0**-126, 2.0**-149, -(2.0**-149), 2.0**127, 1.5 * 2.0**-80, 2.0**-100]
 )
@@ -32,7 +38,7 @@ def same(found: Tensor, expected: object) -> bool:
     return found.numpy().tobytes() == np.array(expected, np.float32).tobytes()
 
 
-@settings(max_examples=300)
+@settings(max_examples=20 * SHARE)
 @given(data=st.data())
 def test_a_product_is_the_oracles(data: st.DataObject) -> None:
     m, k, n = (data.draw(st.integers(1, most)) for most in (4, 12, 4))
@@ -49,7 +55,7 @@ def test_a_long_product_is_the_oracles(k: int) -> None:
     assert same(matmul(torch.from_numpy(a), torch.from_numpy(b.T.copy())), oracle.product(a.tolist(), b.tolist()))
 
 
-@settings(max_examples=150)
+@settings(max_examples=10 * SHARE)
 @given(data=st.data())
 def test_a_convolution_is_the_oracles(data: st.DataObject) -> None:
     stride, padding, dilation, kernel = (data.draw(st.integers(*each)) for each in ((1, 2), (0, 2), (1, 2), (1, 3)))
@@ -58,12 +64,51 @@ def test_a_convolution_is_the_oracles(data: st.DataObject) -> None:
     found = convolve(
         torch.from_numpy(x), torch.from_numpy(w), (stride,) * 2, (padding,) * 2, (dilation,) * 2, 1
     ).contiguous()  # fmt: skip
-    assert same(found, oracle.convolve(x, w, stride, padding, dilation))
+    expected = oracle.convolve(x, w, stride, padding, dilation)
+    assert same(found, expected)
+    g = np.resize(x, expected.shape)
+    geometry = ((stride,) * 2, (padding,) * 2, (dilation,) * 2, 1)
+    of_input = input_gradient(torch.from_numpy(g), torch.from_numpy(w), (size, size), *geometry)
+    of_weight = weight_gradient(torch.from_numpy(g), torch.from_numpy(x), (kernel, kernel), *geometry)
+    expected_input, expected_weight = oracle.gradients(g, x, w, stride, padding, dilation)
+    assert same(of_input.contiguous(), expected_input)
+    assert same(of_weight, expected_weight)
 
 
-@settings(max_examples=300)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@np.errstate(all="ignore")  # float32 overflows in the oracle too
+def test_a_function_is_the_oracles(name: str) -> None:
+    rng = np.random.default_rng(len(name))
+    # Any bits, numbers as networks have them, and borders: zeros, denormals, the largest, infinities and NaN.
+    any_bits = rng.integers(0, 2**32, 2 * SHARE, dtype=np.uint32).view(np.float32)
+    usual = (rng.standard_normal(2 * SHARE) * 10.0 ** rng.integers(-6, 3, 2 * SHARE)).astype(np.float32)
+    ends = [0.0, 2.0**-149, 2.0**-126, 2.0**-12, 1.0, 4.0, 88.7, 150.0, 2.0**20, 3.4028235e38, math.inf, math.nan]
+    x = np.concatenate([any_bits, usual, np.float32(ends), -np.float32(ends)])
+    found = getattr(functions, name)(torch.from_numpy(x)).numpy()
+    expected = np.array([FUNCTIONS[name](float(each)) for each in x], np.float64).astype(np.float32)
+    differs = (found.view(np.uint32) != expected.view(np.uint32)) & ~(np.isnan(found) & np.isnan(expected))
+    assert not x[differs].tolist()
+
+
+@settings(max_examples=20 * SHARE)
 @given(values=floats32(st.integers(1, 40)))
 def test_a_sum_is_the_oracles(values: np.ndarray) -> None:
+    assert exact_sum(torch.from_numpy(values), (0,)).item() == oracle.exact_sum(values.tolist())
+
+
+@settings(max_examples=10 * SHARE)
+@given(values=floats32(st.integers(1, 40)))
+@np.errstate(all="ignore")
+def test_means_and_norms_are_the_oracles(values: np.ndarray) -> None:
+    x = torch.from_numpy(values)
+    assert same(reductions.mean(x), oracle.exact_sum(values.tolist()) / len(values))
+    squares = [float(each) * float(each) for each in values]
+    assert same(reductions.norm(x), np.float32(math.sqrt(np.float32(oracle.exact_sum(squares)))))
+
+
+@pytest.mark.parametrize("k", [1, 200_000])
+def test_a_long_sum_is_the_oracles(k: int) -> None:
+    values = np.random.default_rng(k).standard_normal(k).astype(np.float32)
     assert exact_sum(torch.from_numpy(values), (0,)).item() == oracle.exact_sum(values.tolist())
 
 
