@@ -85,8 +85,8 @@ format: .venv/.installed-dev  ## reformat the sources
 	@$(PY) -m ruff check --quiet --fix $(SOURCES) || true
 	@$(PY) -m ruff format $(SOURCES)
 
-dist:  ## build sdist, wheel, SBOM and checksums into dist/; needs the network
-	@$(PYTHON) .ci/dist
+dist:  ## build sdist, wheel, SBOM and checksums into dist/, signed with SIGN_KEY=FILE; needs the network
+	@SIGN_KEY="$(SIGN_KEY)" $(PYTHON) .ci/dist
 
 venv: .venv/.installed-dev  ## create .venv with all development tools
 

@@ -14,7 +14,7 @@ TrustedFile = Annotated[
 
 
 def trust(file: TrustedFile, debug: Debug = False) -> None:
-    """Trust a recipe file, or the key of someone who signs models.
+    """Trust a recipe file, or the key of a publisher who signs models.
 
     A file with a recipe or tracker then runs when only a YAML file or a run folder names it, at this path and until it
     changes. A file that is named on the command line needs no trust. With a key, pull and verify take the models that

@@ -103,7 +103,7 @@ def pull(source: str, out: Path, any_signer: bool = False) -> Path:
         _copy(folder, model, may_link=remote is not None)
         _check(model, source)
         signature = signature_of(model)
-        # Until the user trusts a key, that of a stranger says no less than no signature.
+        # Until the user trusts a key, that of a stranger is no worse than no signature.
         if signature.is_wrong or (signature.problem and trusted_keys() and not any_signer):
             raise CheckpointError(
                 f"{source}: {signature.problem}",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
 SIGNATURE, PUBLIC_KEY, CARD = "model.sig", "signer.pub", "README.md"
-SIGNED_ROW = "| signed by key |"  # in the card: where the signature was taken away, the card still tells of it
+SIGNED_ROW = "| signed by key |"  # in the card: where the signature was taken away, the card still names the key
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
 _PREDICATE = "https://model_signing/signature/v1.0"
@@ -34,9 +34,9 @@ _MAX_BYTES = 1024 * 1024
 
 
 class Signature(NamedTuple):
-    """What the signature of a published model says."""
+    """What the signature of a published model shows."""
 
-    text: str  #: Whose it is, or that there is none; empty for a run folder that nobody published.
+    text: str  #: Whose it is, or that there is none; empty for a run folder that was not published.
     problem: str = ""  #: Why the model is not known to be its publisher's; empty: one of the user's trusted keys.
     is_wrong: bool = False  #: Whether files and signature contradict each other, whatever the user trusts.
 
@@ -85,7 +85,7 @@ def sign(folder: Path, model: str, signer: CryptoSigner) -> None:
 def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
     """Check the signature of a published model against the keys that the user trusts.
 
-    A user who trusts no key asks for no signatures: a model without one is then no problem, and the text says so.
+    A user who trusts no key asks for no signatures: a model without one is then no problem, and the text names it.
 
     Args:
         files: The published name of each file -> its name in the folder.
@@ -111,7 +111,7 @@ def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
 
 
 def _unsigned(present: Mapping[str, Path], num_trusted: int) -> Signature:
-    text = "not signed: nothing says who made it"
+    text = "not signed: its maker is not known"
     if CARD not in present:  # a run folder, such as one's own
         return Signature(text if num_trusted else "")
     try:
@@ -195,7 +195,7 @@ def _signed(bundle: Any, keys: Mapping[str, Path]) -> tuple[str, str, dict[str, 
 
 
 def _offered_key(folder: Path) -> dict[str, Path]:
-    """Return the key that came with the model: enough to tell whether its files are those that were signed."""
+    """Return the key that came with the model: enough to find out whether its files are those that were signed."""
     path = folder / PUBLIC_KEY
     return {_read_public(path).keyid: path} if os.path.lexists(path) else {}
 

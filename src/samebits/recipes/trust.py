@@ -135,7 +135,7 @@ def _lines() -> set[bytes]:
 
 
 def check_unshared(path: Path, kind: str, status: os.stat_result) -> None:
-    """Check that only the user can change a file or folder that says what is trusted.
+    """Check that only the user can change a file or folder that lists what is trusted.
 
     Raises:
         ConfigError: Other users can change it.

@@ -208,7 +208,7 @@ def test_a_model_without_signature_says_nothing_of_its_maker(
     push(runs / "run", str(tmp_path / "model"))
     verdict = verify(Request(pull(str(tmp_path / "model"), tmp_path / "pulled")))
     assert verdict.is_verified
-    assert "not signed: nothing says who made it" in verdict.notes
+    assert "not signed: its maker is not known" in verdict.notes
     assert not any("signed" in note for note in verify(Request(runs / "run")).notes)
     trust_key(keys / "alice.pub")
     with pytest.raises(CheckpointError, match="not signed"):
