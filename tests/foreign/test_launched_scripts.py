@@ -64,6 +64,8 @@ REFUSED = [
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
     ("two_loaders", ("shuffled",), 2, "a second DataLoader is read inside the training loop", ""),
     ("two_loaders", ("in order",), 1, "a second DataLoader is read inside the training loop", ""),
+    ("carried", ("hidden",), 1, "a tensor that one pass of the loop has made is used by the next one", ""),
+    ("carried", ("draws",), 2, "only some ranks draw random numbers", "Do it after optimizer.step()"),
     ("hogwild", (), 1, "the script starts processes of its own", "-        process.start()"),
     ("batch_norm", ("norm",), 1, "torch's SyncBatchNorm", "+    pass"),
     ("batch_norm", ("hook",), 1, "register_comm_hook() reads, splits or averages", ""),

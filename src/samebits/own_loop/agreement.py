@@ -29,6 +29,14 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
     Raises:
         TrainError: They differ; the same error on all ranks.
     """
+    drawn = _compare(world, {"": loop.habits.has_drawn}) if world.size > 1 else {}
+    if drawn:
+        raise TrainError(
+            "only some ranks draw random numbers in the body of the loop before its forward pass",
+            where=drawn[""],
+            cause="They evaluate or draw samples there, such as rank 0 by a counter. Dropout then has other numbers.",
+            fix="Do it after optimizer.step().",
+        )
     if world.size > 1 and (names := _compare(world, {"position": loop.step, **checksums(loop.state())})):
         first, values = next(iter(names.items()))
         raise TrainError(

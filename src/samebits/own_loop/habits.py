@@ -18,6 +18,7 @@ class Habits:
     def __init__(self) -> None:
         self.fault: TrainError | None = None  #: The error of an iteration that was left in the wrong place.
         self.has_trained = False  #: Whether there was a backward pass or an `optimizer.step()`.
+        self.has_drawn = False  #: Whether torch's random numbers were drawn before a forward pass of the first step.
         self.num_forwards = 0  #: Forward passes in training mode since the body's start, or since the update.
         self._is_open = False  # whether the body before had forward passes and no backward pass
         self._called: dict[tuple[str, str], set[int]] = {}  # what follows the optimizer -> bodies
@@ -55,6 +56,7 @@ class Habits:
         self._num_before, self._looks_before = self._num_before + self._num_steps, self._looks_before + self._num_looks
         self._num_steps = self._num_looks = 0
         self._stepping = set()
+        self.has_drawn = False
 
     def undo_pass(self) -> None:
         """Forget an iteration that has trained nothing."""

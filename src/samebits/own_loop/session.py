@@ -84,6 +84,7 @@ class ExactLoop:
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
         self._trial = trial_of(world)
+        self._seeded: Tensor | None = None  # torch's random state at the start of a body, until its forward pass
         self.step = 0
         self.is_last = self.has_acted = False
         self.habits = Habits()
@@ -143,6 +144,8 @@ class ExactLoop:
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
+        if self.habits.is_first_step:
+            self._seeded = torch.get_rng_state()
         if self._trial is not None:
             self._trial.batch(micro_batch, inputs)
         self._world.activity.is_paused = False
@@ -208,6 +211,9 @@ class ExactLoop:
             self.habits.raise_fault()
         elif module.training and torch.is_grad_enabled():
             self.habits.num_forwards += 1
+            if self._seeded is not None:
+                self.habits.has_drawn |= not torch.equal(self._seeded, torch.get_rng_state())
+                self._seeded = None
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a step changes, by name: weights and buffers, and the optimizers' state; of any shape."""

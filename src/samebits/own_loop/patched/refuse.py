@@ -89,6 +89,12 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Leave it out, or move it behind optimizer.step() if it is for the log:",
         "",
     ),
+    "carried": (
+        "a tensor that one pass of the loop has made is used by the next one, before backward()",
+        "The passes of a step are shared by the processes, so the one before is another one in each world.",
+        "Leave it out, or keep it in a buffer that changes once a step, and that its module's class lists: "
+        "averaged_buffers = ('center',).",
+    ),
     "average": (
         "weights are averaged by hand in the training loop",
         "The average would move once a micro-batch, whose number depends on the processes.",

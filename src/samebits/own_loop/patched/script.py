@@ -30,7 +30,7 @@ from samebits.frames import callers, is_user
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.patched.found import AverageWatch, trained_modules
+from samebits.own_loop.patched.found import AverageWatch, CarryWatch, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
 from samebits.own_loop.samples import shuffles
 from samebits.own_loop.session import ExactLoop
@@ -69,6 +69,7 @@ class Script:
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
+        self._carry = CarryWatch(self._models, self._refuse_carried)
         self._loop: ExactLoop | None = None
         self.is_by_hand = False  # whether the script has an exact loop of its own
         self.has_world = False  # whether the script has made a process group, so that it knows its rank
@@ -138,10 +139,13 @@ class Script:
         batches = iter(loader)
         try:
             for batch in batches:
+                self._carry.begin(loader.loop.place())
                 yield batch
+                self._carry.end()
                 if self._watch.finds_average():
                     raise refusal("average", line)
         finally:
+            self._carry.end()
             # Here, not when the collector finds it: the loop judges an iteration where it is left.
             batches.close()  # type: ignore[attr-defined]  # a generator
             if (fault := loader.loop.habits.fault) is not None:
@@ -163,6 +167,7 @@ class Script:
             return
         if self.exact is None or not self._is_inside():
             raise refusal("backward", user_line(), read=self._read)
+        self._carry.stop()
         record, self.record = self.record, None
         if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
             raise refusal("weights", user_line(), **record, begin=self.exact.position()["step"])
@@ -172,6 +177,10 @@ class Script:
         place = self.exact.loop.place() if self.exact is not None else None
         if place is not None and place[0] < place[1]:
             self._watch.begin()
+
+    @staticmethod
+    def _refuse_carried() -> None:
+        raise refusal("carried", user_line())
 
     def _belongs(self, record: dict[str, int]) -> bool:
         return self.exact is not None and {**record, "step": 0} == {**self.exact.position(), "step": 0}

@@ -1,0 +1,91 @@
+"""Cost of `samebits launch`: a step of an unmodified DistributedDataParallel script, started by it and by torchrun.
+
+    python -m benchmarks.launched
+    python -m benchmarks.launched --procs 2 --turns 3 --steps 40
+
+The two take turns. Prints the median over rank 0's steps of the time and of the CPU time, which other programs affect
+less, and their ratios. ResNet-18 on images of 64 pixels, CPU, gloo, one thread and one micro-batch of 16 samples for
+each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torchvision
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+BATCH = 16
+
+
+def script(num_steps: int) -> None:
+    """Run the script in this process: one epoch of equal steps."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    num_samples = BATCH * dist.get_world_size() * num_steps
+    data = TensorDataset(torch.randn(num_samples, 3, 64, 64), torch.arange(num_samples) % 10)
+    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(torchvision.models.resnet18(num_classes=10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    times = []
+    for x, y in loader:
+        times.append((time.perf_counter(), time.process_time()))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    if dist.get_rank() == 0:
+        pairs = list(itertools.pairwise(times[5:]))  # the first ones allocate
+        print(json.dumps([[after[kind] - before[kind] for before, after in pairs] for kind in (0, 1)]))
+    dist.destroy_process_group()
+
+
+def measure(launcher: list[str], procs: int, num_steps: int) -> list[list[float]]:
+    """Return rank 0's seconds of each step: of time, and of CPU time."""
+    flags = ["--standalone", f"--nproc-per-node={procs}"]
+    sizes = [f"--global-batch={BATCH * procs}", f"--micro-batch={BATCH}"] if launcher[0] == "samebits" else []
+    command = [sys.executable, "-m", *launcher, *flags, *sizes, "-m", "benchmarks.launched", "--script", str(num_steps)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    found: list[list[float]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--procs", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--script", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.script:
+        script(arguments.script)
+        return
+    forms = {"torchrun": ["torch.distributed.run"], "samebits launch": ["samebits", "launch"]}
+    seconds: dict[str, list[list[float]]] = {form: [[], []] for form in forms}
+    for turn in range(arguments.turns):
+        for form in list(forms)[:: -1 if turn % 2 else 1]:
+            for all_steps, steps in zip(
+                seconds[form], measure(forms[form], arguments.procs, arguments.steps), strict=True
+            ):
+                all_steps += steps
+    for number, kind in enumerate(("time", "CPU time")):
+        usual_s, exact_s = (statistics.median(seconds[form][number]) for form in forms)
+        print(
+            f"{arguments.procs} processes, {kind} of a step: torchrun {usual_s * 1e3:.1f} ms, "
+            f"samebits launch {exact_s * 1e3:.1f} ms, ratio {exact_s / usual_s:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
