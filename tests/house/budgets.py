@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 860,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
-        "own_loop": 4_070,  # samebits launch: kinds of public scripts, tensors that passes carry; names habits of loops; comments at traps
+        "own_loop": 4_070,  # samebits launch: kinds of public scripts, tensors that passes carry; habits of loops
         "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
@@ -58,5 +58,5 @@ SUMS = {
     "edges": 14_040,  # the same, labels and classes, and the preprocessing of each recipe in exports
     "package": 66_700,  # gradients on a GPU; portable arithmetic of all common layers
     "tests": 54_920,  # forged publications; counts the functions between a command and the optimizer
-    "benchmarks": 8_350,  # what leaves a machine, beside DDP, by layout of machines, with bars
+    "benchmarks": 8_600,  # samebits launch, what leaves a machine, beside DDP, by layout of machines, with bars
 }

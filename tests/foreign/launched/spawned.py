@@ -1,4 +1,4 @@
-"""Starts its own processes, and meets at an address of its own."""
+"""Starts its own processes, and meets at an address of its own. Warms the learning rate up in each batch."""
 
 import os
 
@@ -8,6 +8,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from samples_and_digest import data, print_sha256
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LinearLR, PolynomialLR, SequentialLR
 from torch.utils.data import DataLoader, DistributedSampler
 
 
@@ -20,6 +21,8 @@ def main(rank, world_size, batch_size):
     train_set = data()
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank)
     loader = DataLoader(train_set, batch_size=batch_size, sampler=sampler, num_workers=1)
+    warmup, main_schedule = LinearLR(optimizer, 0.1, total_iters=2), PolynomialLR(optimizer, 2 * len(loader) - 2)
+    scheduler = SequentialLR(optimizer, [warmup, main_schedule], milestones=[2])
     for epoch in range(2):
         sampler.set_epoch(epoch)
         losses = 0.0
@@ -29,6 +32,7 @@ def main(rank, world_size, batch_size):
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
+            scheduler.step()
             losses += loss.item()
         dist.barrier()
     print_sha256(model.module)

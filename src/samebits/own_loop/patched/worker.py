@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -91,7 +91,8 @@ def install(script: Script) -> None:
     """Replace them for a script."""
 
     kinds = (DataLoader, Optimizer, LRScheduler, ReduceLROnPlateau, AveragedModel, torch.amp.GradScaler)
-    for kind in (*kinds, nn.SyncBatchNorm):
+    # The schedulers of schedulers do not call LRScheduler.__init__.
+    for kind in (*kinds, SequentialLR, ChainedScheduler, nn.SyncBatchNorm):
 
         @_replace(kind, "__init__")
         def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
