@@ -43,7 +43,7 @@ def listed_operations() -> dict[str, Any] | None:
     """
     if not _modes:
         return None
-    used = {func.name().partition(".")[0] for mode in _modes for func in mode._functions}
+    used = {func.name().partition(".")[0] for mode in _modes for func in mode.functions}
     refused = {name: each for mode in _modes for name, each in mode.refused.items()}
     portable = used - {name.partition(" ")[0].partition(".")[0] for name in refused}
     return {"portable": len(portable), "refused": [{"what": each.what, **each.slots} for each in refused.values()]}

@@ -30,7 +30,7 @@ class PortableMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._functions: dict[Any, Callable[..., Any]] = {}
+        self.functions: dict[Any, Callable[..., Any]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -40,9 +40,9 @@ class PortableMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        function = self._functions.get(func)
+        function = self.functions.get(func)
         if function is None:
-            function = self._functions[func] = self._resolve(func)
+            function = self.functions[func] = self._resolve(func)
         return function(*args, **(kwargs or {}))
 
     def _resolve(self, func: Any) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from samebits.portable import elementwise, functions, randomness, reductions, updates
 from samebits.portable.grid import exact_sum
 from samebits.portable.operations import additions, ctc, detection, pooling, resizing
-from samebits.portable.operations.common import COMMON
 from samebits.portable.operations.convolutions import convolution, convolution_backward
+from samebits.portable.operations.formulas import FORMULAS
 from samebits.portable.products import matmul
 
 # Moves values, or rounds once by IEEE 754: equal on every processor.
@@ -222,7 +222,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "gelu_backward": elementwise.gelu_backward,
     "silu": lambda x: x * functions.sigmoid(x),
     "silu_backward": elementwise.silu_backward,
-    **COMMON,
+    **FORMULAS,
     "elu": elementwise.elu,
     "elu_backward": elementwise.elu_backward,
     "hardsigmoid": elementwise.hardsigmoid,

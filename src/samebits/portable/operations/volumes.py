@@ -36,7 +36,7 @@ def convolution_backward(
     g: Tensor, x: Tensor, w: Tensor, stride: Three, padding: Three, dilation: Three, transposed: bool, groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of input and weight of `convolution`."""
+    """Return the gradients of input (N, C, D, H, W) and weight of `convolution`."""
     of_input = of_weight = None
     if mask[0] and transposed:
         of_input = _convolve(g, w, stride, padding, dilation, groups)

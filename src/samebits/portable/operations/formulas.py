@@ -175,7 +175,7 @@ def _softplus_backward(g: Tensor, x: Tensor, beta: float, threshold: float) -> T
     return torch.where(x * beta > threshold, g, g * functions.sigmoid(x * beta))
 
 
-COMMON: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[..., Any]] = {
     "glu": _glu, "glu_backward": _glu_backward, "xlogy": _xlogy, "logit": _logit, "logit_backward": _logit_backward,
     "vdot": _dot, "addmv": _addmv, "addr": _addr, "addbmm": _addbmm, "_trilinear": _trilinear, "linalg_cross": _cross,
     "affine_grid_generator": _affine_grid, "_weight_norm_interface": _weight_norm,
