@@ -13,6 +13,7 @@ from torch.distributed import Store
 from samebits.cluster import codec
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import counted
+from samebits.cluster.views.waits import wait_for_peers
 from samebits.cluster.world import World
 from samebits.errors import LaunchError, SamebitsError
 
@@ -30,7 +31,7 @@ def gather_object(world: World, value: T) -> list[T] | None:
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths] if world.is_main else None
         # gather needs tensors of equal size on all ranks, hence the padding.
-        dist.gather(mine, padded, dst=0)
+        wait_for_peers(world.membership, lambda: dist.gather(mine, padded, dst=0))
         return _decoded(world, padded, lengths) if padded is not None else None
 
 
@@ -41,7 +42,7 @@ def all_gather_object(world: World, value: T) -> list[T]:
     with world.activity.waiting(EXCHANGING):
         mine, lengths = _with_lengths(world, value)
         padded = [torch.empty_like(mine) for _ in lengths]
-        dist.all_gather(padded, mine)
+        wait_for_peers(world.membership, lambda: dist.all_gather(padded, mine))
         return _decoded(world, padded, lengths)
 
 
@@ -53,10 +54,10 @@ def broadcast_object(world: World, value: T, src: int = 0) -> T:
         data = codec.encode(value) if world.rank == src else b""
         length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
         # Receivers have to allocate before the message itself is sent.
-        dist.broadcast(length, src=src)
+        wait_for_peers(world.membership, lambda: dist.broadcast(length, src=src))
         lengths = _checked_lengths(length.tolist())
         message = _message(data, lengths[0], world)
-        dist.broadcast(message, src=src)
+        wait_for_peers(world.membership, lambda: dist.broadcast(message, src=src))
         # The sender keeps its own object, without a round trip through the codec.
         return value if world.rank == src else cast(T, _decoded(world, [message], lengths)[0])
 
@@ -67,7 +68,7 @@ def any_rank(world: World, flag: bool) -> bool:
         return flag
     number = torch.tensor([int(flag)], dtype=torch.int64, device=world.device)
     with world.activity.waiting(EXCHANGING):
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+        wait_for_peers(world.membership, lambda: dist.all_reduce(number, op=dist.ReduceOp.MAX))
     return bool(number.item())
 
 
@@ -83,7 +84,7 @@ def are_equal(world: World, value: object) -> bool:
     mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(world.device)
     first = mine.clone()
     with world.activity.waiting(EXCHANGING):
-        dist.broadcast(first, src=0)
+        wait_for_peers(world.membership, lambda: dist.broadcast(first, src=0))
     return not any_rank(world, not torch.equal(first, mine))
 
 
@@ -92,7 +93,7 @@ def _with_lengths(world: World, value: object) -> tuple[Tensor, list[int]]:
     data = codec.encode(value)
     mine = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
     every = [torch.empty_like(mine) for _ in range(world.size)]
-    dist.all_gather(every, mine)
+    wait_for_peers(world.membership, lambda: dist.all_gather(every, mine))
     lengths = _checked_lengths(torch.cat(every).tolist())
     return _message(data, max(lengths), world), lengths
 
@@ -158,9 +159,8 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
     buffers = [tensor.detach().contiguous() for tensor in tensors]
     with world.activity.waiting(EXCHANGING):
         # All are started before the first wait, so that small tensors do not take a round trip each.
-        for work in [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]:
-            if work is not None:
-                work.wait()
+        works = [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]
+        wait_for_peers(world.membership, lambda: [work.wait() for work in works if work is not None])
     for tensor, buffer in zip(tensors, buffers, strict=True):
         # `contiguous` returns the tensor itself where it is contiguous: then there is nothing to copy.
         if buffer.data_ptr() != tensor.data_ptr():

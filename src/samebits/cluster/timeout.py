@@ -1,9 +1,10 @@
 """Run blocking native calls under a deadline, and format the time left for log lines."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -47,6 +48,30 @@ def call_with_timeout(
     if errors:
         raise errors[0]
     return results[0]
+
+
+class CallThread:
+    """A thread that makes one call after the other, for a thread that may stop waiting for them.
+
+    Attributes:
+        calls: What it calls; None ends it.
+        answers: The result of each call, or its exception.
+    """
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        # A daemon: at the end of the process it may still be in a native call.
+        threading.Thread(target=self._run, name="call", daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            try:
+                self.answers.put((call(), None))
+            except BaseException as error:
+                self.answers.put((None, error))
+            # Until the next call it would keep what it refers to, such as a process group that is destroyed.
+            del call
 
 
 def as_clock(seconds: float) -> str:

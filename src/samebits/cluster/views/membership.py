@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from samebits.cluster.timeout import CallThread
+
 WATCH_S = 0.02
 # How long a member that has lost a connection waits for the launcher to name the members.
 NOTICE_S = 30.0
@@ -66,6 +68,7 @@ class Membership:
         present: The view whose group this process uses; None before the first one.
         newest: The newest view that was read.
         lock: Held while the group is changed or ended.
+        idle: Threads for `wait_for_peers` that make no call now.
     """
 
     def __init__(self, path: Path, member: int) -> None:
@@ -74,6 +77,7 @@ class Membership:
         self.newest = read_view(path)
         # Held while the group changes: the watch thread must not end a group that the main thread is just replacing.
         self.lock = threading.Lock()
+        self.idle: list[CallThread] = []
         self._is_over = threading.Event()
         self._ended = self._late = -1
 
@@ -159,8 +163,10 @@ class Membership:
         threading.Thread(target=run, name="membership", daemon=True).start()
 
     def close(self) -> None:
-        """End the watch thread."""
+        """End the threads."""
         self._is_over.set()
+        for thread in self.idle:
+            thread.calls.put(None)
 
 
 def broken_mark(view: View) -> str:

@@ -3,6 +3,7 @@
 - gloo's own abort does not end a wait for a message (torch 2.15), and its connections stay open as long as any work of
   the group is referenced. So the connections are shut down at the socket, which the group sees as the end of its peers.
   gloo does not name its sockets: they are those that have appeared in /proc/self/fd while the group was formed.
+- The wait for the rest of a message that is under way does not even end with its socket: see `waits.py`.
 - The count of process groups that a process has formed is part of the keys with which ranks find each other in the
   store. A start that failed has counted too, and only on some ranks.
 - The destructor of a group can block forever after a peer has died.
@@ -10,17 +11,51 @@
 Nothing here imports torch before a group is formed.
 """
 
+import array
+import fcntl
 import os
 import socket
 import stat
 import sys
+import termios
 import time
 from contextlib import suppress
 from typing import Any
 
 DESCRIPTORS = "/proc/self/fd"
-# Descriptor and inode of the present group's sockets.
-_sockets: set[tuple[int, int]] = set()
+
+
+class Connections:
+    """The sockets of one group."""
+
+    def __init__(self) -> None:
+        self.sockets: set[tuple[int, int]] = set()  #: Descriptor and inode of each.
+        self.has_ended = False  #: Whether this process has ended the group.
+
+    def end(self) -> None:
+        """Shut them down."""
+        self.has_ended = True
+        for descriptor, inode in list(self.sockets):
+            # It may be closed, and its number used again.
+            # Of a duplicate: the socket object closes it, and torch's own descriptor stays open.
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if os.fstat(connection.fileno()).st_ino == inode and not is_listening:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def is_silent(self) -> bool:
+        """Return whether nothing more can arrive, after `end`."""
+        self.end()  # also those that were added after it
+        for descriptor, inode in list(self.sockets):
+            unread = array.array("i", [0])
+            with suppress(OSError):  # it is closed
+                fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+                if unread[0] and os.fstat(descriptor).st_ino == inode:
+                    return False
+        return True
+
+
+_present = Connections()
 
 
 def can_end_groups() -> bool:
@@ -41,23 +76,23 @@ def open_sockets() -> set[tuple[int, int]]:
 
 def add_sockets(before: set[tuple[int, int]]) -> None:
     """Count the sockets that were opened since `open_sockets` returned `before` among the present group's."""
-    _sockets.update(open_sockets() - before)
+    _present.sockets.update(open_sockets() - before)
+
+
+def present_group() -> Connections:
+    """Return the connections of the present group."""
+    return _present
 
 
 def end_group() -> None:
     """End the present group from any thread: blocked calls of this process and of its peers raise an error."""
-    for descriptor, inode in list(_sockets):
-        # It may be closed, and its number used again.
-        # Of a duplicate: the socket object closes it, and torch's own descriptor stays open.
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if os.fstat(connection.fileno()).st_ino == inode and not is_listening:
-                connection.shutdown(socket.SHUT_RDWR)
+    _present.end()
 
 
 def forget_group() -> None:
-    """Forget the sockets of the group that has ended."""
-    _sockets.clear()
+    """Forget the sockets of the group that has ended. Calls that still wait in it keep them."""
+    global _present
+    _present = Connections()
 
 
 def count_groups_from_0() -> None:

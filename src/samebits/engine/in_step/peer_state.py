@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samebits.cluster import collectives
+from samebits.cluster.views.waits import wait_for_peers
 from samebits.cluster.world import World
 from samebits.engine.checkpoints.saving import pack_job
 from samebits.engine.job import Job
@@ -61,9 +62,7 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
         with world.activity.waiting(SENDING):
             # All messages are posted before the first wait, so several receivers are served at the same time.
             works = [call(buffer, peer) for peer in peers for buffer in buffers if buffer.numel()]
-            for work in works:
-                if work is not None:
-                    work.wait()
+            wait_for_peers(world.membership, lambda: [work.wait() for work in works if work is not None])
     if not is_receiver:
         return None
     last = header["last"]

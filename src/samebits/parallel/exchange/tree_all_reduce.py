@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samebits.cluster.backends import group_for
+from samebits.cluster.views.waits import wait_for_peers
 from samebits.cluster.world import World
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.exchange.halving import exchange_by_halving, follow_each_other, is_in_rounds
@@ -55,6 +56,12 @@ def post(world: World, messages: Sequence[Message], group: dist.ProcessGroup | N
         (group.recv if message.is_receive else group.send)([message.values], message.peer, message.tag)
         for group, message in zip(groups, messages, strict=True)
     ]
+
+
+def wait_all(works: Sequence[Work]) -> None:
+    """Wait until all messages have arrived, or have been sent."""
+    for work in works:
+        work.wait()
 
 
 class TreeAllReduce:
@@ -101,8 +108,8 @@ class TreeAllReduce:
 
     def advance(self) -> bool:
         """Wait for the messages of a round, add, and start the next round; return whether the sum is complete."""
-        for work in self._works:
-            work.wait()
+        if self._works:
+            wait_for_peers(self._world.membership, partial(wait_all, self._works))
         self._works = []
         # From here on this rank's own sums are overwritten. After a loss they must not count as whole
         # (`recoverable.py`).
