@@ -1,8 +1,8 @@
-"""Waits for other ranks, in a world whose members may change: each ends soon after its group has ended.
+"""Wait for other ranks, in a world whose members may change, and end the wait soon after its group has ended.
 
-When a connection ends, gloo ends the waits for messages on it, but not for one that is under way: whoever waits for the
-rest of a message from a rank that was killed, or has sent it a part, stays there until the group's timeout. torch 2.15
-has no call that ends such a wait. So another thread makes the call, and this one can leave it:
+When a connection ends, gloo ends the waits for messages on it, but not for one that is under way: a rank that waits for
+the rest of a message from a rank that was killed, or has sent it a part, stays there until the group's timeout. torch
+2.15 has no call that ends such a wait. So another thread makes the call, and this one can leave it:
 
     this thread      call | ............ the answer; or ViewEnded, once nothing can arrive any more
     another thread        | native wait; if it is left there, it ends with the group's timeout
@@ -19,7 +19,7 @@ from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import WATCH_S, Membership, ViewEnded
 
 T = TypeVar("T")
-# How long gloo may take to end a wait by itself, which gives its own error.
+# How long gloo may take to end a wait with an error of its own.
 OWN_END_S = 0.2
 
 

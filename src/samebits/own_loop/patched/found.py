@@ -133,7 +133,7 @@ def note_tensors(models: list[nn.Module]) -> Noted:
 
 
 def changed_tensors(models: list[nn.Module], before: Noted) -> list[Tensor]:
-    """Return those that were made or changed since they were noted."""
+    """Return those, of any shape, that were made or changed since they were noted."""
     # Only tensors that still live: ids are used again.
     versions = {id(tensor): version for ref, version in before if (tensor := ref()) is not None}
     return [each for each in _tensors(models) if versions.get(id(each)) != each._version]
