@@ -28,7 +28,7 @@ def push(run: Run, target: Target, sign_key: SignKey = None, debug: Debug = Fals
 
 
 def pull(source: Source, out: Out, any_signer: AnySigner = False, debug: Debug = False) -> None:
-    """Get a published model as a folder for predict, eval, export and verify.
+    """Get a published model, for predict, eval, export and verify.
 
     Names who signed it; `samebits trust` has the keys that you trust. Only hf:// uses the network.
     """

@@ -14,7 +14,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Run fol
 
 
 def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
-    """Compare runs side by side: settings, metrics, time.
+    """Compare runs: settings, metrics, time.
 
     Settings, versions, code and data are listed where they differ. Run folders are only read. samebits report draws
     curves, and samebits diff finds the first step and value that differ.
