@@ -58,7 +58,7 @@ def verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Replay steps of a run or published model, and compare with its record.
+    """Replay steps of a run or published model, and compare the bits.
 
     Compares samples, loss, gradient norm and weights, bit for bit, and the signature of a published model. Exit code 0:
     verified; 1: something differs.
