@@ -59,7 +59,9 @@ class PortableMode(TorchDispatchMode):
         if name in WITH_ALPHA:
             return with_alpha(func)
         if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
-            return converting(func, handler)
+            function = converting(func, handler)
+            # A converted tensor is a copy. Optimizers' operations on lists write into them as they are.
+            return _in_place(function) if name.endswith("_") and not name.startswith("_") else function
         if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
             return _in_place(converting(func, handler))
         if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
@@ -114,8 +116,10 @@ def converting(
     return run
 
 
-# Functions whose result has a fraction, whatever their arguments.
-_FUNCTIONS = "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
+# Functions whose result has a fraction, whatever their arguments; and random numbers, which torch draws in its own way.
+_FUNCTIONS = (
+    "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
+)
 _FLOATING = frozenset(_FUNCTIONS.split())
 
 
@@ -136,7 +140,8 @@ def _narrowed(value: Any, dtype: torch.dtype) -> Any:
 
 def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(function(x, *args, **kwargs))
+        result = function(x, *args, **kwargs)
+        return x if result is x else x.copy_(result)
 
     return run
 

@@ -72,3 +72,20 @@ def test_truncated_normal_weights_are_equal_with_each_torch(
     assert weights.min() >= a
     assert weights.max() <= b
     assert hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16] == sha256
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool])
+def test_a_mask_of_any_type_is_filled_with_the_numbers_of_float32(dtype: torch.dtype) -> None:
+    with portable_arithmetic():
+        torch.manual_seed(0)
+        expected = torch.full((1000,), 7.0).bernoulli_(0.3)
+        torch.manual_seed(0)
+        found = torch.full((1000,), 7.0).to(dtype).bernoulli_(0.3)
+    assert found.dtype == dtype
+    assert torch.equal(found.float(), expected)
+
+
+def test_dropout_in_bfloat16_keeps_or_scales_each_value() -> None:
+    with portable_arithmetic():
+        dropped = torch.nn.Dropout(0.5)(torch.ones(1000, dtype=torch.bfloat16))
+    assert sorted(dropped.unique().tolist()) == [0.0, 2.0]
