@@ -121,6 +121,7 @@ class TreeAllReduce:
         if self._is_via_host:
             self._result.values.copy_(self._total)
         self._bucket.settle(self._result)
+        self._group = None  # else it would live as long as this step, with its threads
         return True
 
     def _own_values(self) -> list[Tensor]:
