@@ -22,7 +22,7 @@ from samebits.errors import ConfigError, DataError, is_out_of_memory
 from samebits.metrics.make import make_metric
 from samebits.module.check_model import check_model
 from samebits.module.precision import use_precision
-from samebits.parallel.bucket import is_dense
+from samebits.parallel.layout import is_dense
 
 
 def build_parts(config: RunConfig, build: Callable[[], Parts]) -> Parts:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
-from samebits.parallel.bucket import Bucket, group
-from samebits.parallel.bucket_sum import JOINED_BYTES, BucketSum
+from samebits.parallel.bucket import Bucket
+from samebits.parallel.bucket_sum import JOINED_BYTES, BucketSum, group
 from samebits.parallel.reduce import bucket_bytes
 
 

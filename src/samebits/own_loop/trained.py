@@ -12,7 +12,7 @@ from samebits.data.order import MicroBatch, Step
 from samebits.errors import ConfigError, TrainError
 from samebits.own_loop.gradients import GradientSum
 from samebits.own_loop.state_sum import BufferSum
-from samebits.parallel.bucket import is_dense
+from samebits.parallel.layout import is_dense
 
 
 class Trained:

@@ -26,42 +26,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from samebits.parallel.layout import ALIGNMENT, Layout, round_up
 from samebits.parallel.tree import Node, are_siblings, push
 
-# float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
-ALIGNMENT = 16
 TAIL = -1  # in `Flat.written`
 NO_LEAF = 1 << 62  # after the last one
 _LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor of any shape fills its memory without gaps, in any order of its dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple at or above a number."""
-    return -(-number // multiple) * multiple
-
-
-def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
-    """Split float32 parameters, in order, into groups of at most `max_bytes`, or of one larger parameter."""
-    groups: list[list[nn.Parameter]] = [[]]
-    num_bytes = 0
-    for parameter in parameters:
-        if groups[-1] and num_bytes + 4 * parameter.numel() > max_bytes:
-            groups.append([])
-            num_bytes = 0
-        groups[-1].append(parameter)
-        num_bytes += 4 * parameter.numel()
-    return groups
+def second_gradient(parameter: nn.Parameter) -> RuntimeError:
+    """Return the error for a second gradient of a parameter in one micro-batch."""
+    return RuntimeError(
+        f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
+        "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
+    )
 
 
 class Flat:
@@ -69,13 +47,8 @@ class Flat:
 
     def __init__(self, bucket: "Bucket", dtype: torch.dtype) -> None:
         self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)  #: (length,) flat tensor.
-        # In the parameters' own strides, so that a channels-last weight has a channels-last gradient. This is why
-        # parameters must be dense: the view of one with gaps would reach into the next one.
         #: Views of it in the parameters' shapes and strides.
-        self.views = [
-            self.values.as_strided(parameter.shape, parameter.stride(), offset)
-            for parameter, offset in zip(bucket.parameters, bucket.offsets, strict=True)
-        ]
+        self.views = [bucket.layout.view(self.values, index) for index in range(len(bucket.layout))]
         #: (tail_length,) view of the values behind the gradients.
         self.tail = self.values[bucket.tail_start : bucket.tail_start + bucket.tail_length]
         #: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
@@ -129,13 +102,9 @@ class Bucket:
     ) -> None:
         self.parameters = list(parameters)
         self.device, self.dtype, self.exact = device, dtype, exact
-        self.offsets: list[int] = []
-        end = 0
-        for parameter in self.parameters:
-            self.offsets.append(end)
-            end = round_up(end + parameter.numel(), ALIGNMENT)
-        self.tail_start, self.tail_length = end, tail_length
-        self.length = round_up(end + tail_length, ALIGNMENT * num_chunks)
+        self.layout = Layout(self.parameters)  #: Places of the gradients.
+        self.tail_start, self.tail_length = self.layout.length, tail_length
+        self.length = round_up(self.tail_start + tail_length, ALIGNMENT * num_chunks)
         self.nodes: list[tuple[Node, Flat]] = []  #: This process's nodes of the tree, each with its sum.
         self.result: Flat | None = None  #: Sum over all ranks in float32, after `settle`.
         self.next_leaf = 0  #: Index of the next micro-batch to enter the tree.
@@ -146,7 +115,6 @@ class Bucket:
         self._waiting: dict[int, Leaf] = {}
         self._open: list[Leaf] = []
         self._later: Iterator[int] = iter(())  # those after it
-        self._gaps: Tensor | None = None
 
     def flat(self) -> Flat:
         """Return an unused copy of the bucket. Its values are undefined."""
@@ -272,10 +240,7 @@ class Bucket:
     def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
         parameter = self.parameters[index]
         if index not in leaf.missing:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
-                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
-            )
+            raise second_gradient(parameter)
         leaf.missing.remove(index)
         return parameter
 
@@ -290,15 +255,10 @@ class Bucket:
 
     def zero_gaps(self, leaf: Leaf) -> None:
         """Set the memory between the gradients and behind the tail to zero: sums carry along whatever is there."""
-        if self._gaps is None:
-            ends = [offset + parameter.numel() for offset, parameter in zip(self.offsets, self.parameters, strict=True)]
-            used = torch.zeros(self.length, dtype=torch.bool)
-            for start, end in zip(
-                [*self.offsets, self.tail_start], [*ends, self.tail_start + self.tail_length], strict=True
-            ):
-                used[start:end] = True
-            self._gaps = (~used).nonzero().view(-1).to(self.device)
-        leaf.flat.values.index_fill_(0, self._gaps, 0.0)
+        values = leaf.flat.values
+        for index in range(len(self.layout)):
+            self.layout.zero_gap(values, index)
+        values[self.tail_start + self.tail_length :].zero_()
 
     def drop_leaf(self, leaf: Leaf) -> None:
         """End a leaf without entering it into the tree."""

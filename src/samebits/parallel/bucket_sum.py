@@ -21,6 +21,7 @@ from samebits.parallel.exchange.tags import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import Node, rank_nodes
 
+LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 JOINED_BYTES = 1 << 20  # of a bucket: copying a larger one costs as much as a message
 
 
@@ -178,7 +179,7 @@ class BucketSum:
         exchange.start()
         self.exchanges.append(exchange)
         if self._threads is not None:
-            self._threads.put(exchange)
+            self._threads.put(exchange.advance)
 
 
 def nodes_of(step: Step) -> list[list[Node]]:
@@ -189,3 +190,38 @@ def nodes_of(step: Step) -> list[list[Node]]:
 def _intervals(step: Step) -> list[list[Node]]:
     """Return for each rank its only node in fast mode."""
     return [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
+
+
+def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
+    """Split float32 parameters, in order, into groups of at most `max_bytes`, or of one larger parameter."""
+    groups: list[list[nn.Parameter]] = [[]]
+    num_bytes = 0
+    for parameter in parameters:
+        if groups[-1] and num_bytes + 4 * parameter.numel() > max_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(parameter)
+        num_bytes += 4 * parameter.numel()
+    return groups
+
+
+def make_buckets(
+    parameters: Sequence[nn.Parameter], tail_length: int, world: World, compress: str, *, exact: bool, max_bytes: int
+) -> list[Bucket]:
+    """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
+
+    In 16 bits, the gradient of each micro-batch is rounded, and so is every sum of two, within a process and between
+    processes. So sending rounds nothing further, and the sum is the same at any world size.
+
+    Args:
+        tail_length: Number of values summed beside the gradients, never in 16 bits.
+        compress: "none", "bf16" or "fp16".
+    """
+    # The length of a bucket must not depend on a world whose size may change.
+    device, size = parameters[0].device, world.size if world.membership is None else 1
+    dtype = LOW_PRECISION.get(compress, torch.float32)
+    groups = group(parameters, max_bytes)
+    if compress in LOW_PRECISION:
+        groups.append([])  # the tail's own bucket is never rounded
+    buckets = [Bucket(group, 0, size, exact, device, dtype) for group in groups[:-1]]
+    return [*buckets, Bucket(groups[-1], tail_length, size, exact, device)]

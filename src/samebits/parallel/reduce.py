@@ -20,9 +20,8 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
 from samebits.parallel.batch_norm import synchronize
-from samebits.parallel.bucket import Leaf, is_dense
-from samebits.parallel.bucket_sum import BucketSum
-from samebits.parallel.compress import LOW_PRECISION, make_buckets
+from samebits.parallel.bucket import Leaf
+from samebits.parallel.bucket_sum import LOW_PRECISION, BucketSum, make_buckets
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.layer_sums import Suspects
 from samebits.parallel.step_sum import StepSum
@@ -72,7 +71,8 @@ class Reducer(StepSum):
     all micro-batches of a process are in memory at the same time.
 
     Args:
-        model: On its device. Parameters that don't require a gradient are left out; frozen ones stay frozen.
+        model: On its device, as `check_trainable` and `prepare_model` leave it: its trained parameters are float32 and
+            dense. Parameters that don't require a gradient are left out; frozen ones stay frozen.
         world: The ranks.
         exact: Sum in tree order, so that the world size changes no bit. Otherwise in the fastest order.
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
@@ -80,7 +80,6 @@ class Reducer(StepSum):
         compress: How gradients are compressed; None: not at all.
 
     Raises:
-        ValueError: A parameter or buffer is not float32 or not dense in memory, or there is nothing to train.
         ConfigError: The class of a batch norm cannot be synchronized.
     """
 
@@ -94,20 +93,13 @@ class Reducer(StepSum):
         synchronized: bool = False,
         compress: str = "none",
     ) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if not named:
-            raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
-        for name, parameter in named:
-            if parameter.dtype != torch.float32:
-                raise ValueError(f"parameter {name} is {parameter.dtype}: only float32 parameters can be trained")
-            if not is_dense(parameter):
-                raise ValueError(f"parameter {name} has gaps in memory: make it with .contiguous()")
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # As in DDP, every rank starts with rank 0's values.
         collectives.broadcast_tensors(world, [*model.parameters(), *model.buffers()])
         super().__init__(model, world, num_extras)
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
-        self._parameters = [parameter for _, parameter in reversed(named)]
-        self._sizes = [1, num_extras, len(named), len(self._buffers)]
+        self._parameters = trained[::-1]
+        self._sizes = [1, num_extras, len(trained), len(self._buffers)]
         exact = exact or compress in LOW_PRECISION  # in 16 bits a tree loses less than a running sum
         buckets = make_buckets(
             self._parameters,
@@ -143,16 +135,9 @@ class Reducer(StepSum):
         """See `StepSum.backward`."""
         weight = self._weight
         (loss * (weight * self._loss_scale)).backward()  # weighted here: leaves are then only added
-        extras = torch.zeros(self._num_extras, device=self._device) if extras is None else extras
         # A parameter that no micro-batch used has grad None on all ranks: optimizers then skip it, and do not decay it.
-        tail = torch.cat(
-            [
-                torch.zeros(1, device=self._device),
-                extras.detach().float(),
-                self._sum.used(),
-                self._buffers.take_change(),
-            ]
-        )
+        flag = torch.zeros(1, device=self._device)
+        tail = torch.cat([flag, self._extras(extras), self._sum.used(), self._buffers.take_change()])
         self._sum.leaves[-1].put_tail(tail.mul_(weight))
         for number, leaf in enumerate(self._sum.leaves):
             if not leaf.is_done:

@@ -1,10 +1,9 @@
 """How a rank holds the model: a whole copy (`parallel=ddp` and `dp`) or shards of it (`parallel=fsdp`).
 
-The engine works on the protocol `Replica` and rarely needs to know which one it has.
+The engine works on a `Replica` and rarely needs to know which one it has.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,57 +17,7 @@ from samebits.malloc import keep_freed_memory
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
-from samebits.parallel.step_sum import StepSum
-
-
-class Replica(Protocol):
-    """A rank's share of the model's state."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the ranks have to pass through the model together, since none of them has all of it."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that training calls."""
-
-    @property
-    def trained(self) -> nn.Module:
-        """The module whose parameters the optimizer updates."""
-
-    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> StepSum:
-        """Create the object that sums a step over the world; called by all ranks together."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict without copies, in the shapes of the model's own tensors.
-
-        If sharded, each parameter is this rank's part of it, (rows, ...).
-        """
-
-    def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a state with whole tensors, on rank 0; called by all ranks together.
-
-        Args:
-            state: Tensors of the shapes that `state` returns: the weights or their moving average.
-
-        Returns:
-            The tensors by name, in the shapes of the unsharded model.
-        """
-
-    def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """Load a whole model's state_dict from rank 0 on all ranks.
-
-        Args:
-            state: Tensors by name, in the shapes of the unsharded model, on rank 0; None on the others.
-        """
-
-    def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return those tensors of a checkpoint that must be equal on all ranks, by name.
-
-        Args:
-            tensors: Tensors of any shape, by name, from `checkpoint.pack`.
-            optimizer: The optimizer, whose state may be sharded like the parameters.
-        """
+from samebits.parallel.sharded_replica import ShardedReplica
 
 
 class WholeReplica:
@@ -76,6 +25,11 @@ class WholeReplica:
 
     Args:
         module: The module that training calls, if it is not the model: torch's DataParallel around it.
+
+    Attributes:
+        is_sharded: Whether the ranks have to pass through the model together, since none of them has all of it.
+        module: The module that training calls.
+        trained: The module whose parameters the optimizer updates.
     """
 
     is_sharded = False
@@ -86,7 +40,7 @@ class WholeReplica:
             keep_freed_memory()
 
     def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> Reducer:
-        """See `Replica.make_reducer`."""
+        """Create the object that sums a step over the world; called by all ranks together."""
         if order.recheck:
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
         kind = RecoverableReducer if self._world.membership is not None else Reducer
@@ -100,18 +54,32 @@ class WholeReplica:
         )
 
     def state(self) -> Mapping[str, Tensor]:
-        """See `Replica.state`."""
+        """Return the model's state_dict without copies, in the shapes of the model's own tensors.
+
+        If sharded, each parameter is this rank's part of it, (rows, ...).
+        """
         state: Mapping[str, Tensor] = self.trained.state_dict()
         return state
 
     def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """See `Replica.gather_all`. Returns the state itself, which is whole on every rank."""
+        """Return a state with whole tensors, on rank 0; called by all ranks together.
+
+        Args:
+            state: Tensors of the shapes that `state` returns: the weights or their moving average.
+
+        Returns:
+            The tensors by name, in the shapes of the unsharded model: here the state itself, whole on every rank.
+        """
         return state
 
     # Parameters can be changed in place only without autograd.
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """See `Replica.load`."""
+        """Load a whole model's state_dict from rank 0 on all ranks.
+
+        Args:
+            state: Tensors by name, in the shapes of the unsharded model, on rank 0; None on the others.
+        """
         mine = self.state()
         for name, tensor in (state or {}).items():
             if mine[name].data_ptr() != tensor.data_ptr():  # rank 0 may pass the model's own state
@@ -119,8 +87,16 @@ class WholeReplica:
         collectives.broadcast_tensors(self._world, list(mine.values()))
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """See `Replica.comparable`. Returns all tensors."""
+        """Return those tensors of a checkpoint that must be equal on all ranks, by name: here all of them.
+
+        Args:
+            tensors: Tensors of any shape, by name, from `checkpoint.pack`.
+            optimizer: The optimizer, whose state may be sharded like the parameters.
+        """
         return dict(tensors)
+
+
+Replica = WholeReplica | ShardedReplica  # a rank's share of the model's state
 
 
 def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:

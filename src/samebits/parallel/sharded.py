@@ -70,7 +70,7 @@ class Shards(ShardedReplica):
     def make_reducer(
         self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
     ) -> "ShardedReducer":
-        """See `Replica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
+        """See `ShardedReplica.make_reducer`."""
         return ShardedReducer(self.module, self, self._world, num_extras=num_extras)
 
     def whole_shape(self, name: str) -> torch.Size:
@@ -126,8 +126,7 @@ class ShardedReducer(StepSum):
         """See `StepSum.backward`. fully_shard sums the gradients over the ranks."""
         weight = self._weight
         (loss * (weight * self._loss_scale)).backward()
-        extras = torch.zeros(self._num_extras, device=self._tail.device) if extras is None else extras.detach()
-        values = torch.cat([extras.new_zeros(2), extras.float(), self._buffers.take_change()])
+        values = torch.cat([torch.zeros(2, device=self._device), self._extras(extras), self._buffers.take_change()])
         if weight:  # 0 in a padding pass, whose values may not be finite: 0 * inf would be nan
             self._tail.add_(values, alpha=weight)
 

@@ -9,8 +9,10 @@ from torch.optim import Optimizer
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
+from samebits.data.order import Order
 from samebits.errors import ConfigError
 from samebits.malloc import return_freed_memory
+from samebits.parallel.step_sum import StepSum
 
 
 class ShardedReplica(ABC):
@@ -26,6 +28,10 @@ class ShardedReplica(ABC):
     def __init__(self, model: nn.Module, world: World, parameters: Mapping[str, nn.Parameter]) -> None:
         self.module, self._world, self.parameters = model, world, dict(parameters)
         self.trained: nn.Module = nn.ParameterList(self.parameters.values())
+
+    @abstractmethod
+    def make_reducer(self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str) -> StepSum:
+        """See `WholeReplica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
 
     @abstractmethod
     def whole_shape(self, name: str) -> torch.Size:
@@ -70,16 +76,16 @@ class ShardedReplica(ABC):
         return next(other for other, part in self.parameters.items() if part is parts[index])
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """See `Replica.comparable`. Returns the tensors that all ranks have whole: shards differ by design."""
+        """See `WholeReplica.comparable`. Returns the tensors that all ranks have whole: shards differ by design."""
         return {name: tensor for name, tensor in tensors.items() if self.sharded_like(name, tensor, optimizer) is None}
 
     def state(self) -> dict[str, Tensor]:
-        """See `Replica.state`. Returns this rank's parts of the parameters, in the model's own memory."""
+        """See `WholeReplica.state`. Returns this rank's parts of the parameters, in the model's own memory."""
         state: dict[str, Tensor] = self.module.state_dict()
         return {name: self.parameters[name].detach() if name in self.parameters else state[name] for name in state}
 
     def gather_all(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Replica.gather_all`. Gathers in rank 0's host memory; returns an empty dict on the other ranks."""
+        """See `WholeReplica.gather_all`. Gathers in rank 0's host memory; returns an empty dict on the other ranks."""
         whole = {}
         for name, tensor in state.items():
             gathered = self.gather(name, tensor) if name in self.parameters else tensor.detach().cpu()
@@ -90,7 +96,7 @@ class ShardedReplica(ABC):
     # Parameters can be changed in place only without autograd.
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """See `Replica.load`. Only one tensor at a time is whole on the device."""
+        """See `WholeReplica.load`. Only one tensor at a time is whole on the device."""
         for name, here in self.state().items():
             sharded = name in self.parameters
             shape = self.whole_shape(name) if sharded else here.shape
@@ -135,5 +141,3 @@ def _check(model: nn.Module, world: World) -> None:
             problem = f"{name} is the same parameter as {seen[id(parameter)]}"
         if problem is not None:
             raise ConfigError(f"parallel=fsdp cannot shard this model: {problem}", fix="Set parallel=ddp.")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
@@ -88,6 +89,10 @@ class StepSum(ABC):
     def _weight(self) -> float:
         assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
         return self._now.weight
+
+    def _extras(self, given: Tensor | None) -> Tensor:
+        """Return the extra values of a micro-batch, (num_extras,) float32; zeros if there are none."""
+        return torch.zeros(self._num_extras, device=self._device) if given is None else given.detach().float()
 
     def _enter(self, micro_batch: MicroBatch) -> None:
         """Prepare for a micro-batch's gradients."""

@@ -35,7 +35,7 @@ def test_all_exchanges_are_complete_after_finish() -> None:
     exchanges = [Counted(rounds) for rounds in (2, 5, 1)]
     threads = ExchangeThreads()
     for each in exchanges:
-        threads.put(each)
+        threads.put(each.advance)
     threads.finish()
     assert [each.rounds for each in exchanges] == [0, 0, 0]
 
@@ -43,8 +43,8 @@ def test_all_exchanges_are_complete_after_finish() -> None:
 def test_no_exchange_waits_for_the_one_before() -> None:
     begun, first, second = threading.Event(), threading.Event(), threading.Event()
     threads = ExchangeThreads()
-    threads.put(Waiting(second, first))
-    threads.put(Waiting(begun, second))
+    threads.put(Waiting(second, first).advance)
+    threads.put(Waiting(begun, second).advance)
     begun.set()
     threads.finish()
     assert first.is_set()
@@ -53,8 +53,8 @@ def test_no_exchange_waits_for_the_one_before() -> None:
 def test_the_loss_of_a_rank_is_raised_while_another_exchange_waits() -> None:
     end_of_group = threading.Event()
     threads = ExchangeThreads()
-    threads.put(Waiting(end_of_group, threading.Event()))
-    threads.put(Counted(2, RuntimeError("closed by peer")))
+    threads.put(Waiting(end_of_group, threading.Event()).advance)
+    threads.put(Counted(2, RuntimeError("closed by peer")).advance)
     with pytest.raises(RuntimeError, match="closed by peer"):
         threads.finish()
     end_of_group.set()
@@ -72,7 +72,7 @@ def test_threads_add_tiny_numbers_like_the_main_thread() -> None:
     torch.set_flush_denormal(True)
     try:
         threads = ExchangeThreads()
-        threads.put(Adds())
+        threads.put(Adds().advance)
         threads.finish()
     finally:
         torch.set_flush_denormal(False)

@@ -21,17 +21,6 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def test_a_model_with_nothing_to_train_is_refused() -> None:
-    model = nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing to train"):
-        Reducer(model, alone("cpu"))
-
-
-def test_a_parameter_in_double_precision_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"parameter weight is torch\.float64"):
-        Reducer(nn.Linear(2, 2).double(), alone("cpu"))
-
-
 def test_backward_twice_in_one_micro_batch_is_caught() -> None:
     model = nn.Linear(2, 1)
     reducer = Reducer(model, alone("cpu"))

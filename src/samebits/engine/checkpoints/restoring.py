@@ -7,7 +7,7 @@ refused before any tensor is sent. A sharded model reads only each rank's part.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from samebits.engine.job import Job
 from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError, DataError
 from samebits.optim.build import check_state, load_state
+from samebits.parallel.sharded_replica import ShardedReplica
 from samebits.parallel.sharded_state import read_parts
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.run_identity import check_settings
@@ -25,9 +26,6 @@ from samebits.storage.checkpoint import Checkpoint
 from samebits.storage.checkpoint_reader import Opened, Shape, open_checkpoint
 from samebits.storage.manifest import run_of
 from samebits.storage.weights import check_fits, file_limits, load_into
-
-if TYPE_CHECKING:
-    from samebits.parallel.sharded_replica import ShardedReplica
 
 T = TypeVar("T")
 # All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
@@ -130,9 +128,8 @@ def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     if described.average:
         check_fits(job.model, described.average, path)
     check_state(job.optimizer, described.optimizer)
-    parts = read_parts(
-        cast("ShardedReplica", job.replica), job.optimizer, job.world, shapes, opened[0] if opened else None
-    )
+    assert isinstance(job.replica, ShardedReplica)
+    parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened[0] if opened else None)
     return checkpoint.unpack(parts, plain)
 
 

@@ -13,7 +13,7 @@ its turn, and training waits.
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from samebits.config.sections import CheckpointConfig
 from samebits.engine.checkpoints.restoring import restore_job
 from samebits.engine.job import Job
 from samebits.errors import CheckpointError
+from samebits.parallel.sharded_replica import ShardedReplica
 from samebits.parallel.sharded_state import gathering, order_of
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import flush_steps
@@ -31,11 +32,6 @@ from samebits.storage import checkpoint
 from samebits.storage.background import Background, HostCopies
 from samebits.storage.checkpoint import Checkpoint
 from samebits.storage.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from samebits.parallel.sharded_replica import ShardedReplica
-
-T = TypeVar("T")
 
 
 def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -119,8 +115,8 @@ class CheckpointManager:
         is_final = job.is_evaluated() or not job.is_evaluation_due()
         is_kept = self._keeper(job)
         tensors, plain = pack_job(job)
-        if job.replica.is_sharded:
-            whole, fetch = gathering(cast("ShardedReplica", job.replica), job.optimizer, tensors)
+        if isinstance(job.replica, ShardedReplica):
+            whole, fetch = gathering(job.replica, job.optimizer, tensors)
             if self._is_main:
                 self._write(step, whole, plain, best, is_kept if is_final else None, fetch)
             else:

@@ -1,8 +1,10 @@
 """A unit of a sharded model in exact mode: the parameters that are gathered together, and their gradients.
 
-One rank owns each parameter. The parameters of a unit with the same owner lie in one flat tensor, so that a rank sends
-one message to each other rank. On ranks that do not own them, the memory of that tensor is freed and taken again, and
-what autograd has saved keeps pointing to it:
+One rank owns each parameter. It is never split: torch's fused SGD rounds the last values of a tensor, which do not fill
+a vector, differently from the rest, so an update has the same bits at any world size only if each tensor is updated as
+a whole. The parameters of a unit with the same owner lie in one flat tensor, so that a rank sends one message to each
+other rank. On ranks that do not own them, the memory of that tensor is freed and taken again, and what autograd has
+saved keeps pointing to it:
 
     forward     gather | compute | free
     backward    gather | compute | free | send the micro-batch's gradients to the owners
@@ -10,52 +12,37 @@ what autograd has saved keeps pointing to it:
 The owner adds the gradients of all ranks in the order of the micro-batches, in the binary tree of `parallel/tree.py`.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.parallel.bucket import ALIGNMENT, round_up
+from samebits.parallel.bucket import second_gradient
 from samebits.parallel.exchange.part import Message
 from samebits.parallel.exchange.tags import GATHER, REDUCE, bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import Work, post
+from samebits.parallel.layout import Layout
 from samebits.parallel.tree import Node, push
 
 
-class Layout:
-    """Places of tensors in a flat one, in their own strides, each at a multiple of 64 bytes.
+def assign_owners(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    """Assign tensors to ranks, so that the ranks own about equally many values.
 
-    Args:
-        tensors: Dense float32 tensors of any shape, on one device.
+    Largest tensors first, each to the rank with the fewest values so far; the lowest such rank, so that all ranks
+    compute the same. No rank owns more than an even share and one largest tensor.
+
+    Returns:
+        The owner of each tensor.
     """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
-        self._device = tensors[0].device if tensors else torch.device("cpu")
-        self._places: list[tuple[int, int, int]] = []  # start, end, and the start of the next one
-        end = 0
-        for tensor in tensors:
-            start, end = end, round_up(end + tensor.numel(), ALIGNMENT)
-            self._places.append((start, start + tensor.numel(), end))
-        self.length = end
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def allocate(self) -> Tensor:
-        """Return a flat tensor, (length,), whose values are undefined."""
-        return torch.empty(self.length, device=self._device)
-
-    def view(self, values: Tensor, index: int) -> Tensor:
-        """Return the view of a flat tensor, (length,), in the shape and strides of a tensor."""
-        return values.as_strided(*self._shapes[index], self._places[index][0])
-
-    def zero_gap(self, values: Tensor, index: int) -> None:
-        """Set the values of a flat tensor, (length,), behind a tensor to zero: sums carry along whatever is there."""
-        _, end, following = self._places[index]
-        if end < following:
-            values[end:following].zero_()
+    owners = [0] * len(sizes)
+    loads = [(0, rank) for rank in range(num_ranks)]  # a heap
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        load, owner = loads[0]
+        heapq.heapreplace(loads, (load + sizes[index], owner))
+        owners[index] = owner
+    return owners
 
 
 class Piece:
@@ -183,10 +170,7 @@ class ShardUnit:
             RuntimeError: The leaf already has this gradient.
         """
         if parameter not in self.missing:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
-                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
-            )
+            raise second_gradient(parameter)
         self.missing.remove(parameter)
         piece, index = self._places[parameter]
         if factor:

@@ -13,11 +13,9 @@ rounds, rank 0 then waits for round 4 of b0 before round 1 of b1, and rank 1 for
 both forever.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
-from typing import Protocol
+from collections.abc import Callable
 
 from samebits.cluster.world import World
 
@@ -31,13 +29,6 @@ def are_worth_threads(world: World) -> bool:
     return world.gloo_group is not None and world.num_hosts > 1
 
 
-class Exchange(Protocol):
-    """An all-reduce that has been started."""
-
-    def advance(self) -> bool:
-        """See `TreeAllReduce.advance`."""
-
-
 class ExchangeThreads:
     """The threads of one step, one for each exchange.
 
@@ -49,10 +40,10 @@ class ExchangeThreads:
         self._threads: list[threading.Thread] = []
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-    def put(self, exchange: Exchange) -> None:
-        """Advance an exchange until it is complete."""
+    def put(self, advance: Callable[[], bool]) -> None:
+        """Call an exchange's `advance` until it is complete."""
         # A daemon: at the end of the process it may wait for a rank that is lost.
-        thread = threading.Thread(target=self._run, args=(exchange,), name="exchange", daemon=True)
+        thread = threading.Thread(target=self._run, args=(advance,), name="exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -72,9 +63,9 @@ class ExchangeThreads:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, exchange: Exchange) -> None:
+    def _run(self, advance: Callable[[], bool]) -> None:
         try:
-            while not exchange.advance():
+            while not advance():
                 pass
             self._ended.put(None)
         except BaseException as error:  # goes to the main thread

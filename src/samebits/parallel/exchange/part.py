@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.parallel.bucket import ALIGNMENT, round_up
 from samebits.parallel.exchange.tags import RESULT
+from samebits.parallel.layout import ALIGNMENT, round_up
 from samebits.parallel.tree import Node, push
 
 Held = list[tuple[Node, Tensor]]

@@ -9,12 +9,11 @@ in the brackets of `tree.py`:
                                          (`two_level.py`)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, singledispatch
 from typing import Protocol
 
 import torch.distributed as dist
-from torch import Tensor
 
 from samebits.cluster.backends import group_for
 from samebits.cluster.views.waits import wait_for_peers
@@ -30,6 +29,7 @@ SMALL_BYTES = 2 * 1024 * 1024  # sent by a rank; below this, a second round cost
 SAVED_BYTES = 16 * 1024
 # A smaller bucket is sent to all ranks of all machines in one round: two rounds inside the machines take longer.
 FLAT_BYTES = 16 * 1024
+Way = Callable[[Part], Rounds]  # of exchanging the values of a part
 
 
 class Work(Protocol):
@@ -91,7 +91,10 @@ class TreeAllReduce:
     def start(self) -> None:
         """Start the messages of the first round."""
         bucket = self._bucket
-        values = self._own_values()
+        # Where messages can be sent from; the total as well.
+        values = [flat.values.cpu() if self._is_via_host else flat.values for _, flat in bucket.nodes]
+        if self._is_via_host:
+            self._total = values[0] if values else self._total.cpu()
         part = Part(
             rank=self._world.rank,
             members=range(self._world.size),
@@ -124,26 +127,12 @@ class TreeAllReduce:
         self._group = None  # else it would live as long as this step, with its threads
         return True
 
-    def _own_values(self) -> list[Tensor]:
-        """Return the values of this rank's nodes, where messages can be sent from, and put the total there."""
-        mine = [flat.values.cpu() if self._is_via_host else flat.values for _, flat in self._bucket.nodes]
-        if self._is_via_host:
-            self._total = mine[0] if mine else self._total.cpu()
-        return mine
-
     def _post(self, messages: list[Message]) -> None:
         if messages:  # one process may have no group
             # Receives first: gloo notifies the sender of each posted receive. Behind a large send that notification is
             # late, and a slow link then carries one direction at a time (measured by benchmarks/link.py).
             messages.sort(key=lambda message: not message.is_receive)
             self._works = post(self._world, messages, self._group)
-
-
-class Way(Protocol):
-    """A way of exchanging the values of a part."""
-
-    def __call__(self, part: Part) -> Rounds:
-        """Sum a part; see `part.py`."""
 
 
 def way_for(world: World, nodes: list[list[Node]], num_bytes: int) -> Way:
