@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import hostile
-import pytest
 from torch.distributed import TCPStore
 
 from samebits.cluster.signed import Seal, SignedStore
@@ -20,11 +19,11 @@ STATE = NodeState(0, "host", 7, 1, "10.0.0.1", 29500)
 
 
 @contextlib.contextmanager
-def boards(key: str, count: int) -> Iterator[tuple[TCPStore, list[StoreBoard]]]:
+def boards(count: int) -> Iterator[tuple[TCPStore, list[StoreBoard]]]:
     """The parts of several launchers in one exchange."""
     raw = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
     made = [
-        StoreBoard(SignedStore(raw, Seal(key, "run")), 60.0, replace(STATE, pid=10 + number)) for number in range(count)
+        StoreBoard(SignedStore(raw, Seal(KEY, "run")), 60.0, replace(STATE, pid=10 + number)) for number in range(count)
     ]
     try:
         yield raw, made
@@ -33,9 +32,8 @@ def boards(key: str, count: int) -> Iterator[tuple[TCPStore, list[StoreBoard]]]:
             board.leave()
 
 
-@pytest.mark.parametrize("key", [KEY, ""])
-def test_launchers_ignore_states_and_views_that_none_of_them_has_written(key: str, tmp_path: Path) -> None:
-    with boards(key, 2) as (raw, (mine, theirs)):
+def test_launchers_ignore_states_and_views_that_none_of_them_has_written(tmp_path: Path) -> None:
+    with boards(2) as (raw, (mine, theirs)):
         wait_until(lambda: mine.states().keys() == theirs.states().keys() == {0, 1}, LONG_S)
         names = ["state/0", "state/1", "state/2", "view/0", "view/1"]
         for only in range(len(hostile.garbage(tmp_path))):
@@ -50,7 +48,7 @@ def test_launchers_ignore_states_and_views_that_none_of_them_has_written(key: st
 
 
 def test_of_two_launchers_that_begin_a_view_one_succeeds() -> None:
-    with boards(KEY, 2) as (_, both):
+    with boards(2) as (_, both):
         for number, board in enumerate(both):
             board.begin(NodeView(0, ((number, 0, 1),), 1, "10.0.0.1", 29500))
         wait_until(lambda: all(board.view is not None for board in both), LONG_S)
@@ -58,7 +56,7 @@ def test_of_two_launchers_that_begin_a_view_one_succeeds() -> None:
 
 
 def test_a_launcher_whose_state_stands_still_is_lost_and_comes_back() -> None:
-    with boards(KEY, 2) as (_, (mine, theirs)):
+    with boards(2) as (_, (mine, theirs)):
         mine._node_timeout_s = 1.0
         wait_until(lambda: 1 in mine.states(), LONG_S)
         with theirs._lock:  # its thread waits for this before each exchange
@@ -70,7 +68,7 @@ def test_a_launcher_whose_state_stands_still_is_lost_and_comes_back() -> None:
 
 
 def test_an_older_state_written_once_more_is_refused() -> None:
-    with boards(KEY, 2) as (raw, (mine, theirs)):
+    with boards(2) as (raw, (mine, theirs)):
         wait_until(lambda: 1 in mine.states(), LONG_S)
         old = raw.get("state/1")
         theirs.publish(replace(theirs.states()[1], ready=1))

@@ -149,15 +149,14 @@ def store_key(path: Path) -> None:
     from samebits.cluster import collectives, generations, peer_errors, rendezvous
     from samebits.cluster.signed import Seal, SignedStore, error_from_store
     from samebits.config.process_range import ProcessRange, RendezvousConfig
-    from samebits.errors import LaunchError
-    from samebits.launch.nodes import admission, board, rank_claims, waiting
+    from samebits.launch.nodes import admission, waiting
     from samebits.scratch import is_running
     from samebits.watchdog import detector, hang
 
     raw, name = HashStore(), path.name
     raw.set(name, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
     store = SignedStore(raw, Seal())
-    run = RendezvousConfig(ProcessRange(2, 2), "127.0.0.1:1", "run", 1.0, 1.0, 10.0)
+    run = RendezvousConfig(ProcessRange(2, 2), "127.0.0.1:1", "run", 1.0, 1.0, 10.0, path)
     value = store.get(name)
     if (info := rendezvous._rank_info(value)) is not None:
         is_running(info.pid)
@@ -171,7 +170,6 @@ def store_key(path: Path) -> None:
         str(hang.explain(hang.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
     if detector._is_verdict(value, 2):
         str(hang.explain([hang.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
-    f"{board.ended_elsewhere(value)} {board.ended_elsewhere(value).code:d}"
     generations.generation_of(value, 1)
     collectives._count(raw, name)
     store.count(name)
@@ -179,12 +177,6 @@ def store_key(path: Path) -> None:
         admission.compare(record, admission.describe_run(run), has_own_id=False)
     raw.set(waiting.REFUSED, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
     waiting.read_refusal(raw)
-    board.as_state(value, 0)
-    board.as_view(value, 0)
-    if name == "node":
-        raw.set("node/0", path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
-        with contextlib.suppress(LaunchError):
-            rank_claims.claim(store, 0, 2)
 
 
 def message(path: Path) -> None:

@@ -216,7 +216,6 @@ def store_values() -> list[Seed]:
 
     from samebits.cluster.rendezvous import RankInfo
     from samebits.cluster.signed import Seal
-    from samebits.launch.nodes.board import NodeState, NodeView
     from samebits.watchdog.hang import RankStatus
 
     cards = [asdict(RankInfo(rank, 2, "host", 7, "cpu", "auto", 0, nonce="n", network="x")) for rank in (0, 1)]
@@ -226,9 +225,7 @@ def store_values() -> list[Seed]:
         "verdict": {"by": 1, "culprits": [asdict(RankStatus(0, "host", 7, **sign))]},  # type: ignore[arg-type]  # of all types
         "connect verdict": {"what": "lost rank 1", "facts": {"likely": "x"}, "num_lost": 1},
         "watch": {**sign, "beat": 1.5, "work_s": 2.5, "num_steps": 3, "num_micro_batches": 6},
-        "ended": {"code": 4, "text": "it failed"}, "invitation": [1, 2], "node": ["host", 7],
-        "state": asdict(NodeState(0, "host", 7, 2, "10.0.0.1", 29500)),
-        "view": asdict(NodeView(0, ((0, 0, 2), (1, 2, 2)), 4, "10.0.0.1", 29500)),
+        "invitation": [1, 2],
     }  # fmt: skip
     record = {"run": "run", "host": "h", "pid": 7, "user": "u", "folder": "/x", "inode": 5, "shared": {"torch": "2"}}
     plain = {"owner": record, "came": 2}

@@ -37,10 +37,9 @@ class RendezvousConfig:
     join_timeout_s: float  #: Timeout until the minimum number of nodes has joined, seconds.
     last_call_s: float  #: How long a world with enough nodes waits for more, seconds.
     node_timeout_s: float  #: A node without a heartbeat for this long counts as lost, seconds.
+    folder: Path  #: The run folder, from which the launchers read their key unless it is in SAMEBITS_KEY.
     #: This node's rank, if the user gave each node one; node rank 0 is on HOST. None: assigned automatically.
     rank: int | None = None
-    #: The run folder, from which the launchers read their key. None: the key is in SAMEBITS_KEY.
-    folder: Path | None = None
     has_own_id: bool = False  #: Whether the user set the run id. If not, it is derived from the folder's name.
     #: Values that must be equal for all launchers of the run, by name.
     shared: Mapping[str, str] = field(default_factory=dict)

@@ -111,8 +111,7 @@ def run_on_hosts(
 
     try:
         for number, machine in enumerate(machines):
-            running.append(_start(machine, command(number, machine)))
-            _send_key(running[-1], key)
+            running.append(_start(machine, command(number, machine), key))
     except FileNotFoundError:
         raise LaunchError(
             "--hosts needs the command ssh, which was not found",
@@ -138,8 +137,13 @@ def stop_at_eof() -> None:
     # `pop`: a command that the run starts must not stop at the end of its own input.
     if os.environ.pop(STOP_AT_EOF, "") != "1":
         return
-    if key := _first_line():
-        os.environ[KEY] = key
+    line = b""
+    with suppress(OSError):
+        # Byte by byte: a buffered read would take what comes after the line.
+        while len(line) < 1024 and (byte := os.read(0, 1)) not in (b"", b"\n"):
+            line += byte
+    if line:
+        os.environ[KEY] = line.decode(errors="replace")
 
     def wait() -> None:
         with suppress(OSError):
@@ -150,46 +154,25 @@ def stop_at_eof() -> None:
     threading.Thread(target=wait, name="stop-at-eof", daemon=True).start()
 
 
-def _start(machine: RemoteHost, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(machine: RemoteHost, command: Sequence[str], key: str) -> subprocess.Popen[bytes]:
     passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
     variables = [f"{name}={value}" for name, value in {**passed, STOP_AT_EOF: "1", "PYTHONUNBUFFERED": "1"}.items()]
     # One line of shell: change to this folder, or print that it does not exist, and exec the command.
     remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
-    return subprocess.Popen(
-        [
-            "ssh",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            "ServerAliveInterval=5",
-            "-o",
-            "ServerAliveCountMax=3",
-            machine.name,
-            remote,
-        ],
+    options = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    process = subprocess.Popen(
+        ["ssh", *options, machine.name, remote],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         # This process handles Ctrl-C: the machines see the end of their input, and have time to save.
         start_new_session=True,
     )
-
-
-def _send_key(process: subprocess.Popen[bytes], key: str) -> None:
     assert process.stdin is not None
     with suppress(OSError):  # it has ended already, with its own error
         process.stdin.write(f"{key}\n".encode())
         process.stdin.flush()
-
-
-def _first_line() -> str:
-    """Read the first line of standard input, without consuming more."""
-    line = b""
-    with suppress(OSError):
-        # Byte by byte: a buffered read would take what comes after the line.
-        while len(line) < 1024 and (byte := os.read(0, 1)) not in (b"", b"\n"):
-            line += byte
-    return line.decode(errors="replace")
+    return process
 
 
 def _drop_stdout() -> None:

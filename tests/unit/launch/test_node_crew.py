@@ -41,7 +41,7 @@ def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
     monkeypatch.setattr(NodeCrew, "_publish", publish_late)
     shared = SharedFolder(make_shared_folder(tmp_path / "run", "one"), 10.0)
     entry = Entry(train_nothing, (tmp_path, 0), tmp_path, 0.0, "")
-    nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0)
+    nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0, tmp_path)
     crew = NodeCrew(
         entry, Supervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
         nodes=nodes, shared=shared,

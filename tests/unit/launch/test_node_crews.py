@@ -92,7 +92,7 @@ class Run:
     def begin(
         self, size: ProcessRange, join_s: float = 60.0, last_call_s: float = 0.0, timeout_s: float = 2.0
     ) -> Launcher:
-        nodes = RendezvousConfig(size, "127.0.0.1:29500", "run", join_s, last_call_s, timeout_s)
+        nodes = RendezvousConfig(size, "127.0.0.1:29500", "run", join_s, last_call_s, timeout_s, self.folder)
         self.launchers.append(Launcher(self.folder, self.path, "abcd"[len(self.launchers)], nodes))
         return self.launchers[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
@@ -19,7 +20,7 @@ def a_store() -> SignedStore:
 
 
 def nodes(size: int, rank: int | None = 0) -> RendezvousConfig:
-    return RendezvousConfig(ProcessRange(size, size), "127.0.0.1:1", "run", 10.0, 1.0, 10.0, rank=rank)
+    return RendezvousConfig(ProcessRange(size, size), "127.0.0.1:1", "run", 10.0, 1.0, 10.0, Path("runs/a"), rank=rank)
 
 
 def test_unclaimed_ranks_are_known() -> None:

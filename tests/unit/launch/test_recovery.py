@@ -1,6 +1,7 @@
 """After the loss of a process: recovery in the step where it works, by default, and else a restart with its reason."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.config.schema import RunConfig
 from samebits.launch.crew.recovery import STOPPED_S, Recovery, choose_recovery
 
-NODES = RendezvousConfig(ProcessRange(2, 2), "a:29400", "run", 10.0, 1.0, 5.0)
+NODES = RendezvousConfig(ProcessRange(2, 2), "a:29400", "run", 10.0, 1.0, 5.0, Path("runs/a"))
 
 
 def chosen(

@@ -14,7 +14,7 @@ from samebits.launch.nodes import admission, waiting
 
 
 def wait(size: tuple[int, int], num_ready: int, why: waiting.Wait) -> str:
-    nodes = RendezvousConfig(ProcessRange(*size), "a:29400", "run", 60.0, 5.0, 10.0)
+    nodes = RendezvousConfig(ProcessRange(*size), "a:29400", "run", 60.0, 5.0, 10.0, Path("runs/a"))
     return waiting.describe_wait(nodes, num_ready, "NAMES", why, 20.0)
 
 

@@ -100,13 +100,14 @@ class Crew:
         by_number = {member.number: member for member in self._processes.values()}
         return [by_number[number] for number in self._view.members if number in by_number]
 
-    def _start(self, slot: int) -> MemberProcess:
+    def _ranks(self) -> LocalRanks:
+        """Where the processes of this machine stand when they start."""
         # Rank 0 serves the store, not the launcher: the others can then finish and save after the launcher was killed.
-        port = 0 if self._keeps else self._view.port
-        member = start_member(self._entry, self._num_started, slot, LocalRanks(self._num_procs, self._round, port=port))
+        return LocalRanks(self._num_procs, self._round, port=0 if self._keeps else self._view.port)
+
+    def _start(self, slot: int) -> None:
+        self._processes[slot] = start_member(self._entry, self._num_started, slot, self._ranks())
         self._num_started += 1
-        self._processes[slot] = member
-        return member
 
     def _start_all(self, num_procs: int) -> None:
         self._num_procs = num_procs

@@ -23,7 +23,7 @@ from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import Crew
-from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess
 from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
 from samebits.launch.crew.recovery import STOPPED_S, Recovery
 from samebits.launch.crew.shared_files import MemberState, NodeStatus
@@ -102,13 +102,9 @@ class NodeCrew(Crew):
             self._stores = []
             self._shared.leave(self._status(), is_end=not self._is_leaving)
 
-    def _start(self, slot: int) -> MemberProcess:
+    def _ranks(self) -> LocalRanks:
         node, num_procs = self._shared.node, self._num_procs
-        size = max(self._nodes.size.most, node + 1) * num_procs
-        member = start_member(self._entry, self._num_started, slot, LocalRanks(num_procs, 0, node * num_procs, size))
-        self._num_started += 1
-        self._processes[slot] = member
-        return member
+        return LocalRanks(num_procs, 0, node * num_procs, max(self._nodes.size.most, node + 1) * num_procs)
 
     def _status(self) -> NodeStatus:
         states: dict[int, MemberState] = dict.fromkeys(self._done_numbers, "done")

@@ -26,8 +26,7 @@ from samebits.launch.crew.crew_process import Entry, LocalRanks, MemberProcess, 
 from samebits.launch.crew.node_errors import gave_up_waiting
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard, next_view
-from samebits.launch.nodes.rendezvous import NodeRendezvous
-from samebits.launch.nodes.store_calls import ANSWER_S
+from samebits.launch.nodes.rendezvous import ANSWER_S, NodeRendezvous
 from samebits.launch.nodes.waiting import Wait, describe_wait, describe_world
 from samebits.launch.supervisor import GRACE_S, Supervisor, send_signal
 from samebits.launch.worker import WorkerResult
@@ -54,7 +53,7 @@ class RoundCrew(Crew):
         port, rank, serves = self._port.renew(""), self._nodes.rank, rendezvous.serves
         mine = NodeState(0, socket.gethostname(), os.getpid(), num_procs, address, port, rank, serves)
         timeout_s = self._nodes.node_timeout_s
-        self._board = rendezvous.calls.wait(lambda: StoreBoard(rendezvous.store, timeout_s, mine), ANSWER_S)
+        self._board = rendezvous.wait(lambda: StoreBoard(rendezvous.store, timeout_s, mine), ANSWER_S)
         self._state = replace(mine, node=self._board.node)
         self._here: NodeView | None = None  # the view whose processes run; None between two views
         self._last_nodes: set[int] = set()  # nodes of the last view that this one was in
@@ -123,11 +122,11 @@ class RoundCrew(Crew):
         """Enter the next view once it has begun; meanwhile report what this node waits for."""
         board, view, nodes = self._board, self._board.view, self._nodes
         if board.ended is not None:
-            self._rendezvous.calls.query(lambda: self._rendezvous.store.store.add("acknowledged", 1))
+            self._rendezvous.query(lambda: self._rendezvous.store.store.add("acknowledged", 1))
             raise board.ended
         if board.broken or board.silent_s() > nodes.node_timeout_s + ANSWER_S:
             reason = "the connection is broken" if board.broken else f"no answer for {board.silent_s():.0f} s"
-            raise self._rendezvous.calls.lost_store(reason)
+            raise self._rendezvous.lost_store(reason)
         if view is not None and view.number >= self._state.ready:
             mine = [first for node, first, num in view.members if node == board.node and num == self._num_procs]
             if mine and view.number == self._state.ready:

@@ -54,7 +54,6 @@ def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, no
     Raises:
         LaunchError: The run folder is not on a disk that the machines share.
     """
-    assert nodes.folder is not None
     if nonce is not None:
         path = make_shared_folder(nodes.folder, nonce)
         describe_group(path, nodes, key)
@@ -85,9 +84,9 @@ def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
     Raises:
         LaunchError: They have other settings, or this launcher does not have their key.
     """
-    parent = nodes.folder / PARENT if nodes.folder is not None else None
+    parent = nodes.folder / PARENT
     # A link could lead to a folder in which a stranger's record admits this launcher.
-    if parent is None or parent.is_symlink() or not parent.is_dir():
+    if parent.is_symlink() or not parent.is_dir():
         return None
     for path in sorted(parent.iterdir()):
         # A status is written many times in node_timeout_s. Files of a run that was killed cost this wait.

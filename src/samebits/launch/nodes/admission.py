@@ -65,12 +65,11 @@ def publish(store: Store, nodes: RendezvousConfig) -> None:
     Raises:
         CheckpointError: The run folder cannot be created.
     """
-    if nodes.folder is not None:
-        # Other launchers recognize a folder on a shared disk by its inode, wherever the disk is mounted.
-        try:
-            nodes.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_make(nodes.folder, error) from None
+    # Other launchers recognize a folder on a shared disk by its inode, wherever the disk is mounted.
+    try:
+        nodes.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_make(nodes.folder, error) from None
     store.set(OWNER, json.dumps(describe_run(nodes)))
 
 
@@ -132,10 +131,8 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
     # KeyError: a container may run under a user id without a name.
     with suppress(OSError, KeyError):
         user = getpass.getuser()
-    folder = nodes.folder.absolute() if nodes.folder is not None else None
-    if folder is not None:
-        with suppress(OSError):
-            inode = folder.stat().st_ino
+    with suppress(OSError):
+        inode = nodes.folder.stat().st_ino
     shared = dict(nodes.shared)
     if nodes.rank is None:  # otherwise `rank_claims.claim` compares it
         shared["--nodes"] = str(nodes.size)
@@ -144,8 +141,8 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "user": user,
-        "folder": str(folder),
-        "typed": str(nodes.folder or ""),
+        "folder": str(nodes.folder.absolute()),
+        "typed": str(nodes.folder),
         "inode": inode,
         "shared": shared,
     }

@@ -103,11 +103,13 @@ def exchange_key(store: Store, nodes: RendezvousConfig) -> tuple[str, KeyFile | 
     """Choose the key and write the greeting. Only the launcher that serves the rendezvous calls this.
 
     Returns:
-        The key, empty if there is neither SAMEBITS_KEY nor a run folder; and its file, if one was written.
+        The key, and its file, if one was written.
     """
-    given = run_key(os.environ)
-    file = KeyFile(nodes.folder) if not given and nodes.folder is not None else None
-    key = file.key if file is not None else given
+    if key := run_key(os.environ):
+        file = None
+    else:
+        file = KeyFile(nodes.folder)
+        key = file.key
     store.set(_GREETING, nodes_seal(key, nodes).write(_GREETING, {"host": socket.gethostname()}))
     return key, file
 
@@ -124,9 +126,9 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     while time.monotonic() < end:
         if (greeting := peek(store, _GREETING)) is not None:
             # Read at each look, as a network disk may show the file late.
-            key = given or (read_key(nodes.folder) if nodes.folder is not None else "")
+            key = given or read_key(nodes.folder)
             if key is None:
-                problem = f"{nodes.folder / FILE_NAME if nodes.folder else FILE_NAME} is not on this machine"
+                problem = f"{nodes.folder / FILE_NAME} is not on this machine"
             else:
                 try:
                     nodes_seal(key, nodes).read(_GREETING, greeting)

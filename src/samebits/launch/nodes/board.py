@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from samebits.cluster.signed import SignedStore
 
@@ -64,44 +63,6 @@ class EndedOnOtherNode(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code, self.text = code, text
-
-
-def ended_elsewhere(record: Any) -> EndedOnOtherNode:
-    """Parse the end of a run that another node has written into the store; it may be damaged."""
-    is_valid = isinstance(record, dict) and type(record.get("code")) is int and isinstance(record.get("text"), str)
-    if not is_valid or not 0 <= record["code"] <= 255:
-        return EndedOnOtherNode(4, "another node has ended the run")
-    return EndedOnOtherNode(record["code"], record["text"])
-
-
-def as_state(content: Any, node: int) -> NodeState | None:
-    """Parse the state of a node; None if it is damaged: without a key, any program may have written it."""
-    with suppress(TypeError):
-        state = NodeState(**content)
-        numbers = (state.pid, state.num_procs, state.port, state.beat, state.ready, state.pause, state.done)
-        texts, flags, ranks = (state.host, state.address), (state.serves, state.has_left), (type(None), int)
-        is_valid = (
-            all(type(number) is int for number in numbers)
-            and all(type(text) is str for text in texts)
-            and all(type(flag) is bool for flag in flags)
-            and type(state.rank) in ranks
-            and 0 < state.num_procs < 1 << 20
-            and 0 < state.port < 1 << 16
-        )
-        if is_valid and state.node == node:
-            return state
-    return None
-
-
-def as_view(content: Any, number: int) -> NodeView | None:
-    """Parse a view; None if it is damaged."""
-    with suppress(TypeError, ValueError, KeyError):
-        members = tuple((node, first, count) for node, first, count in content["members"])
-        view = NodeView(**{**content, "members": members})
-        numbers = [view.number, view.size, view.port, *(each for member in members for each in member)]
-        if all(type(each) is int for each in numbers) and type(view.address) is str and view.number == number:
-            return view if members else None
-    return None
 
 
 def next_view(number: int, ready: list[NodeState], members: set[int], most: int) -> NodeView:
@@ -190,9 +151,6 @@ class StoreBoard:
         while True:
             state = asdict(replace(mine, node=number))
             first = self._store.put_first(f"state/{number}", state)
-            if as_state(first, number) is None:  # no launcher has written it
-                self._store.put(f"state/{number}", state)
-                return number
             if first == state:
                 return number
             number += 1
@@ -226,15 +184,15 @@ class StoreBoard:
         # After a failure one by one: one call for all waits in vain if another program has removed a key.
         found = dict(enumerate(map(store.get, names) if self._num_failures else store.get_all(names)))
         # Numbers have no gaps, so one key more shows whether there is another node.
-        while (state := as_state(store.get(f"state/{len(found)}"), len(found))) is not None:
-            found[len(found)] = asdict(state)
+        while (content := store.get(f"state/{len(found)}")) is not None:
+            found[len(found)] = content
         # After a pause of this launcher or of the link, how long the others were silent is not known.
         pause_s = max(0.0, now - self._looked_at - self._node_timeout_s / 4)
         for node, content in found.items():
-            state = as_state(content, node)
             before, since = self._seen.get(node, (None, now))
-            if state is not None and (before is None or state.beat > before.beat):  # an older one is a replay
-                self._seen[node] = state, now
+            # None: another program has written it, and it was refused. An older one is a replay.
+            if content is not None and (before is None or content["beat"] > before.beat):
+                self._seen[node] = NodeState(**content), now
             elif before is not None:
                 self._seen[node] = before, since + pause_s
         live = {
@@ -244,7 +202,7 @@ class StoreBoard:
         }
         self._read_views(proposed)
         if self.ended is None and (record := store.get("ended")) is not None:
-            self.ended = ended_elsewhere(record)
+            self.ended = EndedOnOtherNode(**record)
         with self._lock:
             self._states = live
         self._looked_at = now
@@ -259,10 +217,4 @@ class StoreBoard:
                 content = self._store.get(name)
             if content is None:
                 return
-            view = as_view(content, number)
-            if view is None:  # another program has written it
-                if proposed is None or proposed.number != number:
-                    return
-                self._store.put(name, asdict(proposed))
-                view = proposed
-            self.view = view
+            self.view = NodeView(**{**content, "members": tuple(map(tuple, content["members"]))})

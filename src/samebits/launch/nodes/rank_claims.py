@@ -28,9 +28,8 @@ def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
     found = store.put_first(_key(rank), mine)
     if found == mine:
         return
-    is_claim = isinstance(found, list) and [type(item) for item in found] == [str, int]
-    host, pid = found if is_claim else (mine[0], 0)
-    if not is_claim or (host == mine[0] and not is_running(pid)):  # that launcher has died, and was started again
+    host, pid = found
+    if host == mine[0] and not is_running(pid):  # that launcher has died, and was started again
         store.put(_key(rank), mine)
         return
     raise LaunchError(
