@@ -6,6 +6,7 @@ machine removes it. Nothing else is deleted recursively, in particular no path t
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -179,3 +180,33 @@ def _this_machine() -> dict[str, str]:
     except OSError:
         boot = ""
     return {"host": os.uname().nodename, "boot": boot}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file, made if missing. The kernel releases the lock when the process ends, however it ends.
+
+    Without a lock, as on some network file systems, the block runs at once: what two processes do must do no harm.
+    """
+    handle = None
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def check_own_folder(folder: Path) -> None:
+    """Refuse a folder of files that count as this process's own, but that other users could change.
+
+    Raises:
+        PermissionError: It belongs to another user, or every user can write to it.
+    """
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user, who could change the files in it")
+    if status.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, "every user can write to it, and could change the files")

@@ -12,7 +12,7 @@ ROOT = "."  # the modules of the package that are in no folder
 FOLDERS = {
     # What a contributor must know. Target: 30,000.
     "kernel": {
-        ROOT: 1_370,  # the bytes of tensors, from provenance
+        ROOT: 1_410,  # the bytes of tensors, from provenance; locks and own folders of caches, from data
         "cluster": 3_700,  # a recovery that does not return is named; waits for half a message end
         "config": 1_850,
         "data": 4_800,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists

@@ -5,8 +5,9 @@ import json
 import os
 import stat
 import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
@@ -14,7 +15,7 @@ MAX_MEMORY_BYTES = 512 * 1024 * 1024
 _BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
 
-def open_plain(path: Path, flags: int = 0) -> BinaryIO:
+def open_plain(path: Path, flags: int = 0) -> BufferedReader:
     """Open a regular file; `flags` are further ones of `os.open`.
 
     A FIFO, a device or a folder is refused before the first read, which might block or never end.
@@ -40,8 +41,8 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {max_bytes:,} are read", str(path))
-        # With a limit again: the file may have grown since its size was read.
-        return file.read(max_bytes)
+        # With a limit again, as the file may have grown; of its size, as Python reserves memory for the limit.
+        return file.read(size)
 
 
 def json_text(value: object, **options: Any) -> bytes:

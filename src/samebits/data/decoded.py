@@ -26,7 +26,7 @@ import simplejpeg
 
 from samebits.data.images import ByteArray
 from samebits.errors import DataError
-from samebits.scratch import partial_path, sweep_partials
+from samebits.scratch import check_own_folder, partial_path, sweep_partials
 
 LOGGER = logging.getLogger("samebits")
 
@@ -183,11 +183,7 @@ class DecodedPictures:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder to which other users can write, or that has links."""
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, "it belongs to another user, who could change the images in it")
-    if status.st_mode & stat.S_IWOTH:
-        raise OSError(errno.EPERM, "every user can write to it, and could change the images")
+    check_own_folder(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
             if _FOLDERS.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):

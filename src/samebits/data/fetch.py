@@ -1,11 +1,9 @@
 """Download dataset files: verified by checksum, and renamed to their final name when complete."""
 
-import fcntl
 import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -13,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from samebits.errors import DataError
-from samebits.scratch import partial_path, sweep_partials
+from samebits.scratch import locked, partial_path, sweep_partials
 
 LOGGER = logging.getLogger("samebits")
 _CHUNK_BYTES = 1 << 20
@@ -41,7 +39,7 @@ def fetch(download: Download, *, otherwise: str, timeout_s: float = 20.0) -> Non
     """
     try:
         download.path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(download.path):
+        with locked(download.path.with_name(f".{download.path.name}.lock")):
             # Looked for under the lock: another process may have finished the download meanwhile.
             if not download.path.exists():
                 sweep_partials(download.path.parent, download.path.name)
@@ -99,14 +97,3 @@ def _read(url: str, timeout_s: float) -> Iterator[bytes]:
     with urlopen(url, timeout=timeout_s) as response:
         while chunk := response.read(_CHUNK_BYTES):
             yield chunk
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Lock a file beside the given one. The kernel releases the lock when the process ends, however it ends."""
-    lock = path.with_name(f".{path.name}.lock")
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(handle, "rb") as file:
-        with suppress(OSError):  # without locks two processes may download the same file, each to its own partial file
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,7 +7,6 @@ runs Ghostscript), and several raise any kind of exception on a damaged file.
 import errno
 import io
 import os
-import stat
 import struct
 import warnings
 from pathlib import Path
@@ -26,6 +25,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from samebits.config.plain_file import read_plain
 from samebits.errors import DataError, cannot_read
 
 _PLUGINS = (
@@ -58,30 +58,16 @@ _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags
 
 
 def read_content(path: Path | str) -> bytes:
-    """Read a regular file. As `Path.read_bytes`, without the file object, which costs more than the reading.
+    """Read a regular file.
 
     Raises:
         DataError: The file can't be read, is a FIFO or a device, or is too large for an image.
     """
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer.
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(number)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            if status.st_size > MAX_FILE_BYTES:
-                raise too_large(path, status.st_size)
-            content = os.read(number, status.st_size + 1)
-            # A file may grow while it is read.
-            while len(content) <= MAX_FILE_BYTES and (more := os.read(number, 1 << 20)):
-                content += more
-            return content
-        finally:
-            os.close(number)
+        return read_plain(Path(path), MAX_FILE_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise too_large(path, os.stat(path).st_size) from None
         raise damaged(path, error) from error
 
 

@@ -1,8 +1,7 @@
 """Verified checkpoints, read into memory one tensor at a time."""
 
-import errno
 import hashlib
-import stat
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from samebits.config.plain_file import open_plain
 from samebits.errors import CheckpointError, cannot_read
 from samebits.storage.checkpoint import file_of
 from samebits.storage.manifest import (
@@ -54,15 +54,11 @@ def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Open
     limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     for name, expected in manifest_of(path).items():
         try:
-            status = (path / name).stat()
-            # Before `open`, which would wait for a writer if the file is a FIFO.
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            # The size first: hashing a file of terabytes only to refuse it would take hours.
-            if status.st_size != expected.get("bytes"):
-                check_file(path / name, expected, status.st_size, "")
-            check_limit(path / name, status.st_size, limits.get(name))
-            with (path / name).open("rb") as file:
+            with open_plain(path / name) as file:
+                # The size first: hashing a file of terabytes only to refuse it would take hours.
+                if (size := os.fstat(file.fileno()).st_size) != expected.get("bytes"):
+                    check_file(path / name, expected, size, "")
+                check_limit(path / name, size, limits.get(name))
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 check_file(path / name, expected, file.tell(), sha256)
         except OSError as error:

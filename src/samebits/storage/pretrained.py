@@ -1,6 +1,5 @@
 """Pretrained weights: files of torch or safetensors, read without running code, and the part that fits a model."""
 
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.config.explain import wrapped
+from samebits.config.plain_file import open_plain
 from samebits.errors import CheckpointError
 from samebits.storage.torch_file import FETCH, read_torch_file
 from samebits.storage.weights import check_kinds, check_names, read
@@ -137,10 +137,7 @@ def load_strict(model: nn.Module, path: Path) -> None:
 def _start_of(path: Path) -> bytes:
     """Read the first nine bytes of a file, which identify its format."""
     try:
-        # Before `open`, which would wait for a writer if the path is a FIFO.
-        if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path} is not a regular file", fix="Give a file of weights.")
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(9)
     except FileNotFoundError:
         raise CheckpointError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from samebits.bits import as_bytes
+from samebits.config.plain_file import open_plain
 from samebits.errors import CheckpointError
 
 # Names in the format, https://github.com/huggingface/safetensors.
@@ -51,8 +52,8 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file whose header is larger than any model needs."""
-    with path.open("rb") as file:
+    """Refuse a file whose header is larger than any model needs, and what is no regular file."""
+    with open_plain(path) as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _MAX_HEADER_BYTES:
         raise OSError(errno.EFBIG, f"its header has {size:,} bytes, and at most {_MAX_HEADER_BYTES:,} are read")

@@ -20,7 +20,6 @@ from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.store import open_store
 from samebits.errors import LaunchError
 from samebits.launch.nodes import admission
-from samebits.launch.nodes.board import ended_elsewhere
 from samebits.scratch import is_running
 from samebits.watchdog import detector
 
@@ -118,11 +117,6 @@ def test_numbers_that_are_too_large_are_refused() -> None:
     assert not is_running(HUGE)
     record = {"run": "r", "host": "h", "pid": 1, "user": "u", "folder": "f", "inode": float("inf"), "shared": {}}
     assert admission.read_record(json.dumps(record).encode()) is None
-
-
-@pytest.mark.parametrize("code", [256, -1, HUGE, True, "0"])
-def test_an_end_with_a_code_that_no_process_has_is_not_taken_for_a_success(code: object) -> None:
-    assert ended_elsewhere({"code": code, "text": ""}).code == 4
 
 
 def test_slots_of_other_names_are_left_out_of_a_fault_in_the_store() -> None:

@@ -4,14 +4,10 @@ An index counts only for the size and modification time that its shard had. The 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +15,11 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from samebits.config.plain_file import read_plain
 from samebits.data.sources.local_files import Stamp
 from samebits.data.sources.tar_index import ShardIndex, build_index
 from samebits.errors import DataError
-from samebits.scratch import partial_path, sweep_partials
+from samebits.scratch import check_own_folder, locked, partial_path, sweep_partials
 
 LOGGER = logging.getLogger("samebits")
 
@@ -49,7 +46,7 @@ class IndexCache:
         self._folder: Path | None = (folder or base / "samebits" / "tar-index").expanduser()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _check_folder(self._folder)
+            check_own_folder(self._folder)
             sweep_partials(self._folder)
         except OSError as error:
             if folder is not None:
@@ -73,40 +70,13 @@ class IndexCache:
         found = _load(file, path)
         if found is not None:
             return found
-        with _lock(self._folder):
+        with locked(self._folder / "lock"):
             # Looked for again under the lock: another process may have made it meanwhile.
             found = _load(file, path)
             if found is None:
                 found = build_index(path)
                 _save(file, path, found)
         return found
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder to which other users can write: an index decides which bytes are a sample.
-
-    Raises:
-        OSError: It is such a folder.
-    """
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        raise PermissionError(0, "it belongs to another user")
-    if status.st_mode & stat.S_IWOTH:
-        raise PermissionError(0, "every user can write to it")
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lock the folder. The kernel releases the lock when the process ends, however it ends."""
-    handle = None
-    with contextlib.suppress(OSError):  # without locks several processes may make the same index
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def _description(path: str, stamp: Stamp) -> dict[str, Any]:
@@ -136,30 +106,16 @@ def _save(file: Path, path: str, index: ShardIndex) -> None:
 def _load(file: Path, path: str) -> ShardIndex | None:
     """Return the stored index of a shard; None if there is none for its present size and modification time."""
     try:
-        # O_NOFOLLOW refuses a link; without O_NONBLOCK, opening a FIFO would wait for a writer.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as stream:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MAX_INDEX_BYTES:
-                return None
-            content = stream.read()
-        shard = os.stat(path)
+        content, shard = read_plain(file, _MAX_INDEX_BYTES), os.stat(path)
     except OSError:
         return None
-    if _digest(content[:-_DIGEST_BYTES]) != content[-_DIGEST_BYTES:]:
+    content, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if _digest(content) != digest:
         return None  # the machine crashed while the file was written
-    return _parse(content[:-_DIGEST_BYTES], path, Stamp(shard.st_size, shard.st_mtime_ns))
-
-
-def _parse(content: bytes, path: str, stamp: Stamp) -> ShardIndex | None:
-    try:
-        # The metadata is in the header, which safetensors' reader for NumPy leaves out.
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header["__metadata__"]["index"])
-        extensions = tuple(map(str, about.pop("extensions")))
-        if about != _description(path, stamp):
-            return None
-        index = ShardIndex(stamp=stamp, extensions=extensions, **safetensors.numpy.load(content))
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+    # The metadata is in the header, which safetensors' reader for NumPy leaves out.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    about = json.loads(header["__metadata__"]["index"])
+    extensions, stamp = tuple(about.pop("extensions")), Stamp(shard.st_size, shard.st_mtime_ns)
+    if about != _description(path, stamp):
         return None
-    return index if index.is_consistent else None
+    return ShardIndex(stamp=stamp, extensions=extensions, **safetensors.numpy.load(content))

@@ -61,26 +61,6 @@ class ShardIndex:
         missing = np.flatnonzero(~has_one)
         return int(missing[0]) if len(missing) else None
 
-    @property
-    def is_consistent(self) -> bool:
-        """Whether all positions are inside the arrays and the shard."""
-        num_files = len(self.offsets)
-        return bool(
-            len(self.starts) == self.num_samples + 1
-            and len(self.sizes) == len(self.codes) == num_files > 0
-            and self.starts[0] == 0
-            and self.starts[-1] == num_files
-            and (np.diff(self.starts) > 0).all()
-            and (np.diff(self.key_ends, prepend=0) > 0).all()
-            and self.key_ends[-1] == len(self.key_bytes)
-            and (self.codes >= 0).all()
-            and (self.codes < len(self.extensions)).all()
-            and (self.offsets >= 0).all()
-            and (self.sizes >= 0).all()
-            # Not offsets + sizes, whose sum could overflow.
-            and (self.offsets <= self.stamp.size - self.sizes).all()
-        )
-
 
 def build_index(path: str) -> ShardIndex:
     """Make the index of a shard by reading all of its headers.
