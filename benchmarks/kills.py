@@ -10,7 +10,8 @@ Each trial trains a small network for 34 steps on 2 to 6 processes. Processes ar
 in a step, several at once, while the others recover, while a replacement joins, in a save, a validation, after the last
 step, or while the run is being built. At least one process survives. A trial passes if the final weights have the hash
 of an undisturbed run, no step was repeated, survivors have kept their processes, each step has one record, and no
-process, port, shared memory or temporary file is left. A process that is stopped for 0.3 s counts as lost.
+process, port, shared memory or temporary file is left. A process that is stopped for 0.3 s counts as lost. Trials with
+several launchers are described in `node_trials.py`.
 """
 
 from __future__ import annotations

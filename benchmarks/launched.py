@@ -62,7 +62,7 @@ def measure(launcher: list[str], procs: int, num_steps: int) -> list[list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)

@@ -102,14 +102,15 @@ def run(name: str, modes: list[str], images: int, steps: int) -> None:
     torch.set_num_threads(1)
     assignment = read_assignment(os.environ)
     assert assignment is not None
-    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = int(os.environ["RANK"])
     with join(assignment, device="cpu") as world:
         micro_batches = int(os.environ["LINK_MICRO_BATCHES"])
         trainings = [Training(name, mode, world, images, micro_batches, steps) for mode in modes]
         found: dict[str, list[tuple[float, int]]] = {mode: [] for mode in modes}
         for number in range(steps):
             for each in trainings:  # by turns, so that a busy machine slows all of them
-                place(local_rank, as_samebits=each.mode != "ddp")
+                # By rank, not local rank: the namespaces share the cores of this machine.
+                place(rank, as_samebits=each.mode != "ddp")
                 found[each.mode].append(measure(lambda: each.step(number)))  # noqa: B023 - called at once
     lines = {
         each.mode: {

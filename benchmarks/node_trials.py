@@ -22,7 +22,7 @@ from tests.runs import processes_with, records, result, weights
 NUM_STEPS = 34
 WAIT_S = 120.0
 NODE_TIMEOUT_S = 2.0
-LOSSES = ("process", "stopped", "node")
+LOSSES = ("process", "stopped", "node", "seemed")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,13 @@ class NodeTrial:
     Attributes:
         seed: Repeats this trial alone.
         num_nodes: Launchers, with one process each.
-        what: process (kill -9 of one process, which its launcher replaces), stopped (SIGSTOP of one process) or node
-            (kill -9 of a launcher and its process).
+        what: process (kill -9 of one process, which its launcher replaces), stopped (SIGSTOP of one process), node
+            (kill -9 of a launcher and its process) or seemed (SIGSTOP of both until some time after they count as lost:
+            they must not end the run, and may join it again).
         victims: Numbers of the nodes, in the order of their loss; at least one remains whole.
         step: Not before this step.
         delay_s: And so much later, seconds.
-        again_s: Delay of the second loss, seconds.
+        again_s: Delay of the second loss, and of SIGCONT after a node counts as lost, seconds.
     """
 
     seed: int
@@ -106,14 +107,28 @@ def _lose(outcome: Outcome, jobs: list[Job], watch: Watch) -> tuple[list[int], f
         at = time.monotonic()
         if trial.what == "node":
             kill_node(jobs[number])
+        elif trial.what == "seemed":
+            _signal_node(jobs[number], signal.SIGSTOP)
         else:
             for worker in jobs[number].workers():
                 worker.send_signal(signal.SIGKILL if trial.what == "process" else signal.SIGSTOP)
     before = watch.steps[-1][1]
+    if trial.what == "seemed":
+        # The others may wait for it: a process that still holds the lock of the run folder could write there.
+        time.sleep(1.5 * NODE_TIMEOUT_S + trial.again_s)
+        for number in trial.victims:
+            _signal_node(jobs[number], signal.SIGCONT)
     # One step may have been complete already, and not recorded.
     if before + 2 < NUM_STEPS:
         _until(lambda: watch.steps[-1][1] >= before + 2)
     return [pid for number, pids in workers.items() if number not in trial.victims for pid in pids], at
+
+
+def _signal_node(job: Job, number: signal.Signals) -> None:
+    """Send a signal to a launcher and all below it."""
+    launcher = psutil.Process(job.process.pid)
+    for process in [launcher, *launcher.children(recursive=True)]:
+        process.send_signal(number)
 
 
 def _until(condition: Callable[[], bool]) -> bool:
