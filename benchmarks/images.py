@@ -10,8 +10,11 @@ All take a random crop of the image at 224 px, flip it at random, normalize it a
 - Samebits, from JPEG files
 - Samebits, from decoded images (data.cache), filled before
 
-They take turns of a few batches on one core, so that a slower machine slows all. Prints the median over the rounds, and
-the median of the rounds' ratios.
+"Decoder alone" reads and decodes whole images, and does nothing else: the limit of a reader that decodes all of an
+image. Samebits decodes what it needs of the crop. The second table has the whole loaders, with worker processes.
+
+They take turns of a few batches, the first table's on one core, so that a slower machine slows all. Prints the median
+over the rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
+from benchmarks.small_networks import rest_text
+from samebits.cores import describe_other_load
+from samebits.data.images import decode_plain_jpeg
 from samebits.data.keyed import keys
+from samebits.data.loader import Loader
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.data import ImageFiles, open_files
@@ -54,7 +61,7 @@ def image_folder(folder: Path, batch: int) -> Callable[[list[int]], None]:
     return _batches(torchvision.datasets.ImageFolder(str(folder), transform), batch)
 
 
-def v2_tensors(folder: Path, batch: int) -> Callable[[list[int]], None]:
+def v2_images(folder: Path) -> torchvision.datasets.ImageFolder:
     transform = v2.Compose(
         [
             v2.RandomResizedCrop(224, antialias=True),
@@ -67,7 +74,7 @@ def v2_tensors(folder: Path, batch: int) -> Callable[[list[int]], None]:
     def load(path: str) -> Tensor:
         return decode_image(path, ImageReadMode.RGB)
 
-    return _batches(torchvision.datasets.ImageFolder(str(folder), transform, loader=load), batch)
+    return torchvision.datasets.ImageFolder(str(folder), transform, loader=load)
 
 
 def _batches(dataset: torchvision.datasets.ImageFolder, batch: int) -> Callable[[list[int]], None]:
@@ -87,6 +94,40 @@ def samebits(folder: Path, batch: int, **settings: object) -> Callable[[list[int
         for start in range(0, len(indices), batch):
             chosen = np.array(indices[start : start + batch])
             files.finish(files.batch(chosen, keys(0, number, chosen)))
+
+    return run
+
+
+def decoder(folder: Path) -> Callable[[list[int]], None]:
+    files = [folder / path for paths in list_folder(folder, "data.root").values() for path in paths]
+
+    def run(indices: list[int]) -> None:
+        for index in indices:
+            decode_plain_jpeg(files[index].read_bytes())
+
+    return run
+
+
+def data_loader(folder: Path, batch: int, workers: int) -> Callable[[list[int]], None]:
+    dataset = v2_images(folder)
+
+    def run(indices: list[int]) -> None:
+        for _ in torch.utils.data.DataLoader(dataset, batch, sampler=indices, num_workers=workers):
+            pass
+
+    return run
+
+
+def loader(folder: Path, batch: int, workers: int, **settings: object) -> Callable[[list[int]], None]:
+    files = samples(folder, **settings)
+
+    def run(indices: list[int]) -> None:
+        chosen = [np.array(indices[start : start + batch]) for start in range(0, len(indices), batch)]
+        requests = [(each, keys(0, 0, each)) for each in chosen]
+        stream = Loader(files, lambda: iter(requests), torch.device("cpu"), num_workers=workers)
+        for request in requests:
+            stream.batch(*request)
+        stream.close()
 
     return run
 
@@ -131,8 +172,10 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=count, default=16, help="images per batch (%(default)s)")
     parser.add_argument("--pictures", type=count, default=128, help="images per round (%(default)s)")
+    parser.add_argument("--workers", type=count, default=2, help="of the whole loaders (%(default)s)")
     arguments = parser.parse_args()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {Image.__version__}, one core")
     try:
@@ -146,9 +189,19 @@ def main() -> None:
         print(f"{arguments.data.name}, {len(indices)} images, batches of {arguments.batch}")
         ways = {
             "ImageFolder, Pillow, transforms": image_folder(arguments.data, arguments.batch),
-            "v2 on tensors": v2_tensors(arguments.data, arguments.batch),
+            "v2 on tensors": _batches(v2_images(arguments.data), arguments.batch),
+            "decoder alone": decoder(arguments.data),
             "Samebits, JPEG files": samebits(arguments.data, arguments.batch),
             "Samebits, decoded pictures": cached,
+        }
+        measure(ways, indices, arguments.rounds)
+        os.sched_setaffinity(0, cores)
+        print(f"whole loaders, {arguments.workers} workers on {len(cores)} cores, {rest_text(describe_other_load())}")
+        given = arguments.data, arguments.batch, arguments.workers
+        ways = {
+            "DataLoader, v2 on tensors": data_loader(*given),
+            "Samebits, JPEG files": loader(*given),
+            "Samebits, decoded pictures": loader(*given, cache=Path(place)),
         }
         measure(ways, indices, arguments.rounds)
 

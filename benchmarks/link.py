@@ -129,6 +129,7 @@ def main() -> int:
                 print("|", " | ".join([*texts, ", ".join(names)]), "|", flush=True)
             for host in machines if rate else []:
                 host.unslow()
+    print(f"\nat the end: {rest_text(describe_other_load())}")
     return int(has_missed)
 
 

@@ -88,9 +88,9 @@ def job_of(
     return make_job(config, build, world)
 
 
-def rest_text(*loads: tuple[str, bool]) -> str:
+def rest_text(load: tuple[str, bool], *loads: tuple[str, bool]) -> str:
     """Return "at rest" if `describe_other_load` has measured each time that other programs use little."""
-    busy = [text or "the load is unknown" for text, is_notable in loads if is_notable or not text]
+    busy = [text or "the load is unknown" for text, is_notable in (load, *loads) if is_notable or not text]
     return f"not at rest: {busy[0]}" if busy else "at rest"
 
 
