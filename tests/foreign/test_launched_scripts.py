@@ -27,9 +27,9 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
     return starter.run_files([FOLDER / "launch_worker.py"], procs, sizes, script, *arguments)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "spawned", "gan", "averaged", "mnist"])
+@pytest.mark.parametrize("name", ["imagenet", "spawned", "gan", "averaged", "mnist", "accumulation", "numbered number"])
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
-    assert len({launch(warm, name, procs).sha256 for procs in (1, 2, 3)}) == 1
+    assert len({launch(warm, *name.split()[:1], procs, *name.split()[1:]).sha256 for procs in (1, 2, 3, 4)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,10 @@ def test_an_unmodified_script_resumes_on_another_number(
 
 
 REFUSED = [
-    ("accumulation", (), 2, "the loop called optimizer.step() in some micro-batches of a step only", ""),
+    ("numbered", ("counter",), 1, "the training loop ends after a number of passes", "+            step = loader.step"),
+    ("numbered", ("range",), 1, "the training loop ends after a number of passes", "while loader.step < STEPS:"),
+    ("numbered", ("rate",), 2, "lr of the optimizer changed within a step", "f(loader.step)"),
+    ("numbered", ("ahead",), 2, "a batch is read before the one before it is trained on", "num_workers"),
     ("no_loader", (), 2, "backward() outside of the loop over the training data", "+model, optimizer, loader = "),
     ("collective", ("loss",), 2, "all_reduce() in the training loop", "-        dist.all_reduce(count)"),
     (

@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 860,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
-        "own_loop": 4_070,  # samebits launch: kinds of public scripts, tensors that passes carry; habits of loops
+        "own_loop": 4_300,  # samebits launch: what loops count, schedules by hand, tensors that passes carry
         "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff

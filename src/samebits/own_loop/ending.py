@@ -87,6 +87,9 @@ class Iteration:
     def _fault(self) -> TrainError | None:
         """Return what is wrong with leaving the loop here, after training; None: nothing."""
         loop, body = self._loop, self._loop.place()
+        counts = loop.habits.has_counted_steps
+        if loop.habits.ends_by_number and body is not None and body[0] == 1 and not loop.has_backward:
+            body, counts = None, True  # it has read a batch of the next step
         if body is not None and not loop.has_acted:
             return TrainError(
                 "the loop over the exact loader ended inside a step",
@@ -97,7 +100,7 @@ class Iteration:
                 fix="Write: for batch in loader. To stop earlier: if loader.sync_gradients and loader.step == STEPS: "
                 "break. loader.micro_batches_per_epoch is the number of bodies of a pass.",
             )
-        if loop.step < self._stop and not loop.habits.has_counted_steps:
+        if loop.step < self._stop and not counts:
             return TrainError(
                 "the loop over the exact loader ended within an epoch",
                 given=f"after {self.num_read:,} bodies and step {loop.step:,} of {self._stop:,}",

@@ -31,14 +31,20 @@ def check_finite(trained: Sequence[Trained], step: Step) -> None:
     )
 
 
-def check_settings(trained: Sequence[Trained], step: Step) -> None:
-    """Check that the optimizers' settings are those from the step's begin."""
+def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> None:
+    """Check at the end of a micro-batch that the loop has set what it set in the step's first one, for each optimizer.
+
+    In the last one it stays, as what a usual loop sets once a step. Before that, it is undone.
+    """
     for each in trained:
-        for before, now in zip(each.settings, each.read_settings(), strict=False):
+        # torch's mark of a scheduler on the optimizer that it was made for: it moves on even if its change is undone.
+        is_scheduled = hasattr(each.optimizer.step, "_wrapped_by_lr_sched")
+        first = each.settings if is_scheduled else each.set_first
+        seen = each.read_settings() if is_scheduled else [*each.set_at_step, *each.read_settings()]
+        each.set_first = each.set_first or seen
+        for before, now in zip(first if not (is_last and is_scheduled) else (), seen, strict=False):
             names = [name for name in now if before.get(name) != now[name]]
             if names:
-                # torch's mark of a scheduler on the optimizer that it was made for
-                is_scheduled = hasattr(each.optimizer.step, "_wrapped_by_lr_sched")
                 raise TrainError(
                     f"{names[0]} of the optimizer changed within a step: {before.get(names[0])} -> {now[names[0]]}",
                     given=f"step {step.number:,}, {len(step.micro_batches)} micro-batches on this rank",
@@ -50,6 +56,8 @@ def check_settings(trained: Sequence[Trained], step: Step) -> None:
                     if is_scheduled
                     else f"Set it from loader.step, equal in all passes of a step: {names[0]} = f(loader.step).",
                 )
+        if not is_last:
+            each.restore_settings()
 
 
 def check_strays(trained: Trained, step: Step) -> None:

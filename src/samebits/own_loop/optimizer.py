@@ -71,8 +71,7 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
-        if loop.is_inside:
-            loop.on_zero_grad(number)
+        loop.on_zero_grad(number)
         base.zero_grad(self, set_to_none)
 
     # A scheduler that exists already has put a function of its own onto the optimizer.
@@ -166,8 +165,7 @@ def attach_module(module: nn.Module, loop: ExactLoop) -> None:
     base = type(module)
 
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        if loop.is_inside:
-            loop.on_module_zero_grad(self)
+        loop.on_module_zero_grad(self)
         base.zero_grad(self, set_to_none)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

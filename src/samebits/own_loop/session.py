@@ -135,7 +135,7 @@ class ExactLoop:
             self._begin_step(step)
         else:
             self._buffers.drop_changes()
-            mistakes.check_settings(self._trained, step)
+            mistakes.check_settings(self._trained, step, is_last=False)
             self._guard.check(step.number)
         for trained in self._trained:
             trained.begin()
@@ -179,6 +179,8 @@ class ExactLoop:
         assert self._step is not None
         if self.habits.num_forwards:  # after the update: before it they were counted as those of the body
             self._buffers.drop_changes()
+        if not self.habits.counts_steps:  # otherwise it may set another value in the last one
+            mistakes.check_settings(self._trained, self._step, is_last=True)
         self.habits.end_step(self._trained, self._step)
 
     def leave(self) -> None:
@@ -264,6 +266,7 @@ class ExactLoop:
             return
         trained.is_closed = self.habits.has_trained = True
         trained.num_calls += 1
+        trained.set_at_step = trained.read_settings()
         if self.is_last:
             assert self._step is not None
             self.habits.check_calls([trained], self._step)
@@ -286,15 +289,20 @@ class ExactLoop:
     def on_zero_grad(self, number: int) -> None:
         """Note that the loop has called `zero_grad()` of an optimizer: gradients before it do not count."""
         trained = self._trained[number]
-        if not trained.is_closed:  # otherwise it is the usual call after step()
+        if not self.is_inside:
+            trained.forget_gradients()
+        elif not trained.is_closed:  # otherwise it is the usual call after step()
             trained.drop_gradients()
 
     def on_module_zero_grad(self, module: nn.Module) -> None:
         """Note that the loop has called `zero_grad()` of a module, as `on_zero_grad`."""
         named = set(module.parameters())
         for number, trained in enumerate(self._trained):
-            if trained.has_gradients and not named.isdisjoint(trained.parameters):
+            if named.isdisjoint(trained.parameters):
+                continue
+            if self.is_inside and trained.has_gradients:
                 mistakes.check_whole(trained, named)
+            if not self.is_inside or trained.has_gradients:
                 self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:

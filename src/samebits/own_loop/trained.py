@@ -28,6 +28,8 @@ class Trained:
         is_closed: Whether the loop has called `step()` in the current micro-batch.
         num_calls: Number of calls of `step()` in the current step.
         settings: Settings of each parameter group at the start of the step.
+        set_at_step: Those that the loop had set when it called `step()` in the current micro-batch.
+        set_first: Those that the first micro-batch of the step had, at `step()` and at its end.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
         buffers: Sent in the messages of the gradients; None: in messages of their own.
     """
@@ -42,6 +44,8 @@ class Trained:
         self.num_calls = 0
         self.buffers: BufferSum | None = None
         self.settings: list[dict[str, Any]] = []
+        self.set_at_step: list[dict[str, Any]] = []
+        self.set_first: list[dict[str, Any]] = []
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
         self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
@@ -68,6 +72,11 @@ class Trained:
             {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
             for group in self.optimizer.param_groups
         ]
+
+    def restore_settings(self) -> None:
+        """Set those from the start of the step."""
+        for group, before in zip(self.optimizer.param_groups, self.settings, strict=False):
+            group.update(before)
 
     def refresh(self) -> list[nn.Parameter]:
         """Follow parameters that were frozen, unfrozen or added since the last step.
@@ -96,12 +105,12 @@ class Trained:
         """Start a step."""
         self._step, self._done, self._active, self._totals = step, [], {}, {}
         self.num_calls, self.is_pending = 0, False
-        self._void, self.settings = set(), self.read_settings()
+        self._void, self.settings, self.set_first = set(), self.read_settings(), []
 
     def begin(self) -> None:
         """Start a micro-batch."""
         self.is_closed, self._touched, self._dropped = False, set(), set()
-        self._replaced = []
+        self._replaced, self.set_at_step = [], []
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -197,6 +206,10 @@ class Trained:
             self._totals = {}
         self._void |= self._touched
         self._dropped |= self._touched
+
+    def forget_gradients(self) -> None:
+        """Drop those of steps in which `step()` was not called."""
+        self._carried = {}
 
     def end_step(self) -> None:
         """Keep the gradients of a step in which `step()` was not called: the next step's are added to them."""

@@ -1,6 +1,7 @@
 """What of a script only the garbage collector knows: the modules that it trains, and what it keeps between bodies."""
 
 import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+
+from samebits.own_loop.optimizer import SCALER_FILE
 
 Noted = list[tuple[weakref.ref[Tensor], int]]  # tensors with their versions
 
@@ -80,20 +83,30 @@ class CarryWatch(TorchFunctionMode):
         self._carried: list[Tensor] = []  # also what was computed from them; alive, so that ids are not used again
         self._ids: set[int] = set()
         self._num_bodies, self._is_entered = 0, False
+        self._refuse_loss: Callable[[], Any] | None = None
 
     def begin(self, place: tuple[int, int] | None) -> None:
         """Start a body, by its place in the step."""
         self._num_bodies += 1
         if self._carried:
-            self._is_entered = True
-            self.__enter__()  # type: ignore[no-untyped-call]
+            self._enter()
         elif self._num_bodies > 1 and place is not None and place[0] < place[1] and self._before is None:
             self._before = note_tensors(self._models)
+
+    def forbid(self, refuse: Callable[[], Any]) -> None:
+        """Call `refuse` if the script computes anything with gradients before the backward pass of this body."""
+        self._refuse_loss = refuse
+        self._enter()
+
+    def _enter(self) -> None:
+        if not self._is_entered:
+            self._is_entered = True
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Stop at the backward pass: torch has taken this mode off while it calls that one."""
         if self._is_entered:
-            self._carried, self._ids = [], set()
+            self._carried, self._ids, self._refuse_loss = [], set(), None
 
     def end(self) -> None:
         """End a body, before the next batch is read, or the loop."""
@@ -112,11 +125,18 @@ class CarryWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and follow the tensors."""
         result = func(*args, **(kwargs or {}))
+        # GradScaler multiplies by a constant.
+        if self._refuse_loss and sys._getframe(1).f_code.co_filename != SCALER_FILE and _has_grad(result):
+            self._refuse_loss()
         if any(id(each) in self._ids for each in _tensors_in([args, kwargs])):
             self._carry(list(_tensors_in(result)))
-            if any(each.requires_grad for each in _tensors_in(result)):
+            if _has_grad(result):
                 self._refuse()
         return result
+
+
+def _has_grad(value: Any) -> bool:
+    return any(each.requires_grad for each in _tensors_in(value))
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

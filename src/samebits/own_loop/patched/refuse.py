@@ -95,6 +95,19 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Leave it out, or keep it in a buffer that changes once a step, and that its module's class lists: "
         "averaged_buffers = ('center',).",
     ),
+    "counted": (
+        "the training loop ends after a number of passes",
+        "A step has several passes on each process, and how many depends on the processes.",
+        "Count steps instead, with `while {loader}.step < STEPS:` around the loop, or with the number of enumerate() "
+        "before the batch is trained on:",
+        "step = {loader}.step  # after optimizer.step()",
+    ),
+    "ahead": (
+        "a batch is read before the one before it is trained on",
+        "The script reads ahead, as a prefetcher does, or it reads batches without training on them. Gradients would "
+        "count for another batch.",
+        "Read each batch where it is trained on: for batch in loader. num_workers of the DataLoader reads ahead.",
+    ),
     "average": (
         "weights are averaged by hand in the training loop",
         "The average would move once a micro-batch, whose number depends on the processes.",

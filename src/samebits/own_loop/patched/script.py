@@ -14,7 +14,7 @@ From the first training iteration on it sees the processes that run (ADR 64).
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.errors import ConfigError
 from samebits.frames import callers, is_user
+from samebits.own_loop.counters import LoopText
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
@@ -71,6 +72,8 @@ class Script:
         self._watch = AverageWatch(self._models)
         self._carry = CarryWatch(self._models, self._refuse_carried)
         self._loop: ExactLoop | None = None
+        self._text: LoopText | None = None  # of the loop that has read the last batch
+        self._num_bodies, self._numbers_steps, self._has_trained = 0, False, False
         self.is_by_hand = False  # whether the script has an exact loop of its own
         self.has_world = False  # whether the script has made a process group, so that it knows its rank
         self.has_loaded = False  # whether it has loaded the state of an optimizer
@@ -89,6 +92,10 @@ class Script:
     def note(self, part: Any) -> None:
         """Note an object that the script has made, with its line."""
         self._made[part] = user_line()
+        # In the modules of the script only: torch.compile compares with Python's own.
+        for module in [getattr(each, "__dict__", {}) for each in list(sys.modules.values())]:
+            if is_user(str(module.get("__file__") or "<")):
+                module.setdefault("enumerate", self.enumerate)
 
     def all_of(self, kind: type) -> list[Any]:
         """Return the objects of a class that the script has made."""
@@ -136,11 +143,17 @@ class Script:
             yield batch
 
     def _bodies(self, loader: ExactLoader, line: str) -> Iterator[Any]:
-        batches = iter(loader)
+        batches, habits = iter(loader), loader.loop.habits
         try:
             for batch in batches:
+                if not self._has_trained:  # before that, it may look at a batch elsewhere
+                    self._text = text = LoopText(callers(sys._getframe(1)), self._data)
+                    self._numbers_steps, habits.ends_by_number = not text.divides, text.ends_by_number
+                self._num_bodies += 1
                 self._carry.begin(loader.loop.place())
                 yield batch
+                if not (self._has_trained or habits.num_forwards):
+                    raise refusal("ahead", line)
                 self._carry.end()
                 if self._watch.finds_average():
                     raise refusal("average", line)
@@ -150,6 +163,22 @@ class Script:
             batches.close()  # type: ignore[attr-defined]  # a generator
             if (fault := loader.loop.habits.fault) is not None:
                 fault.slots.setdefault("where", line)
+
+    def enumerate(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Number items as Python's `enumerate()` does, but the passes of a step have the same number."""
+        return enumerate(items, start) if torch.compiler.is_compiling() else self._count(iter(items), start)
+
+    def _count(self, items: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:
+        number, bodies, step = start - 1, 0, None
+        for item in items:
+            before, step = step, self.exact.loop.step if self.exact is not None and self._is_inside() else None
+            # What is numbered within a pass, or outside of the loop, reads no batches of it.
+            reads_batches = self._numbers_steps and step is not None and self._num_bodies > bodies
+            number += not reads_batches or step != before
+            if reads_batches and self.exact is not None:
+                self.exact.loop.habits.is_numbered = True
+            bodies = self._num_bodies
+            yield number, item
 
     def end(self) -> None:
         """Print the hash of the final weights and buffers on rank 0, by which runs are compared."""
@@ -168,6 +197,9 @@ class Script:
         if self.exact is None or not self._is_inside():
             raise refusal("backward", user_line(), read=self._read)
         self._carry.stop()
+        if not self._has_trained and self._text is not None and self._text.counted_end:
+            raise refusal("counted", self._text.counted_end, loader=self._text.reader or "loader")
+        self._has_trained = True
         record, self.record = self.record, None
         if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
             raise refusal("weights", user_line(), **record, begin=self.exact.position()["step"])
@@ -228,8 +260,15 @@ class Script:
         every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
         gradients = {each.data_ptr() for each in every}
         is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
-        if is_large or not self.exact.loop.has_backward:
-            raise refusal("collective", user_line(), part=name)
+        line = user_line()
+
+        def refuse() -> None:
+            raise refusal("collective", line, part=name)
+
+        if is_large:
+            refuse()
+        if not self.exact.loop.has_backward:  # a loss for the log, if nothing of the loss is computed from here on
+            self._carry.forbid(refuse)
 
     def _is_inside(self) -> bool:
         return self.exact is not None and self.exact.loop.is_inside
