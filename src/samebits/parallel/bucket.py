@@ -107,6 +107,8 @@ class Bucket:
         self.length = round_up(self.tail_start + tail_length, ALIGNMENT * num_chunks)
         self.nodes: list[tuple[Node, Flat]] = []  #: This process's nodes of the tree, each with its sum.
         self.result: Flat | None = None  #: Sum over all ranks in float32, after `settle`.
+        #: Whether `take` waits for `add_given`. On a GPU the starts of kernels would take longer than they do.
+        self.moves_together = device.type == "cuda" and dtype == torch.float32
         self.next_leaf = 0  #: Index of the next micro-batch to enter the tree.
         self._free: list[Flat] = []
         self._float32 = Flat(self, torch.float32) if dtype != torch.float32 else None
@@ -191,19 +193,21 @@ class Bucket:
         """
         parameter = self._first_gradient(leaf, index)
         assert parameter.grad is not None
-        is_added = index in leaf.flat.written
-        leaf.flat.written.add(index)
-        if self.dtype != torch.float32:
-            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
-            rounded = parameter.grad.mul(factor).to(self.dtype)
-            view = leaf.flat.views[index]
-            view.add_(rounded) if is_added else view.copy_(rounded)
-        elif is_added:
-            leaf.flat.views[index].add_(parameter.grad, alpha=factor)
-        elif factor == 1.0:
-            leaf.flat.views[index].copy_(parameter.grad)
+        if self.moves_together:
+            leaf.given[index] = parameter.grad
         else:
-            torch.mul(parameter.grad, factor, out=leaf.flat.views[index])
+            is_added = index in leaf.flat.written
+            leaf.flat.written.add(index)
+            view, values = leaf.flat.views[index], parameter.grad
+            if is_added or self.dtype != torch.float32:
+                # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+                # A factor in `add_` would be multiplied and added with one rounding, which tiny products show.
+                values = (values if factor == 1.0 else values * factor).to(self.dtype)
+                view.add_(values) if is_added else view.copy_(values)
+            elif factor == 1.0:
+                view.copy_(values)
+            else:
+                torch.mul(values, factor, out=view)
         # Otherwise the next micro-batch's backward would add to this gradient.
         parameter.grad = None
 
@@ -226,16 +230,17 @@ class Bucket:
 
     def add_given(self, leaf: Leaf, weight: float) -> None:
         """Multiply the gradients that wait in a leaf by the micro-batch's weight, and add or copy them into it."""
-        if not leaf.given:
-            return
-        views, values = [leaf.flat.views[index] for index in leaf.given], tuple(leaf.given.values())
-        if weight != 1.0:
-            # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
-            values = torch._foreach_mul(values, weight)
         # One call for all gradients of a leaf: the calls of single ones take longer than the sums.
-        (torch._foreach_add_ if leaf.is_joining else torch._foreach_copy_)(views, values)
-        leaf.flat.written.update(leaf.given)
-        leaf.given = {}
+        for is_added in (False, True):
+            chosen = [index for index in leaf.given if (index in leaf.flat.written) == is_added]
+            if not chosen:
+                continue
+            views, values = [leaf.flat.views[index] for index in chosen], [leaf.given.pop(index) for index in chosen]
+            if weight != 1.0:
+                # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
+                values = list(torch._foreach_mul(values, weight))
+            (torch._foreach_add_ if is_added else torch._foreach_copy_)(views, values)
+            leaf.flat.written.update(chosen)
 
     def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
         parameter = self.parameters[index]

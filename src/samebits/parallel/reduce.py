@@ -141,7 +141,7 @@ class Reducer(StepSum):
         self._sum.leaves[-1].put_tail(tail.mul_(weight))
         for number, leaf in enumerate(self._sum.leaves):
             if not leaf.is_done:
-                self._end(number)
+                self._complete(number)
 
     def reduce(self, flag: float = 0.0) -> None:
         """See `StepSum.reduce`."""
@@ -173,7 +173,7 @@ class Reducer(StepSum):
             bucket.take(leaf, index, 1.0 / self._loss_scale)
             # The last bucket waits for its tail; the others can be sent while backward continues.
             if not leaf.missing and not is_last:
-                self._end(number)
+                self._complete(number)
 
         return take
 
@@ -182,6 +182,10 @@ class Reducer(StepSum):
         assert self._step is not None, "begin(step) comes first"
         self._sum.start_leaves(micro_batch.index)
         self._now = micro_batch
+
+    def _complete(self, number: int) -> None:
+        self._sum.buckets[number].add_given(self._sum.leaves[number], 1.0 / self._loss_scale)
+        self._end(number)
 
     def _end(self, number: int) -> None:
         # The small messages of synchronized batch norm would queue behind these.

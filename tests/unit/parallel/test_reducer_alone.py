@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import alone
 from samebits.data.order import Order, Step
+from samebits.parallel.bucket import Bucket
 from samebits.parallel.reduce import Reducer
 
 
@@ -94,3 +95,26 @@ def test_dropout_follows_from_the_micro_batch_alone() -> None:
     half = len(masks) // 2
     assert all(torch.equal(one, two) for (_, one), (_, two) in zip(masks[:half], masks[half:], strict=True))
     assert not torch.equal(masks[0][1], masks[1][1])
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_gradients_that_are_moved_together_have_the_same_bits(
+    loss_scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, found = torch.randn(12, 3), []
+    for together in (False, True):  # True: as on a GPU
+        # A property takes the place of the attribute, whatever the device.
+        monkeypatch.setattr(
+            Bucket, "moves_together", property(lambda _, it=together: it, lambda *_: None), raising=False
+        )
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+        reducer, step = Reducer(model, alone("cpu")), first_step(12)
+        reducer.begin(step, loss_scale)
+        for micro in step.micro_batches:
+            with reducer.micro_batch(micro):
+                reducer.backward(model(inputs[micro.indices]).square().mean())
+        reducer.reduce()
+        found.append(gradients(model))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
