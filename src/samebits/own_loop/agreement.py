@@ -2,11 +2,12 @@
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
@@ -21,6 +22,8 @@ from samebits.portable.scripts import own_kernels
 from samebits.provenance.fingerprint import code_digests, digest_of_sizes
 
 NUM_SAMPLES = 4  # that are read, spread over the dataset
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_MAX_ITEMS = 100  # of a list that is compared
 
 
 def check_equal_state(loop: ExactLoop, world: World) -> None:
@@ -46,7 +49,7 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
             fix="Do on every rank what changes the model. Before a validation, call model.eval().",
         )
     # A warning: what forward only notes, such as its last loss, changes no result.
-    for name, values in (_compare(world, loop.attributes()) if world.size > 1 else {}).items():
+    for name, values in (_compare(world, _attributes(loop.modules)) if world.size > 1 else {}).items():
         if world.is_main:
             warnings.warn(
                 f"the attribute {name} of the model differs between the ranks ({values}): forward sets it from the "
@@ -54,6 +57,23 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
                 "before training, or call the model once with the same batch on all ranks.",
                 stacklevel=2,
             )
+
+
+def _attributes(modules: Sequence[nn.Module]) -> dict[str, str]:
+    """Return the plain values of the modules' attributes, such as numbers and lists of them, as text by name."""
+    return {
+        f"{number}.{name}.{key}" if number else f"{name}.{key}".lstrip("."): repr(value)
+        for number, root in enumerate(modules)
+        for name, module in root.named_modules()
+        for key, value in vars(module).items()
+        if key not in _OF_EVERY_MODULE and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= _MAX_ITEMS and all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
 
 
 def check_same_script(world: World, settings: Mapping[str, Any]) -> None:

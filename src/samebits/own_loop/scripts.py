@@ -1,9 +1,21 @@
-"""Recognize a script with an exact loop. Imports no torch, so that a wrong source is answered at once."""
+"""What the source of a script shows: whether it has an exact loop, and what its training loop counts. Imports no torch.
+
+A loop that ends by a count of passes ends elsewhere in each world: a step has several passes on a process, whose number
+depends on the processes. `enumerate()` of the script counts steps (`patched/script.py`). A counter such as `step += 1`
+counts passes, which only the text of the loop shows.
+"""
 
 import ast
+import linecache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
 
 from samebits.errors import ConfigError
+from samebits.frames import is_user
+
+_GENERATOR = 0x20  # inspect.CO_GENERATOR
 
 
 def is_script(source: str) -> bool:
@@ -32,3 +44,112 @@ def is_script(source: str) -> bool:
             "Or give --global-batch and --micro-batch, as for samebits launch.",
         )
     return True
+
+
+class LoopText:
+    """The source of the loop that reads batches, from a stack of frames, innermost first.
+
+    Attributes:
+        divides: Whether its function divides by the number of `enumerate()`: a mean over passes, not over steps.
+        ends_by_number: Whether it ends by that number, before it trains on a batch.
+        counted_end: What ends it by a count of passes: the line "FILE:NUMBER" of the counter; empty if nothing does.
+        reader: The name that it has for `data`, the DataLoader.
+    """
+
+    def __init__(self, frames: Iterable[FrameType], data: object) -> None:
+        self.divides = self.ends_by_number = False
+        self.counted_end, self.reader = "", ""
+        whiles: list[ast.While] = []
+        loop: ast.For | ast.While | None = None
+        for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
+            scope, loops = _around(frame.f_code.co_filename, frame.f_lineno)
+            # A generator or a method of a reader passes batches on to the loop that trains.
+            if loop is None and loops and not _passes_on(frame.f_code):
+                loop, file, line, function = loops[0], frame.f_code.co_filename, frame.f_lineno, scope
+            if loop is not None:
+                self.reader = self.reader or _name_in(frame, data)
+                whiles += [each for each in loops if isinstance(each, ast.While)]
+        if loop is not None:
+            number = _number(loop)
+            self.divides = any(number in _names(each) for each in _divisors(function))
+            places = [i for i, each in enumerate(loop.body) if "backward" in ast.unparse(each)]
+            early = loop.body[: places[0]] if places else loop.body
+            self.ends_by_number = any(number in _compared(each) for each in _ends(early))
+            counter = _counter(loop, line, [each.test for each in whiles], number, loop.body[len(early) :])
+            self.counted_end = f"{file}:{counter}" if counter else ""
+
+
+def _name_in(frame: FrameType, data: object) -> str:
+    attributes = {f"self.{name}": each for name, each in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    return next((name for name, each in (frame.f_locals | attributes).items() if each is data), "")
+
+
+def _counter(
+    loop: ast.For | ast.While, line: int, tests: Sequence[ast.expr], number: str, late: Sequence[ast.stmt]
+) -> int:
+    """Return the line of what ends the loop by a count of passes; 0 if nothing does."""
+    if isinstance(loop, ast.For) and not loop.lineno <= line <= (loop.iter.end_lineno or 0):
+        return loop.lineno  # for i in range(...): next(batches)
+    sums = [each for each in ast.walk(loop) if isinstance(each, ast.AugAssign)]
+    compared = set().union(*map(_compared, [*tests, *_ends(loop.body)]))
+    lines = [each.lineno for each in sums if ast.unparse(each.target) in compared]
+    return next(iter([*lines, *(each.lineno for each in _ends(late) if number in _compared(each))]), 0)
+
+
+def _number(loop: ast.For | ast.While) -> str:
+    """Return the name of the number in `for number, batch in enumerate(...)`; "?" if there is none."""
+    target = loop.target if isinstance(loop, ast.For) else None
+    first = target.elts[0] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else None
+    return first.id if isinstance(first, ast.Name) else "?"
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a cell of a notebook
+        return ast.Module([], [])
+
+
+def _around(file: str, line: int) -> tuple[ast.AST, list[ast.For | ast.While]]:
+    """Return the innermost function or module around a line, and its loops around it, innermost first."""
+    scope: ast.AST = _tree(file)
+    loops: list[ast.For | ast.While] = []
+    for node in ast.walk(scope):  # outer ones before inner ones
+        if getattr(node, "lineno", line + 1) <= line <= getattr(node, "end_lineno", 0):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                scope, loops = node, []
+            elif isinstance(node, ast.For | ast.While):
+                loops.insert(0, node)
+    return scope, loops
+
+
+def _passes_on(code: CodeType) -> bool:
+    return bool(code.co_flags & _GENERATOR) or code.co_name in ("__next__", "next", "__iter__")
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
+
+
+def _divisors(scope: ast.AST) -> Iterator[ast.expr]:
+    for each in ast.walk(scope):
+        if isinstance(each, ast.BinOp | ast.AugAssign) and isinstance(each.op, ast.Div):
+            yield each.right if isinstance(each, ast.BinOp) else each.value
+
+
+def _compared(test: ast.expr) -> set[str]:
+    """Return what a condition compares, but not by a remainder, as for what happens once in a while."""
+    compared = [each for each in ast.walk(test) if isinstance(each, ast.Compare)]
+    plain = [each for each in compared if not any(isinstance(part, ast.Mod) for part in ast.walk(each))]
+    return set().union(*map(_names, plain))
+
+
+def _ends(body: Sequence[ast.AST]) -> Iterator[ast.expr]:
+    """Yield the conditions under which statements leave their loop."""
+    for each in body:
+        if isinstance(each, ast.For | ast.While | ast.FunctionDef):
+            continue  # leaves another one
+        if isinstance(each, ast.If) and any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(each)):
+            yield each.test
+        yield from _ends(list(ast.iter_child_nodes(each)))

@@ -37,9 +37,6 @@ from samebits.own_loop.trial import trial_of
 from samebits.own_loop.weights import WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_MAX_ITEMS = 100  # of a list that is compared
-
 
 class ExactLoop:
     """The state of an exact loop in one process. Making one is a collective call: rank 0's weights go to all ranks.
@@ -231,16 +228,6 @@ class ExactLoop:
                         named[f"optimizer {number}, parameter {index}: {name}"] = value
         return named
 
-    def attributes(self) -> dict[str, str]:
-        """Return the plain values of the modules' attributes, such as numbers and lists of them, as text by name."""
-        return {
-            f"{number}.{name}.{key}" if number else f"{name}.{key}".lstrip("."): repr(value)
-            for number, root in enumerate(self.modules)
-            for name, module in root.named_modules()
-            for key, value in vars(module).items()
-            if key not in _OF_EVERY_MODULE and _is_plain(value)
-        }
-
     def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
         """Call a function once a step: at once if the optimizers have acted, later if they will, or never.
 
@@ -396,9 +383,3 @@ class ExactLoop:
         if self._trial is not None:
             self._trial.step(self.state(), self.modules)
         self._world.activity.enter("the loop's code after the update")
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) <= _MAX_ITEMS and all(map(_is_plain, value))
-    return isinstance(value, bool | int | float | str | None)

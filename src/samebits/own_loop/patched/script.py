@@ -27,13 +27,13 @@ from torch.utils.data import DataLoader
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.errors import ConfigError
 from samebits.frames import callers, is_user
-from samebits.own_loop.counters import LoopText
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, CarryWatch, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
 from samebits.own_loop.samples import shuffles
+from samebits.own_loop.scripts import LoopText
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
