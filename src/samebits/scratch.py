@@ -173,13 +173,17 @@ def _host() -> str:
 
 
 @cache
+def boot_id() -> str:
+    """Return the kernel's id of this boot of the machine, a UUID; empty where the system has none, as on macOS."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 def _this_machine() -> dict[str, str]:
     """Return the identity of this boot: locks on a shared disk may be local, so other machines' folders are kept."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        boot = ""
-    return {"host": os.uname().nodename, "boot": boot}
+    return {"host": os.uname().nodename, "boot": boot_id()}
 
 
 @contextmanager

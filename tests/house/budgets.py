@@ -16,8 +16,8 @@ FOLDERS = {
         "cluster": 3_700,  # a recovery that does not return is named; waits for half a message end
         "config": 1_850,
         "data": 4_800,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
-        "engine": 4_090,  # comments at traps; altered evaluations are named
-        "launch": 4_650,  # names nodes that are waited for, lost or refused
+        "engine": 3_970,  # comments at traps; altered evaluations are named
+        "launch": 4_510,  # names nodes that are waited for, lost or refused
         "metrics": 860,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,

@@ -5,10 +5,11 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+
+from samebits.scratch import boot_id
 
 
 class ReservedPort:
@@ -87,8 +88,8 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 def network() -> str:
     """Return an identifier shared by processes that can reach each other over 127.0.0.1; empty if unknown."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}" if is_local_address("127.0.0.1") else ""
+        if (boot := boot_id()) and is_local_address("127.0.0.1"):
+            return f"{boot} {os.readlink('/proc/self/ns/net')}"
     return ""
 
 

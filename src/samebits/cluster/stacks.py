@@ -12,6 +12,8 @@ from typing import IO
 
 import psutil
 
+from samebits.scratch import boot_id
+
 # On this signal faulthandler writes the stacks in C, without the interpreter lock. Schedulers and users do not use
 # real-time signals.
 SIGNAL = signal.SIGRTMIN + 4 if hasattr(signal, "SIGRTMIN") else None
@@ -94,8 +96,7 @@ def is_stopped(pid: int) -> bool:
 def namespace() -> str:
     """Return an identifier of the scope in which a process id is valid: boot of the machine and container."""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}" if (boot := boot_id()) else ""
     return ""
 
 

@@ -17,7 +17,6 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ import simplejpeg
 
 from samebits.data.images import ByteArray
 from samebits.errors import DataError
-from samebits.scratch import check_own_folder, partial_path, sweep_partials
+from samebits.scratch import boot_id, check_own_folder, partial_path, sweep_partials
 
 LOGGER = logging.getLogger("samebits")
 
@@ -207,12 +206,6 @@ def _mapped(file: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-@cache
 def _boot() -> bytes:
     """Return the id of this boot of the machine, 16 bytes; zeros where the system has none."""
-    try:
-        return bytes.fromhex(
-            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip().replace("-", "")
-        )
-    except (OSError, ValueError):
-        return bytes(16)
+    return bytes.fromhex(boot_id().replace("-", "")).ljust(16, b"\0")

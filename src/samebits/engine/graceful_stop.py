@@ -1,7 +1,6 @@
 """Graceful stop: from a signal in one process to a stop of all ranks after the same step."""
 
 import time
-from contextlib import suppress
 
 from torch.distributed import DistError
 
@@ -35,22 +34,17 @@ class StopFlag:
         return self._is_requested(polls=True)
 
     def _is_requested(self, *, polls: bool) -> bool:
-        world = self._job.world
-        if world.membership is not None:
-            # The launcher serves the store of such a world. Where it has ended, all processes stop by themselves.
-            with suppress(DistError):
-                return self._read_request(world, polls=polls)
-            return self._stop.requested
-        return self._read_request(world, polls=polls)
-
-    def _read_request(self, world: World, *, polls: bool) -> bool:
-        store = world.signed
-        if self._stop.requested:
-            if store is not None and not world.is_main and self._reported_to is not world:
-                store.put(STORE_KEY, world.rank)
-                self._reported_to = world
-            return True
-        if polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
-            self._polled_at = time.monotonic()
-            return store.get(STORE_KEY) is not None
-        return False
+        world, store = self._job.world, self._job.world.signed
+        try:
+            if self._stop.requested:
+                if store is not None and not world.is_main and self._reported_to is not world:
+                    store.put(STORE_KEY, world.rank)
+                    self._reported_to = world
+            elif polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
+                self._polled_at = time.monotonic()
+                return store.get(STORE_KEY) is not None
+        except DistError:
+            # The launcher serves the store of a world whose members change. Where it has ended, all stop by themselves.
+            if world.membership is None:
+                raise
+        return self._stop.requested

@@ -82,11 +82,12 @@ def train(run: OpenRun) -> bool:
 def _decide(run: OpenRun, replica_check: ReplicaCheck, balance: LoadBalance) -> StepFlags:
     """Return this rank's decisions; those of rank 0 count."""
     job, membership = run.job, run.job.world.membership
-    return StepFlags.of(
-        stop=run.has_stop(),
-        compare=replica_check.is_due(job),
-        join=membership is not None and job.world.is_main and membership.has_changed,
-        balance=balance.is_due(job),
+    is_joined = membership is not None and job.world.is_main and membership.has_changed
+    return StepFlags(
+        run.has_stop() * StepFlags.STOP
+        | replica_check.is_due(job) * StepFlags.COMPARE
+        | is_joined * StepFlags.JOIN
+        | balance.is_due(job) * StepFlags.BALANCE
     )
 
 

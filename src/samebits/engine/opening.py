@@ -74,7 +74,7 @@ class OpenRun:
         """Find hangs of the present world. Later than its start: ranks may differ much in how long that takes."""
         job, timeout_s = self.job, self.job.config.watch.hang_timeout_s
         with HangDetector(job.world, timeout_s, self.folder.path / "logs") as detector, job.compiling():
-            self.reports.waits.work_of_ranks = detector.work
+            self.reports.work_of_ranks = detector.work
             yield
 
     def finish(self) -> bool:

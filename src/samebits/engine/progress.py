@@ -4,6 +4,7 @@ The loss scale keeps small gradients of fp16 from underflowing to zero (`loss_sc
 loss scale are those of torch.amp.GradScaler.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntFlag
@@ -116,18 +117,6 @@ class StepFlags(IntFlag):
     JOIN = 4
     BALANCE = 8
 
-    @classmethod
-    def of(cls, *, stop: bool, compare: bool, join: bool, balance: bool) -> "StepFlags":
-        """Return the flags of what is due.
-
-        Args:
-            stop: Whether `STOP` is.
-            compare: Whether `COMPARE` is.
-            join: Whether `JOIN` is.
-            balance: Whether `BALANCE` is.
-        """
-        return cls(stop * cls.STOP | compare * cls.COMPARE | join * cls.JOIN | balance * cls.BALANCE)
-
     def pack(self) -> float:
         """Return the number that rank 0 adds to the sum, where the other ranks add 0."""
         return float(self)
@@ -175,13 +164,9 @@ def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *
         if progress.scale_age == GROWTH_INTERVAL:
             progress.loss_scale, progress.scale_age = progress.loss_scale * 2, 0
         return False
-    if progress.loss_scale <= MIN_SCALE or not all(map(_is_finite, loss)):
+    if progress.loss_scale <= MIN_SCALE or not all(map(math.isfinite, loss)):
         return False
     # A power of two, so halving it rounds no gradient (ADR 16).
     progress.loss_scale, progress.scale_age = progress.loss_scale / 2, 0
     progress.num_overflows += 1
     return True
-
-
-def _is_finite(value: float) -> bool:
-    return -float("inf") < value < float("inf")

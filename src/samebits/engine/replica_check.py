@@ -5,7 +5,6 @@ rounding of another CPU, a memory fault) would persist and grow, and no loss wou
 """
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from samebits.cluster import collectives
@@ -58,9 +57,13 @@ class ReplicaCheck:
         groups = _groups([repr(sums) for sums in by_rank])
         odd = odd_ranks(groups)
         # Collective, so all ranks call it, although they all raise the same error in the end.
-        info = collectives.all_gather_object(job.world, _flat(environment(job.world)))
+        known = {name: value for name, value in environment(job.world).items() if name in _COMPARED}
+        packages = known.pop("packages", None) or {}
+        info = collectives.all_gather_object(job.world, known | packages)
         hosts = collectives.all_gather_object(job.world, job.world.host)
         who = f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others" if odd else _all_text(groups)
+        step = self._equal_step
+        known_good = f"of step {step:,} or before" if step is not None else "from before the ranks differed"
         return TrainError(
             f"{who} after step {job.progress.step:,}: first in {describe_tensor(differing[0], job)}, "
             f"{len(differing)} of {len(names)} tensors in all",
@@ -69,13 +72,8 @@ class ReplicaCheck:
             else "this step was not saved (watch.replica_check_every)",
             where="\n".join(f"rank {rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
             cause=_cause(groups, info),
-            fix=_fix(self._equal_step),
+            fix=f"Remove the cause, then resume from a checkpoint {known_good}:\n--resume RUN/checkpoints/step-…",
         )
-
-
-def _fix(equal_step: int | None) -> str:
-    known = f"of step {equal_step:,} or before" if equal_step is not None else "from before the ranks differed"
-    return f"Remove the cause, then resume from a checkpoint {known}:\n--resume RUN/checkpoints/step-…"
 
 
 def odd_ranks(groups: list[list[int]]) -> list[int]:
@@ -113,12 +111,6 @@ def _cause(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
         "Code that changes the model on one rank only, or a fault of its memory\n"
         "or device: versions, commit and hardware are equal."
     )
-
-
-def _flat(info: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: info.get(name) for name in _COMPARED}
-    packages = known.pop("packages") or {}
-    return {**known, **packages}
 
 
 def describe_tensor(name: str, job: Job) -> str:

@@ -95,7 +95,7 @@ def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> Root
     # Negative: ended by a signal. Neither the process nor Python could write a report then.
     if failure.exit_code < 0:
         error = LaunchError(
-            f"{name} was killed by signal {-failure.exit_code} ({_signal_name(-failure.exit_code)})",
+            f"{name} was killed by signal {-failure.exit_code} ({signal_name(-failure.exit_code)})",
             cause=_likely_cause(-failure.exit_code, out_of_memory),
             fix="Resume with --resume auto; --max-restarts N restarts a run automatically.",
         )
@@ -108,7 +108,8 @@ def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> Root
     return RootCause(str(error), failure.exit_code or error.exit_code, True)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal's name; "unknown" for one without a name, such as most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -60,8 +60,12 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         multiprocessing.set_forkserver_preload([cleanup.__name__, "torch", *preload])
         _prepared = True
-    with _variable(cleanup.VARIABLE, _temp_dir()):
-        _start()
+    # The order of a set of strings depends on the seed; it must be equal in all workers of all runs.
+    hash_seed = os.environ.get("PYTHONHASHSEED", "0")
+    # Set twice, because starting the tracker unblocks SIGINT and SIGTERM.
+    for start in (resource_tracker.ensure_running, forkserver.ensure_running):
+        with _variable(cleanup.VARIABLE, _temp_dir()), _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
+            start()
 
 
 @contextmanager
@@ -136,23 +140,14 @@ def _temp_dir() -> str:
         tempfile.tempdir = before
 
 
-def _start() -> None:
-    # The order of a set of strings depends on it; it must be equal in all workers of all runs.
-    hash_seed = os.environ.get("PYTHONHASHSEED", "0")
-    with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
-        resource_tracker.ensure_running()
-    # Set again, because starting the tracker unblocks SIGINT and SIGTERM.
-    with _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
-        forkserver.ensure_running()
-
-
 @contextmanager
 def _start_variables() -> Iterator[None]:
     """Set the environment of the fork server and the resource tracker, both started as `python -c`."""
     # The tracker frees what a killed launcher left; a warning about that is of no use. -c would put the current folder
     # first on sys.path, where another user's torch.py may be. The fork server removes the variable again.
     safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
-    with _blocked(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", _warnings()), safe_path:
+    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]))
+    with _blocked(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", warnings), safe_path:
         yield
 
 
@@ -200,9 +195,3 @@ def _variable(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         _set(name, before)
-
-
-def _warnings() -> str:
-    before = os.environ.get("PYTHONWARNINGS")
-    mine = "ignore:resource_tracker:UserWarning"
-    return f"{before},{mine}" if before else mine

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from samebits.errors import LaunchError
@@ -21,7 +21,8 @@ def check_device(device: str, folder: Path = Path("/dev")) -> None:
     if device != "cuda":
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    torch = _torch_version()
+    # From the package's metadata: importing torch takes seconds, and this is checked before any process starts.
+    torch = version("torch")
     if torch.endswith("+cpu"):
         cause, fix = "this build of torch has no CUDA", "Set device=cpu, or install a build of torch with CUDA."
     elif visible is not None and visible.strip() in ("", "-1"):
@@ -37,11 +38,3 @@ def check_device(device: str, folder: Path = Path("/dev")) -> None:
         cause=cause,
         fix=fix,
     )
-
-
-def _torch_version() -> str:
-    try:
-        # From the package's metadata: importing torch takes seconds, and this is checked before any process starts.
-        return version("torch")
-    except PackageNotFoundError:
-        return "not installed"

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from samebits.version import __version__
 
 def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     """Collect versions, recipe and settings, by name."""
-    found = {"samebits": __version__, "torch": _version_of("torch")}
+    found = {"samebits": __version__, "torch": version("torch")}
     if recipe.endswith(".py"):
         with suppress(OSError):  # loading the recipe reports a file that cannot be read
             # The content and not the path: checkouts of two machines may lie in different folders.
@@ -25,10 +25,3 @@ def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
     return found | {
         f"setting {name}": json.dumps(values[name]) for name in values if Mark.MACHINE not in marks_of(name)
     }
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -54,10 +54,18 @@ class Subcommand:
 
     def error(self, text: str) -> SamebitsError | None:
         """Return the error of a command that has ended; None if it had none, or if a signal stopped it."""
-        code, error = self.process.returncode, _read_error(self._error_file)
-        if (error is None and 0 < code < 128) or code < 0:
-            return _error_of(text, code)
-        return error
+        code = self.process.returncode
+        try:
+            error = from_json(json.loads(self._error_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # it ended without one, by a bug or by a signal
+            error = None
+        if code >= 0 and (error is not None or not 0 < code < 128):
+            return error
+        kind = next((kind for kind in KINDS.values() if kind.exit_code == code), SamebitsError)
+        if text:  # its last output is the only trace, and has its own fix
+            return kind(text.removeprefix(f"{kind.kind}: "))
+        fix = "Run the same command in a terminal, and read its output."
+        return kind(f"training ended with exit code {code}", fix=fix)
 
 
 def run_subcommand(
@@ -95,22 +103,6 @@ def run_subcommand(
         if is_interrupted and code > 128:
             raise Stopped(code)
         return code, started.error(text)
-
-
-def _read_error(path: Path) -> SamebitsError | None:
-    """Return the error that a command wrote; None if it ended without one, by a bug or by a signal."""
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-def _error_of(text: str, code: int) -> SamebitsError:
-    """Return an error for a command that ended without one: its last output is the only trace."""
-    kind = next((kind for kind in KINDS.values() if kind.exit_code == code), SamebitsError)
-    if text:
-        return kind(text.removeprefix(f"{kind.kind}: "))  # it has its own fix
-    return kind(f"training ended with exit code {code}", fix="Run the same command in a terminal, and read its output.")
 
 
 def end_with_caller() -> None:

@@ -137,7 +137,7 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         text=str(error) if is_user_error and not is_debug else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
         is_user_error=is_user_error,
-        is_consequence=_is_consequence(error),
+        is_consequence=not isinstance(error, HangError) and (isinstance(error, LaunchError) or is_lost_peer(error)),
         may_pass=isinstance(error, (LaunchError, ReaderLost, SampleError)) or not is_user_error,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )
@@ -156,12 +156,6 @@ def _add_rank(error: SamebitsError, here: RankAssignment) -> None:
         return
     rank = f"rank {here.rank} (host {socket.gethostname()}, pid {os.getpid()})"
     error.slots["where"] = "\n".join(filter(None, [where, rank]))
-
-
-def _is_consequence(error: BaseException) -> bool:
-    if isinstance(error, SamebitsError):
-        return isinstance(error, LaunchError) and not isinstance(error, HangError)
-    return is_lost_peer(error)
 
 
 def _exit_code(error: BaseException) -> int:

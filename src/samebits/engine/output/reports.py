@@ -3,25 +3,27 @@
 import logging
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samebits.data.order import Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
-from samebits.engine.output.device_records import DeviceRecords
+from samebits.engine.output.notices import flops_per_sample, learn_more, load_faster, lower_lr, warnings_of
 from samebits.engine.output.publish import altered_evaluations
-from samebits.engine.output.quality import Quality, learn_more, lower_lr
 from samebits.engine.output.recorder import StepRecorder
-from samebits.engine.output.waits import Waits
 from samebits.engine.progress import StepResult
 from samebits.extras import is_installed
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
+from samebits.report.bottleneck import DataWait
 from samebits.report.console import Console
+from samebits.report.device_use import DeviceUse
+from samebits.report.loss_trend import LossTrend
 from samebits.report.profile import StepProfile
 from samebits.report.rate import Rate
 from samebits.report.records import Records, read_records
+from samebits.report.stragglers import Stragglers, Work
 from samebits.report.trackers.start import Trackers
 from samebits.storage.background import Background
 from samebits.storage.run_folder import RunFolder
@@ -30,6 +32,7 @@ LOGGER = logging.getLogger("samebits")
 RECORDS_PER_EPOCH = 50
 PICTURES_EVERY_S = 60.0  # and after the last evaluation
 NUM_SAMPLES = 15  # training samples that are drawn
+MIN_EVALUATIONS = 3  # before a warning of the metric within a run: at the start, all results are poor
 
 
 class Reports:
@@ -47,9 +50,13 @@ class Reports:
         self._recorder = StepRecorder(job, folder.path)
         #: The experiment trackers; `close` reports their `outcome` to them.
         self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
-        self._device: DeviceRecords | None = None
-        self.waits = Waits(self.notify)  #: What steps wait for.
-        self._quality = Quality(job.num_steps)
+        self._device: DeviceUse | None = None
+        self._flops_per_sample: float | None = None
+        self._data_wait, self._stragglers = DataWait(), Stragglers()
+        #: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
+        self.work_of_ranks: Callable[[], Work] = list
+        self._trend = LossTrend(job.num_steps)
+        self._num_evaluations, self._has_warned = 0, False
         self._waited_s = 0.0
         self._last_wait: float | None = None  # share of the time since the record before the last one
         self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
@@ -93,13 +100,15 @@ class Reports:
                 self.notify(text)
             is_resumed = job.progress.step and self._records is not None
             first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if is_resumed else None
-            self._quality.trend.start(job.progress.step, first if isinstance(first, float) else None)
+            self._trend.start(job.progress.step, first if isinstance(first, float) else None)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
         if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         if self._records is not None and self._device is None:
-            self._device = DeviceRecords(job)
-        self.waits.start(job)
+            self._device = DeviceUse(job.world.device, job.config.precision, job.config.report.peak_tflops)
+            # Counted only where the peak is known: it can take seconds.
+            self._flops_per_sample = flops_per_sample(job) if self._device.peak is not None else None
+        self._data_wait.start(job.progress.seconds, job.progress.data_s)
         if self._records is not None and not is_same_run and last is not None and last[0] + 1 == done:
             # This process has become rank 0. The former one may be lost before it had recorded the last step.
             recorded = max((record["step"] for record in read_records(self._folder.path, "train")), default=0)
@@ -137,7 +146,7 @@ class Reports:
         if self._console is None or self._records is None:
             return
         done, total = job.progress.step, job.num_steps
-        if text := self._quality.trend.add(result.loss):
+        if text := self._trend.add(result.loss):
             self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
@@ -190,8 +199,13 @@ class Reports:
                 of = f"{stale} validation{'s' if stale > 1 else ''}"
                 self.notify(f"training ends: no improvement in {of} (stop_early)")
             is_last = job.is_complete
-            if texts := self._quality.notices(metric, job.progress.step, job.num_steps, is_last=is_last):
-                self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
+            self._num_evaluations += 1
+            is_late = 2 * job.progress.step >= job.num_steps and self._num_evaluations >= MIN_EVALUATIONS
+            if is_last or (is_late and not self._has_warned):
+                texts = warnings_of(metric)
+                self._has_warned |= bool(texts)
+                if texts:
+                    self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
         self._loss_sum, self._num_samples = 0.0, 0
@@ -226,13 +240,18 @@ class Reports:
         if job.config.precision == "fp16":
             values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
         values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
-        self._last_wait = self.waits.data_share(job)
+        self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
         values["data_wait"] = self._last_wait
-        values |= self._device.values(self._rate.samples_per_s) if self._device is not None else {}
+        if self._device is not None:
+            flops = None if self._flops_per_sample is None else self._flops_per_sample * self._rate.samples_per_s
+            values |= self._device.values(flops, job.world.size)
         self._records.write("train", done, epoch, values)
-        if values_of_ranks := self.waits.step_ms():
+        work = self.work_of_ranks()
+        if values_of_ranks := self._stragglers.step_ms(work):
             self._records.write("ranks", done, epoch, values_of_ranks)
-        self.waits.notice_data(job)
+        data = self._data_wait.notice(job.progress.seconds, job.progress.data_s, load_faster(job))
+        for text in filter(None, (self._stragglers.notice(work, time.monotonic()), data)):
+            self.notify(text)
 
     def _draw_samples(self, job: Job, batches: Sequence[Batch]) -> None:
         """Draw the first training samples in the background: nothing is read again, and no step waits."""

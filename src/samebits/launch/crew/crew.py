@@ -26,7 +26,7 @@ from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, write_view
 from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.crew.recovery import Recovery
-from samebits.launch.failures import ProcessFailure, explain
+from samebits.launch.failures import ProcessFailure, explain, signal_name
 from samebits.launch.nodes.waiting import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import STOP_FILE, WorkerResult
@@ -131,12 +131,6 @@ class Crew:
         # members still use it until the end of their step.
         self._stores = [store] if is_urgent else [*self._stores[-1:], store]
 
-    def _end_views(self) -> None:
-        """Report that a process has completed the run: one that is entering a view waits for it in vain."""
-        if not self._view.is_last:
-            self._view = replace(self._view, is_last=True)
-            write_view(self._entry.folder / VIEWS_FILE, self._view)
-
     # A stopped process keeps its connections open, so the others would wait for it without an error.
     def _kill_stopped(self, running: Mapping[int, MemberProcess]) -> None:
         now = time.monotonic()
@@ -159,8 +153,9 @@ class Crew:
             if result is not None and (has_weights or not self._keeps):
                 self._done[member.slot] = result
                 del self._processes[member.slot]
-                if self._keeps:
-                    self._end_views()
+                if self._keeps:  # the run is complete: a process that is entering a view waits for it in vain
+                    self._view = replace(self._view, is_last=True)
+                    write_view(self._entry.folder / VIEWS_FILE, self._view)
             elif not self._keeps:
                 return self._restart()
             elif self._done or (self._supervisor.stop is not None and not member.has_marked("ready")):
@@ -257,6 +252,6 @@ class Crew:
     def _why(self, member: MemberProcess) -> str:
         code = member.process.exitcode or 0
         if code < 0:
-            return f"{self._name(member)} was killed by signal {-code} ({signal.Signals(-code).name})"
+            return f"{self._name(member)} was killed by signal {-code} ({signal_name(-code)})"
         report = read_report(member.report)
         return f"{self._name(member)} could not join:\n{report.text if report is not None else f'exit code {code}'}"

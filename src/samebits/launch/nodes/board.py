@@ -7,6 +7,7 @@
 A thread exchanges them, since a store call can block forever on a dead link. Only the main thread decides.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Collection
@@ -93,7 +94,8 @@ class StoreBoard:
     def __init__(self, store: SignedStore, node_timeout_s: float, mine: NodeState) -> None:
         self._shared, self._node_timeout_s = store, node_timeout_s
         self._store = store.clone()  # a connection of its own: calls over one connection wait for each other
-        self.node = self._claim_number(mine)  #: This node's number.
+        #: This node's number, the lowest that no other node has taken.
+        self.node = next(number for number in itertools.count() if self._claims(replace(mine, node=number)))
         self._mine = replace(mine, node=self.node)
         self._proposed: NodeView | None = None
         self._seen: dict[int, tuple[NodeState, float]] = {}  # last state of each node, and when it was first read
@@ -146,14 +148,8 @@ class StoreBoard:
         self._is_over.set()
         self._thread.join(2.0)  # not longer: over a dead link it blocks
 
-    def _claim_number(self, mine: NodeState) -> int:
-        number = 0
-        while True:
-            state = asdict(replace(mine, node=number))
-            first = self._store.put_first(f"state/{number}", state)
-            if first == state:
-                return number
-            number += 1
+    def _claims(self, mine: NodeState) -> bool:
+        return bool(self._store.put_first(f"state/{mine.node}", asdict(mine)) == asdict(mine))
 
     def _run(self) -> None:
         beat = 0
