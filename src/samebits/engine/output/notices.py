@@ -1,4 +1,4 @@
-"""What the notices of a run tell a user to change, and the FLOPs of a sample for its records."""
+"""What a run's notices name as the way to better training, and the FLOPs of a sample for its records."""
 
 import logging
 from typing import Any

@@ -3,12 +3,11 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from samebits.data.order import Step
-from samebits.data.samples import Batch
 from samebits.engine.job import Job
 from samebits.engine.output.notices import flops_per_sample, learn_more, load_faster, lower_lr, warnings_of
 from samebits.engine.output.publish import altered_evaluations
@@ -151,8 +150,7 @@ class Reports:
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
         if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
-            self._draw_samples(job, job.loader.kept)
-            job.loader.num_to_keep, job.loader.kept = 0, []
+            self._draw_samples(job)
         left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
             self._record_step(job, result)
@@ -253,10 +251,13 @@ class Reports:
         for text in filter(None, (self._stragglers.notice(work, time.monotonic()), data)):
             self.notify(text)
 
-    def _draw_samples(self, job: Job, batches: Sequence[Batch]) -> None:
+    def _draw_samples(self, job: Job) -> None:
         """Draw the first training samples in the background: nothing is read again, and no step waits."""
         draw, path = job.parts.draw_samples, self._folder.pictures / "train_samples.png"
         assert draw is not None
+        assert job.loader is not None
+        batches = job.loader.kept
+        job.loader.num_to_keep, job.loader.kept = 0, []
 
         def work() -> None:
             try:
