@@ -32,6 +32,10 @@ def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
     assert len({launch(warm, *name.split()[:1], procs, *name.split()[1:]).sha256 for procs in (1, 2, 3, 4)}) == 1
 
 
+def test_a_reduction_before_backward_may_serve_the_log(warm: Starter) -> None:
+    assert len({launch(warm, "collective", procs, "log").sha256 for procs in (1, 2)}) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "argument"), [("tutorial", None), ("imagenet", None), ("per_epoch", 0.9), ("per_epoch", 0.0)]
 )
@@ -67,7 +71,8 @@ REFUSED = [
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
     ("two_loaders", ("shuffled",), 2, "a second DataLoader is read inside the training loop", ""),
     ("two_loaders", ("in order",), 1, "a second DataLoader is read inside the training loop", ""),
-    ("carried", ("hidden",), 1, "a tensor that one pass of the loop has made is used by the next one", ""),
+    ("carried", ("hidden",), 1, "the first micro-batch of a step gives another gradient when it is repeated", ""),
+    ("carried", ("counter",), 2, "the first micro-batch of a step gives another gradient when it is repeated", ""),
     ("carried", ("draws",), 2, "only some ranks draw random numbers", "Do it after optimizer.step()"),
     ("hogwild", (), 1, "the script starts processes of its own", "-        process.start()"),
     ("batch_norm", ("norm",), 1, "torch's SyncBatchNorm", "+    pass"),

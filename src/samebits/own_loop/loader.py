@@ -173,8 +173,11 @@ class ExactLoader:
         stop = (self._epoch + 1) * per_epoch
         self.loop.finish()
         self._world.activity.is_paused = False
+        every = self._order.steps(self._world, start=start, stop=stop)
+        if self.loop.repeat is not None:
+            every = self.loop.repeat.repeated(every)
         # `tee`: DataLoader workers are sent the requests ahead of the loop.
-        steps, ahead = tee(self._order.steps(self._world, start=start, stop=stop))
+        steps, ahead = tee(every)
         loader = self._source.open(
             lambda: requests_of(ahead), self._world.device, num_ranks_here=self._world.num_ranks_here
         )

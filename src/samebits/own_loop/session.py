@@ -31,6 +31,7 @@ from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop import mistakes
 from samebits.own_loop.habits import Habits
+from samebits.own_loop.repeat import RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of
@@ -50,6 +51,7 @@ class ExactLoop:
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
         habits: What the script does in its loop.
+        repeat: Compares repeated micro-batches; None: none are repeated.
         modules: The models.
     """
 
@@ -85,6 +87,7 @@ class ExactLoop:
         self.step = 0
         self.is_last = self.has_acted = False
         self.habits = Habits()
+        self.repeat: RepeatCheck | None = None
         self._refresh()
         self._guard = WeightGuard(modules, [each for each, _ in optimizers], self._owners.__contains__)
         self._guard.drop_unowned(warns=world.is_main)
@@ -138,6 +141,8 @@ class ExactLoop:
             trained.begin()
         self._round, self.habits.num_forwards, self._current = 0, 0, micro_batch
         self._guard.micro_batch = micro_batch
+        if self.repeat is not None:
+            self.repeat.begin(step, micro_batch)
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
@@ -333,6 +338,8 @@ class ExactLoop:
             if not self._is_backward:
                 self._is_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # as in torch's FSDP
+            if self.repeat is not None:
+                self.repeat.take(parameter, self._round)
             trained.take(parameter, self._round, self._current, is_last=self.is_last)
 
         return take
@@ -354,6 +361,8 @@ class ExactLoop:
     def _close(self) -> None:
         """End the micro-batch's forward and backward passes."""
         assert self._current is not None
+        if self.repeat is not None:
+            self.repeat.end()
         for trained in self._trained:
             trained.close(self._current)
         self._buffers.end(self._current)

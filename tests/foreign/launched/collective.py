@@ -18,6 +18,10 @@ for x, y in loader:
     count = torch.tensor(float(len(x)))
     if sys.argv[1] == "loss":
         dist.all_reduce(count)
+    if sys.argv[1] == "log":
+        total = count.clone()
+        dist.all_reduce(total)
+        print(total)
     optimizer.zero_grad()
     (loss / count).backward()
     if sys.argv[1] == "gradients":

@@ -1,19 +1,14 @@
-"""What of a script only the garbage collector knows: the modules that it trains, and what it keeps between bodies."""
+"""What of a script only the garbage collector knows: the modules that it trains, and averages of their weights."""
 
 import gc
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
-
-from samebits.own_loop.optimizer import SCALER_FILE
 
 Noted = list[tuple[weakref.ref[Tensor], int]]  # tensors with their versions
 
@@ -64,87 +59,6 @@ class AverageWatch:
         self._before, self._is_done = None, True
         trained = [each for model in self._models for each in model.parameters() if each.requires_grad]
         return Counter(tuple(each.shape) for each in trained) <= changed
-
-
-class CarryWatch(TorchFunctionMode):
-    """Finds a tensor that a body hands on to the next one of its step, such as a hidden state or a bank of features.
-
-    Compares two bodies of one step on this rank, after the first body of the script: what a module makes once, such as
-    a table of positions, is made there. Tensors that the former has changed must not reach the loss of the latter.
-
-    Args:
-        refuse: Called for the operation that uses one.
-    """
-
-    def __init__(self, models: list[nn.Module], refuse: Callable[[], Any]) -> None:
-        super().__init__()
-        self._models, self._refuse = models, refuse
-        self._before: Noted | None = None
-        self._carried: list[Tensor] = []  # also what was computed from them; alive, so that ids are not used again
-        self._ids: set[int] = set()
-        self._num_bodies, self._is_entered = 0, False
-        self._refuse_loss: Callable[[], Any] | None = None
-
-    def begin(self, place: tuple[int, int] | None) -> None:
-        """Start a body, by its place in the step."""
-        self._num_bodies += 1
-        if self._carried:
-            self._enter()
-        elif self._num_bodies > 1 and place is not None and place[0] < place[1] and self._before is None:
-            self._before = note_tensors(self._models)
-
-    def forbid(self, refuse: Callable[[], Any]) -> None:
-        """Call `refuse` if the script computes anything with gradients before the backward pass of this body."""
-        self._refuse_loss = refuse
-        self._enter()
-
-    def _enter(self) -> None:
-        if not self._is_entered:
-            self._is_entered = True
-            self.__enter__()  # type: ignore[no-untyped-call]
-
-    def stop(self) -> None:
-        """Stop at the backward pass: torch has taken this mode off while it calls that one."""
-        if self._is_entered:
-            self._carried, self._ids, self._refuse_loss = [], set(), None
-
-    def end(self) -> None:
-        """End a body, before the next batch is read, or the loop."""
-        if self._is_entered:
-            self.stop()
-            self._is_entered = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if self._before:
-            self._carry(changed_tensors(self._models, self._before))
-            self._before = []  # once
-
-    def _carry(self, tensors: Sequence[Tensor]) -> None:
-        self._carried += tensors
-        self._ids |= set(map(id, tensors))
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, and follow the tensors."""
-        result = func(*args, **(kwargs or {}))
-        # GradScaler multiplies by a constant.
-        if self._refuse_loss and sys._getframe(1).f_code.co_filename != SCALER_FILE and _has_grad(result):
-            self._refuse_loss()
-        if any(id(each) in self._ids for each in _tensors_in([args, kwargs])):
-            self._carry(list(_tensors_in(result)))
-            if _has_grad(result):
-                self._refuse()
-        return result
-
-
-def _has_grad(value: Any) -> bool:
-    return any(each.requires_grad for each in _tensors_in(value))
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(each)
 
 
 def note_tensors(models: list[nn.Module]) -> Noted:

@@ -84,16 +84,18 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         'dist.init_process_group("gloo")',
     ),
     "collective": (
-        "{part}() in the training loop before backward(), or of gradients or other large tensors",
+        "{part}() in the training loop before backward() that reaches the loss, or of gradients or other large tensors",
         "Its result can reach the weights, and depends on the processes. Gradients are summed already.",
         "Leave it out, or move it behind optimizer.step() if it is for the log:",
         "",
     ),
     "carried": (
-        "a tensor that one pass of the loop has made is used by the next one, before backward()",
-        "The passes of a step are shared by the processes, so the one before is another one in each world.",
-        "Leave it out, or keep it in a buffer that changes once a step, and that its module's class lists: "
-        "averaged_buffers = ('center',).",
+        "the first micro-batch of a step gives another gradient when it is repeated",
+        "The loop keeps or counts something from one micro-batch to the next: a counter in the loss, a hidden state, a "
+        "bank of features, a generator of its own. Which one comes before depends on the processes.",
+        "Count steps by the DataLoader, draw from torch's, numpy's or Python's own random functions, and leave out "
+        "what is kept, or keep it in a buffer that changes once a step and that its module's class lists: "
+        "averaged_buffers = ('center',).\n+    step = loader.step  # instead of a counter",
     ),
     "counted": (
         "the training loop ends after a number of passes",

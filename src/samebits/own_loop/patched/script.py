@@ -30,14 +30,16 @@ from samebits.frames import callers, is_user
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.patched.found import AverageWatch, CarryWatch, trained_modules
+from samebits.own_loop.patched.found import AverageWatch, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
+from samebits.own_loop.repeat import RepeatCheck
 from samebits.own_loop.samples import shuffles
 from samebits.own_loop.scripts import LoopText
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REDUCTIONS = ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor")
 SMALL = 64  # elements of a tensor that a script reduces to print it
 
 
@@ -70,7 +72,8 @@ class Script:
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
-        self._carry = CarryWatch(self._models, self._refuse_carried)
+        self._reduced = "", ""  # name and line of the last collective before backward()
+        self._backward = ""  # line of the last backward()
         self._loop: ExactLoop | None = None
         self._text: LoopText | None = None  # of the loop that has read the last batch
         self._num_bodies, self._numbers_steps, self._has_trained = 0, False, False
@@ -150,15 +153,12 @@ class Script:
                     self._text = text = LoopText(callers(sys._getframe(1)), self._data)
                     self._numbers_steps, habits.ends_by_number = not text.divides, text.ends_by_number
                 self._num_bodies += 1
-                self._carry.begin(loader.loop.place())
                 yield batch
                 if not (self._has_trained or habits.num_forwards):
                     raise refusal("ahead", line)
-                self._carry.end()
                 if self._watch.finds_average():
                     raise refusal("average", line)
         finally:
-            self._carry.end()
             # Here, not when the collector finds it: the loop judges an iteration where it is left.
             batches.close()  # type: ignore[attr-defined]  # a generator
             if (fault := loader.loop.habits.fault) is not None:
@@ -196,7 +196,7 @@ class Script:
             return
         if self.exact is None or not self._is_inside():
             raise refusal("backward", user_line(), read=self._read)
-        self._carry.stop()
+        self._backward = user_line()
         if not self._has_trained and self._text is not None and self._text.counted_end:
             raise refusal("counted", self._text.counted_end, loader=self._text.reader or "loader")
         self._has_trained = True
@@ -210,9 +210,11 @@ class Script:
         if place is not None and place[0] < place[1]:
             self._watch.begin()
 
-    @staticmethod
-    def _refuse_carried() -> None:
-        raise refusal("carried", user_line())
+    def _refuse_repeat(self) -> None:
+        name, line = self._reduced
+        if name:
+            raise refusal("collective", line, part=name)
+        raise refusal("carried", self._backward)
 
     def _belongs(self, record: dict[str, int]) -> bool:
         return self.exact is not None and {**record, "step": 0} == {**self.exact.position(), "step": 0}
@@ -252,23 +254,25 @@ class Script:
             given = f"world_size={world_size}, rank={rank} on rank {self.rank}"
             raise refusal("world", user_line(), part=name, given=given, replicas=self._replicas)
 
-    def check_collective(self, name: str, values: Sequence[Any]) -> None:
-        """Check a collective call of the script in the training loop: its result must not reach the weights."""
+    def check_collective(self, name: str, values: Sequence[Any], is_async: bool) -> bool:
+        """Check a collective call of the script in the training loop: its result must not reach the weights.
+
+        Returns:
+            Whether to change its result a little, in the repetition of a micro-batch: its gradients must stay equal.
+        """
         if self.exact is None or not self._is_inside() or not any(each.training for each in self._models):
-            return
+            return False
         tensors = [each for each in values if isinstance(each, Tensor)]
         every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
         gradients = {each.data_ptr() for each in every}
         is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
-        line = user_line()
-
-        def refuse() -> None:
-            raise refusal("collective", line, part=name)
-
-        if is_large:
-            refuse()
-        if not self.exact.loop.has_backward:  # a loss for the log, if nothing of the loss is computed from here on
-            self._carry.forbid(refuse)
+        loop = self.exact.loop
+        if is_large or (not loop.has_backward and (name not in REDUCTIONS or is_async)):
+            raise refusal("collective", user_line(), part=name)
+        if loop.has_backward:
+            return False
+        self._reduced = name, user_line()
+        return loop.repeat is not None and loop.repeat.is_again
 
     def _is_inside(self) -> bool:
         return self.exact is not None and self.exact.loop.is_inside
@@ -298,6 +302,7 @@ class Script:
         except ConfigError as error:
             error.slots.setdefault("where", line)
             raise
+        loader.loop.repeat = RepeatCheck(self._refuse_repeat)
         if self.record is not None and self.has_loaded:
             loader.load_state_dict(self.record)
         # The loader compares with the sampler's epoch from here on; the script may have set it before.

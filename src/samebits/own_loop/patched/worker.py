@@ -235,9 +235,16 @@ def _replace_process_group(script: Script) -> None:
         @_replace(dist, name)
         def collective(plain: Any, *args: Any, name: str = name, **kwargs: Any) -> Any:
             if not caller().startswith(_CORE):
-                script.check_collective(name, [*args, *kwargs.values()])
+                is_changed = script.check_collective(name, [*args, *kwargs.values()], bool(kwargs.get("async_op")))
                 if name in ("all_gather", "all_gather_object") and args and isinstance(args[0], list):
                     del args[0][script.size :]  # made for the world that the script sees
+                if is_changed:
+                    plain(*args, **kwargs)
+                    results = next(iter([*args, *kwargs.values()]))
+                    for each in results if isinstance(results, list) else [results]:
+                        # By little: the script may stop at a loss that is not finite.
+                        each.detach().mul_(1.25) if each.is_floating_point() else each.detach().add_(1)
+                    return None
             return plain(*args, **kwargs)
 
 
