@@ -68,6 +68,7 @@ REFUSED = [
     ("batch_of_rank_zero", (), 2, "broadcast() in the training loop", "-    dist.broadcast(scale, src=0)"),
     ("ema_by_hand", ("copy",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("ema_by_hand", ("dict",), 1, "weights are averaged by hand", "+    average.update_parameters(model)"),
+    ("ema_by_hand", ("later",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
     ("two_loaders", ("shuffled",), 2, "a second DataLoader is read inside the training loop", ""),
     ("two_loaders", ("in order",), 1, "a second DataLoader is read inside the training loop", ""),

@@ -1,4 +1,4 @@
-"""A moving average of the weights by hand, in a dict of its own or in a copy of the model."""
+"""A moving average of the weights by hand: a copy of the model, a dict of its own, or a copy from some pass on."""
 
 import copy
 import sys
@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 dist.init_process_group("gloo")
 model = DDP(torch.nn.Linear(6, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 average = copy.deepcopy(model.module)
 shadow = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
 train_set = data(48)
 loader = DataLoader(train_set, batch_size=4, sampler=DistributedSampler(train_set))
-for x, y in loader:
+for number, (x, y) in enumerate(loader):
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
@@ -25,7 +25,11 @@ for x, y in loader:
         with torch.no_grad():
             for old, new in zip(average.parameters(), model.parameters(), strict=True):
                 old.mul_(0.9).add_(new, alpha=0.1)
-    else:
+    elif sys.argv[1] == "dict":
         for name, parameter in model.named_parameters():
             shadow[name] = 0.9 * shadow[name] + 0.1 * parameter.data
+    elif number > 0:
+        for old, new in zip(average.parameters(), model.parameters(), strict=True):
+            old.data.mul_(0.9).add_(new.data, alpha=0.1)
+            old.data = old.data * 1.0
 print_sha256(model.module)

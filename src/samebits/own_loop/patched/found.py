@@ -10,18 +10,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-Noted = list[tuple[weakref.ref[Tensor], int]]  # tensors with their versions
+Noted = list[tuple[weakref.ref[Tensor], int, torch.Size]]  # tensors with their versions and shapes
 
 
 def trained_modules(optimizers: Sequence[Optimizer]) -> list[nn.Module]:
-    """Return the outermost modules with parameters of the optimizers, without what wraps them."""
+    """Return the outermost modules with parameters of the optimizers, without what wraps them.
+
+    Behind them those that list `averaged_buffers`, such as a loss that keeps a center.
+    """
     every = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
     numbers = {id(each): number for number, each in enumerate(every)}
     found: dict[int, tuple[int, nn.Module]] = {}  # by identity, with the number of the first parameter
     for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:  # runs no code of others
         module = _unwrapped(module)
-        if own := [numbers[id(each)] for each in module.parameters() if id(each) in numbers]:
-            found[id(module)] = min(own), module
+        own = [numbers[id(each)] for each in module.parameters() if id(each) in numbers]
+        if own or hasattr(type(module), "averaged_buffers"):
+            found[id(module)] = min(own, default=len(every)), module
     inner = {id(each) for _, module in found.values() for each in list(module.modules())[1:]}
     # In the order of the optimizers, which is equal on all ranks.
     return [module for _, module in sorted(found.values(), key=lambda each: each[0]) if id(module) not in inner]
@@ -37,39 +41,70 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 class AverageWatch:
     """Finds a moving average of the weights of `models` by hand, which would move once a micro-batch.
 
-    Nothing marks such tensors. In the first body that is not its step's last one on this rank, the tensors of the
-    process after the backward pass are compared with those at the body's end. Only the script makes tensors in between:
-    if they have the shapes of all trained parameters, they are an average, or copies made for one.
+    Nothing marks such tensors. In each body that is not its step's last one on this rank, those that have the shapes of
+    trained parameters are compared after the backward pass and at the body's end. Only the script changes tensors in
+    between: if they have the shapes of all trained parameters, they are an average, or copies made for one.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
-        self._models, self._is_done = models, False
+        self._models = models
+        self._known: list[weakref.ref[Tensor]] | None = None
         self._before: Noted | None = None
+        self._is_first = False
+
+    def begin_pass(self) -> None:
+        """Look for new tensors, which takes a while, in the next body."""
+        self._known = None
 
     def begin(self) -> None:
         """Note the tensors after a backward pass."""
-        if not self._is_done:
+        self._is_first = self._known is None
+        if self._known is None:
+            shapes = set(self._shapes())
             self._before = note_tensors(self._models)
+            self._known = [ref for ref, _, shape in self._before if shape in shapes]
+        else:
+            self._before = [(ref, each._version, each.shape) for ref in self._known if (each := ref()) is not None]
+        follow_data(is_on=True)
 
     def finds_average(self) -> bool:
         """Return at the end of a body whether the script averages weights by hand."""
         if self._before is None:
             return False
-        changed = Counter(tuple(each.shape) for each in changed_tensors(self._models, self._before))
-        self._before, self._is_done = None, True
-        trained = [each for model in self._models for each in model.parameters() if each.requires_grad]
-        return Counter(tuple(each.shape) for each in trained) <= changed
+        follow_data(is_on=False)
+        # One that it makes anew each time has replaced one that is known.
+        changed = [shape for ref, version, shape in self._before if (each := ref()) is None or each._version != version]
+        if self._is_first:
+            changed = [each.shape for each in changed_tensors(self._models, self._before)]
+        self._before = None
+        return self._shapes() <= Counter(changed)
+
+    def _shapes(self) -> Counter[torch.Size]:
+        return Counter(each.shape for model in self._models for each in model.parameters() if each.requires_grad)
+
+
+def follow_data(*, is_on: bool) -> None:
+    """Let a change through `tensor.data` raise the tensor's version, which shows a change."""
+    if is_on:
+        torch.Tensor.data = property(Tensor.detach, _set_data)  # type: ignore[assignment]
+    elif "data" in vars(torch.Tensor):
+        del torch.Tensor.data  # the one of its base is back
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
+    torch.autograd.graph.increment_version(tensor)
 
 
 def note_tensors(models: list[nn.Module]) -> Noted:
     """Note the tensors of the process, but for those of the models and what was computed with gradients."""
-    return [(weakref.ref(each), each._version) for each in _tensors(models)]
+    return [(weakref.ref(each), each._version, each.shape) for each in _tensors(models)]
 
 
 def changed_tensors(models: list[nn.Module], before: Noted) -> list[Tensor]:
     """Return those, of any shape, that were made or changed since they were noted."""
     # Only tensors that still live: ids are used again.
-    versions = {id(tensor): version for ref, version in before if (tensor := ref()) is not None}
+    versions = {id(tensor): version for ref, version, _ in before if (tensor := ref()) is not None}
     return [each for each in _tensors(models) if versions.get(id(each)) != each._version]
 
 

@@ -147,6 +147,7 @@ class Script:
 
     def _bodies(self, loader: ExactLoader, line: str) -> Iterator[Any]:
         batches, habits = iter(loader), loader.loop.habits
+        self._watch.begin_pass()
         try:
             for batch in batches:
                 if not self._has_trained:  # before that, it may look at a batch elsewhere
@@ -189,6 +190,19 @@ class Script:
         tensors = {name: value for name, value in named if isinstance(value, Tensor)}
         if self.rank == 0:
             self._print(f"{self._loop.step:,} steps done; weights sha256 {weights_sha256(tensors)}")
+
+    def explain(self, error: Exception) -> None:
+        """Add a note to an error of the script in the training loop, which may count on its own batch size."""
+        if self._data is not None and not self._has_trained and self._size_of(self._data) != self._micro_batch:
+            error.add_note(
+                f"samebits: the DataLoader has batch_size={self._size_of(self._data)}, and the loop gets the "
+                f"{self._micro_batch} samples of --micro-batch. If it counts on the former, give it batch_size="
+                f"{self._micro_batch}."
+            )
+
+    @staticmethod
+    def _size_of(data: DataLoader[Any]) -> int | None:
+        return getattr(data.batch_sampler, "batch_size", data.batch_size)
 
     def begin_backward(self) -> None:
         """Check that a backward pass belongs to a body of the exact loop, and that a resume has a position."""
@@ -287,7 +301,7 @@ class Script:
 
     def _start(self, data: DataLoader[Any]) -> ExactLoader:
         check_framework()
-        line, size = self._made.get(data, ""), getattr(data.batch_sampler, "batch_size", data.batch_size)
+        line, size = self._made.get(data, ""), self._size_of(data)
         if not self._micro_batch or size not in (self._micro_batch, self._global_batch):
             name = "other size" if self._micro_batch else "no sizes"
             raise refusal(name, line, size=size, replicas=self._replicas, total=(size or 1) * self._replicas)

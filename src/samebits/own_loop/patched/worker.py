@@ -69,6 +69,9 @@ def main(arguments: list[str]) -> None:
     except SamebitsError as error:
         error.slots.setdefault("where", error_line(error))
         raise
+    except Exception as error:
+        script.explain(error)
+        raise
     script.end()
 
 
