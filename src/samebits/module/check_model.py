@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
@@ -10,7 +9,7 @@ from samebits.config.schema import RunConfig
 from samebits.data.micro_batches import smallest_micro_batch, two_or_more
 from samebits.data.seeding import seeded
 from samebits.errors import ConfigError
-from samebits.module.flops import copied_shapes
+from samebits.module.flops import copied_shapes, shapes_alone
 from samebits.storage.tensor_file import TYPES
 
 
@@ -95,7 +94,7 @@ def _needs_two(model: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
     if input_shape is None or not norms:
         return any(isinstance(module, nn.BatchNorm1d) for module in norms)
     try:
-        with seeded(0), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with seeded(0), shapes_alone() as mode:
             copied_shapes(model, mode)(torch.empty(1, *input_shape, device=next(model.parameters()).device))
     except ValueError as error:
         return "more than 1 value per channel" in str(error)  # of torch.nn.functional.batch_norm

@@ -1,13 +1,14 @@
 """Floating-point operations of a model's forward and backward pass, counted with shapes only."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
@@ -42,8 +43,7 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
     Raises:
         Exception: The model reads values of tensors, or cannot be copied.
     """
-    # A module can hold tensors that are neither parameters nor buffers, and stay real.
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with shapes_alone() as mode:
         device = next(model.parameters()).device
         copied = copied_shapes(model, mode)
         recurrent = count_recurrent(copied)
@@ -59,6 +59,15 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         total: int = 3 * forward if recomputes else counter.total + 3 * sum(recurrent)
     return total
+
+
+@contextmanager
+def shapes_alone() -> Iterator[FakeTensorMode]:
+    """Give tensors that are made inside shapes and types, and no values."""
+    # Portable arithmetic has no form for them: torch would end the process by SIGABRT at a convolution.
+    # A module can hold tensors that are neither parameters nor buffers, and stay real.
+    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
 
 
 def copied_shapes(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

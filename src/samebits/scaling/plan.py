@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.flop_counter import FlopCounterMode
 
 from samebits.config.schema import RunConfig
@@ -20,7 +20,7 @@ from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
 from samebits.module.activation_checkpointing import choose_parts
-from samebits.module.flops import count_recurrent
+from samebits.module.flops import count_recurrent, shapes_alone
 from samebits.module.precision import use_precision
 from samebits.parallel.blocks import count, shard_blocks
 from samebits.parallel.tree import are_siblings, partials, push
@@ -82,8 +82,7 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
 
 
 def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
-    # A module can hold tensors that are neither parameters nor buffers, and stay real.
-    with FakeTensorMode(allow_non_fake_inputs=True), seeded(config.seed):
+    with shapes_alone(), seeded(config.seed):
         model = build().model
         use_precision(model, config, CPU)
         batch = _repeated(inputs, num_samples)
