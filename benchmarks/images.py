@@ -43,7 +43,7 @@ from samebits.data.keyed import keys
 from samebits.data.loader import Loader
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.data import ImageFiles, open_files
+from samebits.recipes.classify.data import ImageFiles
 from samebits.recipes.classify.folders import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -135,7 +135,7 @@ def loader(folder: Path, batch: int, workers: int, **settings: object) -> Callab
 def samples(folder: Path, **settings: object) -> ImageFiles:
     config = DataConfig(root=folder, **settings)
     listed = list_folder(folder, "data.root")
-    return open_files(folder, listed, list(listed), config, train=True)
+    return ImageFiles(folder, listed, list(listed), config, train=True)
 
 
 def measure(ways: dict[str, Callable[[list[int]], None]], indices: list[int], rounds: int) -> None:

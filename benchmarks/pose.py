@@ -33,9 +33,9 @@ from benchmarks.peers import pose_plain as plain
 from benchmarks.peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers_stats
 from samebits.data.keyed import keys
 from samebits.recipes.pose.coco_files import open_files
-from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.config import DataConfig, TestConfig
 from samebits.recipes.pose.data import TrainImages
-from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.group import group_people
 from samebits.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
 from samebits.recipes.pose.targets import draw_heatmaps, index_joints
@@ -58,9 +58,9 @@ def grouping_races() -> list[Race]:
     for num_tags in (1, 2):
         for num_people, bar in ((1, 10.0), (10, 10.0), (30, 10.0)):
             heat, tags = maps_of(num_people, num_tags)
-            grouping, own_tags = Grouping(order=COCO.order), tags.permute(3, 0, 1, 2).contiguous()
+            own_tags = tags.permute(3, 0, 1, 2).contiguous()
             theirs, their_scores = plain.group(heat, tags, COCO.order)
-            people, scores = grouping.people(heat, own_tags)
+            people, scores = group_people(heat, own_tags, COCO.order, TestConfig())
             assert len(people) == num_people, f"{len(people)} people found of {num_people}"
             assert np.abs(people - theirs).max() <= 1e-5
             assert np.abs(scores - their_scores).max() <= 1e-6
@@ -68,7 +68,7 @@ def grouping_races() -> list[Race]:
                 Race(
                     f"grouping, {num_people} people, {num_tags} tag map{'s' * (num_tags > 1)}",
                     lambda heat=heat, tags=tags: plain.group(heat, tags, COCO.order),
-                    lambda g=grouping, heat=heat, tags=own_tags: g.people(heat, tags),
+                    lambda heat=heat, tags=own_tags: group_people(heat, tags, COCO.order, TestConfig()),
                     bar,
                 )
             )

@@ -64,7 +64,7 @@ class SyntheticPeople:
     def example(self, index: int, key: int) -> Example:
         """Draw an image, and return it with its people."""
         drawing = self._draw(index, key)
-        return Example(drawing.rgb, drawing.joints, drawing.boxes[:, 2:].max(axis=1, initial=0))
+        return Example(drawing.rgb, drawing.joints)
 
     def ground_truth(self, index: int) -> dict[str, Any]:
         """Return the ground truth of an image in COCO's format."""
@@ -78,12 +78,15 @@ class SyntheticPeople:
 def with_people(parts: Parts, config: Config) -> Parts:
     """Return the parts of the pose recipe with synthetic people in place of files."""
     data = config.data
-    more = {"tag_per_joint": config.model.tag_per_joint, "channels_last": config.channels_last}
     fresh, fixed = (
         SyntheticPeople(data.size_px, count or 0, is_fixed=is_fixed)
         for count, is_fixed in ((data.num_train, False), (data.num_eval, True))
     )
-    return replace(parts, train_data=partial(TrainImages, fresh, data, **more), eval_data=partial(EvalImages, fixed))
+    return replace(
+        parts,
+        train_data=partial(TrainImages, fresh, data, channels_last=config.channels_last),
+        eval_data=partial(EvalImages, fixed),
+    )
 
 
 def write_coco(root: Path, num_train: int, num_eval: int, size_px: int) -> None:

@@ -26,8 +26,8 @@ from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.trust import trust
-from samebits.verify.plan import Plan, Replay
 from samebits.verify.replay import replay_on
+from samebits.verify.replayer import Plan, Replay
 from samebits.verify.verdict import Verdict
 from samebits.verify.verify import Request, verify
 

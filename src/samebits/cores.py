@@ -1,6 +1,7 @@
 """Which CPU cores this process and its threads may use, and how many of them other programs keep busy."""
 
 import ctypes
+import glob
 import os
 import platform
 import struct
@@ -34,6 +35,17 @@ def num_cores() -> int:
 def core_ids() -> set[int]:
     """Return the cores of this process's affinity mask; none where the system has no such mask (macOS)."""
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Without torch, whose import takes longer than what is decided by their number.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
 @contextmanager

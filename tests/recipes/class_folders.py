@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.recipes.classify.config import Config, DataConfig, MakeConfig
-from samebits.recipes.classify.data import ImageFiles, open_files
+from samebits.recipes.classify.data import ImageFiles
 from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.make import make
 from samebits.recipes.classify.recipe import dataset_info
@@ -31,4 +31,4 @@ def opened(root: Path, *, train: bool = True, augment: Any = None, **settings: A
     """All images of class folders."""
     files = list_folder(root, "data.root")
     config = DataConfig(**{"root": root, "size_px": 32, **settings})
-    return open_files(root, files, list(files), config, train=train, augment=augment)
+    return ImageFiles(root, files, list(files), config, train=train, augment=augment)

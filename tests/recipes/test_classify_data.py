@@ -16,7 +16,7 @@ from samebits.data.keyed import keys
 from samebits.data.loader import choose_num_workers
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, MakeConfig
-from samebits.recipes.classify.data import ImageFiles, open_files, preprocess
+from samebits.recipes.classify.data import ImageFiles, preprocess
 from samebits.recipes.classify.folders import Files, list_folder
 from samebits.recipes.classify.listing import list_images, list_validation, split
 from samebits.recipes.classify.make import make
@@ -233,7 +233,7 @@ def test_workers_are_chosen_by_the_cores_that_are_left(shapes: Path, monkeypatch
 
 def test_a_picture_that_has_gone_since_it_was_listed_is_named(shapes: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.jpg is missing"):
-        open_files(shapes, {"a": ["gone.jpg"]}, ["a"], DataConfig(), train=True)
+        ImageFiles(shapes, {"a": ["gone.jpg"]}, ["a"], DataConfig(), train=True)
 
 
 def test_synthetic_images_are_the_same_each_time_and_distinguishable(shapes: Path, tmp_path: Path) -> None:

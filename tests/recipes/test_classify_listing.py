@@ -13,7 +13,7 @@ from samebits.data.decoded import DecodedPictures
 from samebits.data.images import read_rgb
 from samebits.errors import DataError
 from samebits.recipes.classify.config import Config, DataConfig
-from samebits.recipes.classify.data import open_files
+from samebits.recipes.classify.data import ImageFiles
 from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.image_sets import read_csv
 from samebits.recipes.classify.recipe import build
@@ -131,7 +131,7 @@ def test_a_link_to_nowhere_is_called_that(tmp_path: Path) -> None:
     (tmp_path / "a/2.jpg").symlink_to("gone.jpg")
     files = list_folder(tmp_path, "data.root")
     with pytest.raises(DataError, match=r"2\.jpg is missing") as error:
-        open_files(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
+        ImageFiles(tmp_path, files, ["a"], DataConfig(root=tmp_path), train=True)
     assert error.value.slots["cause"] == "it is a link to gone.jpg"
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_image_stops_the_run_and_the_fix_leaves_it_out(tmp_path: Path,
     place = [file for name in files for file in files[name]].index("stars/0001.jpg")
     for on_error in ("stop", "skip"):
         config = DataConfig(root=tmp_path, size_px=32, on_error=on_error)
-        samples = open_files(tmp_path, files, list(files), config, train=train)
+        samples = ImageFiles(tmp_path, files, list(files), config, train=train)
         with pytest.raises(DataError, match=r"0001\.jpg is not an image") as error:
             samples.batch(np.array([place]), np.zeros(1, np.uint64))
         assert ("data.on_error=skip" in str(error.value)) == (on_error == "stop")

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.recipes.pose.assign import SCORE, TAGS, assign, assignment_cost, match, tag_distances
-from samebits.recipes.pose.group import Grouping, adjust, find_peaks, refine, top_k
+from samebits.recipes.pose.config import TestConfig as InferenceConfig
+from samebits.recipes.pose.group import adjust, find_peaks, group_people, refine, top_k
 from samebits.recipes.pose.skeletons import COCO
 
 CASES = [
     "coco_5", "coco_6_flip_nms3", "coco_one_joint", "cp_3", "cp_40_people", "cp_8_flip", "cp_border", "cp_close_tags",
-    "cp_ignore_too_much", "cp_no_detval", "cp_none", "cp_shared_tag",
+    "cp_none",
 ]  # fmt: skip
 # Their assignments have ties that the reference's own solver breaks differently from version to version.
 TIED = {"cp_40_people", "coco_6_flip_nms3"}
@@ -50,15 +51,12 @@ class Case:
         return {
             "max_people": self.param("max_num_people"),
             "tag_threshold": self.param("tag_threshold"),
-            "use_score": self.param("use_detection_val"),
-            "ignore_too_much": self.param("ignore_too_much"),
         }
 
-    def grouping(self, *, adjust: bool = True, refine: bool = True) -> Grouping:
-        return Grouping(
-            order=self.order, max_people=self.param("max_num_people"),
+    def settings(self, *, adjust: bool = True, refine: bool = True) -> InferenceConfig:
+        return InferenceConfig(
+            max_people=self.param("max_num_people"),
             detection_threshold=self.param("detection_threshold"), tag_threshold=self.param("tag_threshold"),
-            use_detection_value=self.param("use_detection_val"), ignore_too_much=self.param("ignore_too_much"),
             nms_kernel=self.param("nms_kernel"), adjust=adjust, refine=refine,
         )  # fmt: skip
 
@@ -129,7 +127,7 @@ def test_where_the_assignment_ties_ours_costs_what_the_references_costs(tied_cas
             continue
         means = before[:known, :, TAGS:].sum(axis=1) / taken[:known].sum(axis=1)[:, None]
         distances = tag_distances(found, means)
-        cost = assignment_cost(distances, found, use_score=settings["use_score"])
+        cost = assignment_cost(distances, found)
         rows = {tuple(row): place for place, row in enumerate(found.tolist())}
         taken_by = {
             person: rows[tuple(people[person, joint].tolist())]
@@ -161,7 +159,8 @@ def test_missing_joints_are_filled_as_the_references(case: Case, is_adjusted: bo
 @pytest.mark.parametrize("is_adjusted", [False, True])
 @pytest.mark.parametrize("is_refined", [False, True])
 def test_people_and_scores_are_the_references(clear_case: Case, is_adjusted: bool, is_refined: bool) -> None:
-    people, scores = clear_case.grouping(adjust=is_adjusted, refine=is_refined).people(clear_case.heat, clear_case.tags)
+    config = clear_case.settings(adjust=is_adjusted, refine=is_refined)
+    people, scores = group_people(clear_case.heat, clear_case.tags, clear_case.order, config)
     ending = f"adjust{int(is_adjusted)}_refine{int(is_refined)}"
     assert people.shape == clear_case.people(f"parse_{ending}").shape
     assert np.abs(people - clear_case.people(f"parse_{ending}")).max(initial=0) <= 1e-5
@@ -177,7 +176,7 @@ def test_of_the_cheapest_assignments_the_most_lasting_is_taken(tags: list[int], 
     scores = np.random.default_rng(seed).integers(1, 4, len(tags)) / 4
     found = np.array([[0, 0, score, tag] for tag, score in zip(tags, scores, strict=True)], np.float32)
     distances = tag_distances(found, np.array(people, np.float32)[:, None])
-    cost, near = assignment_cost(distances, found, use_score=True), distances < 1
+    cost, near = assignment_cost(distances, found), distances < 1
     few, many = sorted((len(tags), len(people)))
     choices = [
         list(zip(range(few), order, strict=True)) if len(tags) == few else list(zip(order, range(few), strict=True))
@@ -189,21 +188,22 @@ def test_of_the_cheapest_assignments_the_most_lasting_is_taken(tags: list[int], 
 
 
 def test_no_people_are_detected_on_empty_maps() -> None:
-    people, scores = Grouping(order=COCO.order).people(torch.zeros(17, 32, 48), torch.zeros(1, 17, 32, 48))
+    people, scores = group_people(torch.zeros(17, 32, 48), torch.zeros(1, 17, 32, 48), COCO.order, InferenceConfig())
     assert people.shape == (0, 17, 4)
     assert scores.shape == (0,)
 
 
 def test_nan_maps_give_no_people_and_no_crash() -> None:
     maps = torch.full((17, 16, 16), float("nan"))
-    people, _ = Grouping(order=COCO.order).people(maps, maps[None])
+    people, _ = group_people(maps, maps[None], COCO.order, InferenceConfig())
     assert len(people) == 0
 
 
 def test_tags_that_are_no_numbers_leave_every_peak_alone() -> None:
     heat = torch.zeros(17, 16, 16)
     heat[:, 4, 4] = 0.5
-    people, _ = Grouping(order=COCO.order, refine=False).people(heat, torch.full((1, 17, 16, 16), float("nan")))
+    tags = torch.full((1, 17, 16, 16), float("nan"))
+    people, _ = group_people(heat, tags, COCO.order, InferenceConfig(refine=False))
     assert (people[:, :, SCORE] > 0).sum() == 17
 
 
@@ -225,22 +225,20 @@ def test_peaks_are_those_of_max_pooling(seed: int, kernel: int, levels: int) -> 
 
 
 @settings(deadline=None)
-@given(seed=st.integers(0, 10_000), num_tags=st.sampled_from([1, 2]), is_shared=st.booleans())
-def test_a_missing_joint_is_where_heat_less_distance_is_highest(seed: int, num_tags: int, is_shared: bool) -> None:
+@given(seed=st.integers(0, 10_000), num_tags=st.sampled_from([1, 2]))
+def test_a_missing_joint_is_where_heat_less_distance_is_highest(seed: int, num_tags: int) -> None:
     random = np.random.default_rng(seed)
     num_joints, height, width = 3, int(random.integers(2, 9)), int(random.integers(2, 9))
     # Few levels, so that there are ties; some maps stay below, some reach above what counts as hot.
     heat = (random.integers(-2, 5, (num_joints, height, width)) / 20).astype(np.float32)
-    tags = random.integers(0, 6, (num_tags, 1 if is_shared else num_joints, height, width)).astype(np.float32) / 2
+    tags = random.integers(0, 6, (num_tags, num_joints, height, width)).astype(np.float32) / 2
     people = np.zeros((2, num_joints, TAGS + num_tags), np.float32)
     people[:, 0, SCORE] = 0.5
     people[:, 0, TAGS:] = random.integers(0, 6, (2, num_tags)) / 2
     filled = refine(people, torch.from_numpy(heat), torch.from_numpy(tags))
     for person in range(2):
         for joint in (1, 2):
-            distance = np.sqrt(
-                ((tags[:, 0 if is_shared else joint] - people[person, 0, TAGS:, None, None]) ** 2).sum(0)
-            )
+            distance = np.sqrt(((tags[:, joint] - people[person, 0, TAGS:, None, None]) ** 2).sum(0))
             place = np.unravel_index(np.argmax(heat[joint] - np.round(distance)), (height, width))
             assert filled[person, joint, SCORE] == max(heat[joint][place], 0)
             if heat[joint][place] > 0:
@@ -251,14 +249,15 @@ def test_the_limit_on_people_bounds_peaks_of_a_joint_but_not_people() -> None:
     heat, tags = torch.zeros(2, 40, 40), torch.zeros(1, 2, 40, 40)
     heat[0, 5, ::8], heat[1, 20, ::8] = 0.5, 0.5
     tags[0, 0], tags[0, 1] = torch.arange(40.0) * 3, 1000 + torch.arange(40.0) * 3
-    people, _ = Grouping(order=(0, 1), max_people=4, refine=False).people(heat, tags)
+    people, _ = group_people(heat, tags, (0, 1), InferenceConfig(max_people=4, refine=False))
     assert len(people) == 8
 
 
 @pytest.mark.gpu
 def test_a_gpu_finds_the_same_people(clear_case: Case) -> None:
-    here = clear_case.grouping().people(clear_case.heat, clear_case.tags)
-    there = clear_case.grouping().people(clear_case.heat.cuda(), clear_case.tags.cuda())
+    maps, how = (clear_case.heat, clear_case.tags), (clear_case.order, clear_case.settings())
+    here = group_people(*maps, *how)
+    there = group_people(*(each.cuda() for each in maps), *how)
     assert here[0].shape == there[0].shape
     assert np.abs(here[0] - there[0]).max(initial=0) <= 1e-5
     assert np.abs(here[1] - there[1]).max(initial=0) <= 1e-6

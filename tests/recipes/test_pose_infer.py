@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from samebits.data.samples import Batch
-from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.config import TestConfig as InferenceConfig
+from samebits.recipes.pose.group import group_people
 from samebits.recipes.pose.infer import (
     coco_results,
     forward_views,
@@ -77,7 +78,7 @@ def test_maps_and_people_are_the_references(valid: Valid) -> None:
         assert (1, *heat.shape) == tuple(expected["heat/shape"])
         _same_sample(heat, expected, "heat")
         _same_sample(tags.permute(1, 2, 3, 0), expected, "tags")
-        people, scores = Grouping(order=valid.skeleton.order).people(heat, tags)
+        people, scores = group_people(heat, tags, valid.skeleton.order, InferenceConfig())
         assert np.abs(people - expected["grouped"]).max() <= 0.01
         assert np.abs(scores - expected["scores"]).max() <= 1e-4
 
@@ -147,14 +148,6 @@ def test_a_picture_of_any_size_is_looked_at(size: tuple[int, int], scales: list[
     assert len(found) == 1
     assert np.isfinite(found[0].joints).all()
     assert found[0].heat.size > 0
-
-
-def test_one_tag_map_for_all_joints_is_enough() -> None:
-    config = config_of({"data": {"size_px": 64}, "model": {"tag_per_joint": False}})
-    found = make_infer(config)(Flat(17, 1), [prepare(np.zeros((64, 64, 3), np.uint8))])
-    assert len(found[0].joints) == 1
-    assert (found[0].joints[0, :, 2] > 0).all()
-    assert np.abs(found[0].joints[0, :, :2] - 32).max() <= 1.5
 
 
 def test_pictures_of_different_sizes_are_answered_one_by_one() -> None:

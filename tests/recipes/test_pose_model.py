@@ -117,11 +117,3 @@ def test_a_classifier_with_the_same_trunk_gives_its_trunk(tmp_path: Path) -> Non
     load_pretrained(fresh, tmp_path / "hrnet.pth")
     assert torch.equal(fresh.conv1.weight, trained.conv1.weight)
     assert torch.equal(fresh.final_layers[0].weight, head)
-
-
-def test_one_map_of_tags_for_all_joints() -> None:
-    model = HigherHRNet(TINY.model_copy(update={"tag_per_joint": False}), 17).eval()
-    with torch.inference_mode():
-        coarse, fine = model(torch.zeros(1, 3, 64, 96))
-    assert coarse.shape == (1, 18, 16, 24)
-    assert fine.shape == (1, 17, 32, 48)

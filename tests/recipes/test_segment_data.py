@@ -58,12 +58,12 @@ def test_masks_and_a_coco_file_give_the_same_labels(made: Path) -> None:
         list_images(config, 0)
     indices = np.arange(2)
     batches = [samples.batch(indices, keys(0, 0, indices)) for samples in (from_masks, from_coco)]
-    names = [{samples.source.name(index)[-8:-4] for index in range(2)} for samples in (from_coco,)]
+    names = [{samples.source.names[index][-8:-4] for index in range(2)} for samples in (from_coco,)]
     assert names[0] <= {f"{number:04}" for number in range(10)}
     everything = opened(made / "coco.json", train=True)[1].source, from_coco.source
-    by_name = {s.name(i)[7:11]: s.read(i, 0)[1] for s in everything for i in range(len(s))}
+    by_name = {s.names[i][7:11]: s.read(i, 0)[1] for s in everything for i in range(len(s.names))}
     for index in range(2):
-        np.testing.assert_array_equal(by_name[from_masks.source.name(index)], from_masks.source.read(index, 0)[1])
+        np.testing.assert_array_equal(by_name[from_masks.source.names[index]], from_masks.source.read(index, 0)[1])
     assert batches[0].inputs.shape == (2, 32, 64, 3)
     assert batches[0].targets["masks"][0].shape == (48, 48)
     assert len(from_masks.files or ()) == 4

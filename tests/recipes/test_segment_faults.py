@@ -210,7 +210,7 @@ def test_an_image_with_a_bad_region_can_be_left_out(coco: Path, case: str) -> No
     assert build(config, info).describe["skipped"] == f"1 unreadable image: {name}"
     for train in (True, False):
         source = open_source(config.data, info, train=train)
-        for index in range(len(source)):
+        for index in range(len(source.names)):
             source.read(index, 0)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.data import open_files, preprocess
+from samebits.recipes.classify.data import ImageFiles, preprocess
 from samebits.recipes.classify.folders import MAX_CLASSES, list_folder
 from samebits.recipes.classify.image_sets import read_csv
 from samebits.recipes.mnist.idx import read_idx
@@ -68,7 +68,7 @@ def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_pat
 def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.new("RGB", (400, 300)).save(path)
-    samples = open_files(tmp_path, {"a": ["a.png"]}, ["a"], DataConfig(cache=tmp_path / "kept"), train=True)
+    samples = ImageFiles(tmp_path, {"a": ["a.png"]}, ["a"], DataConfig(cache=tmp_path / "kept"), train=True)
     place, key = np.array([0]), np.array([7], dtype=np.uint64)
     samples.batch(place, key)
     Image.new("RGB", (5, 4)).save(path)

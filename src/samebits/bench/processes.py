@@ -19,7 +19,7 @@ def ask(
     arguments: tuple[Any, ...],
     size: ProcessRange,
     config: RunConfig,
-    failed: Callable[[int], LaunchError],
+    failure: LaunchError,
 ) -> list[Any]:
     """Run an entry in new processes, and return what each of them returned, by rank.
 
@@ -27,7 +27,7 @@ def ask(
         entry: An importable function. It returns what `codec.encode` takes.
         arguments: Its arguments; must be picklable.
         size: How many processes; of a range, fewer may remain after losses.
-        failed: Returns the error for an exit code; 0 if a process ended without an answer.
+        failure: What to raise if a process fails or ends without an answer; the reason is added.
 
     Raises:
         LaunchError: A process failed, or has not answered.
@@ -43,7 +43,7 @@ def ask(
         there = [file for file in files if file.is_file()]
         if code or len(there) < size.least or files[0] not in there:
             missing = ", ".join(file.name for file in files if file not in there)
-            raise failed(code).with_slots(**{} if code else {"cause": f"no result of {missing}"})
+            raise failure.with_slots(cause=f"exit code {code}" if code else f"no result of {missing}")
         return [codec.decode(file.read_bytes()) for file in there]
 
 
@@ -52,7 +52,7 @@ def ask_here(
     arguments: tuple[Any, ...],
     size: ProcessRange,
     config: RunConfig,
-    failed: Callable[[int], LaunchError],
+    failure: LaunchError,
     preload: Sequence[str] = (),
 ) -> Any:
     """Run an entry in this process if it is the only one, otherwise as `ask` does; return rank 0's answer.
@@ -65,7 +65,7 @@ def ask_here(
     if size.most == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
         return entry(*arguments, ALONE)
     forkserver.prepare([*forkserver.PRELOAD, *preload], config.num_threads)
-    return ask(entry, arguments, size, config, failed)[0]
+    return ask(entry, arguments, size, config, failure)[0]
 
 
 def _answer(folder: Path, entry: Callable[..., Any], arguments: tuple[Any, ...]) -> int:

@@ -93,13 +93,10 @@ def _all(notes: dict[str, Any]) -> Iterable[Cause]:
         name = each["path"] if each["what"] in (each["path"], "buffer", "parameter") else f"{each['path']}"
         what = f"{name} ({each['what']})" if kind == GENERATOR else name
         yield Cause(kind, what, each["file"], each["line"], each["phase"], each.get("acts"))
+    sets = [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]
     for phase in ("open", "build", "training sample", "forward"):
-        for file, line in _sets(notes):
+        for file, line in sets:
             yield Cause(SET_ORDER, "a set", file, line, phase)
-
-
-def _sets(notes: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]
 
 
 @cache

@@ -16,7 +16,7 @@ from samebits import scratch
 from samebits.bench.processes import ask
 from samebits.check.compare import merge_ranks
 from samebits.check.finding import Finding, not_portable, num_portable
-from samebits.check.judge import Outcome, first_stage, judge, passed
+from samebits.check.judge import Outcome, judge
 from samebits.check.probe import probe
 from samebits.check.sizes import TIMEOUT_S, TIMEOUTS
 from samebits.check.trial import Trial, run_trial
@@ -82,23 +82,18 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
                     outcomes.append(_outcome(trial, _answers(trial.procs, config, run_trial, source, given, trial)))
                 progress(OTHER_HASH.name, total - 1, total)
                 outcomes.append(_outcome(OTHER_HASH, [wait()]))
-        findings = judge(notes, outcomes)
-        stage = first_stage(notes, outcomes)
-    equal = passed(findings, stage)
+        findings, equal = judge(notes, outcomes)
     return Report(findings, [*equal, num_portable(operations)] if operations else equal, time.monotonic() - began)
 
 
 def _answers(procs: int, config: RunConfig, entry: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run an entry in new processes and return what each rank returned."""
-
-    def failed(code: int) -> LaunchError:
-        return LaunchError(
-            f"a trial on {procs} process{'es' if procs > 1 else ''} ended with exit code {code}",
-            # The launcher has reported a process that failed, but not one that wrote no answer.
-            fix="See the error above." if code else "Train the recipe first: samebits train RECIPE epochs=1",
-        )
-
-    return ask(entry, arguments, ProcessRange(procs, procs), config, failed)
+    failure = LaunchError(
+        f"a trial on {procs} process{'es' if procs > 1 else ''} failed",
+        # The launcher has reported a process that failed, but not one that wrote no answer.
+        fix="See the error above. If there is none, train the recipe first: samebits train RECIPE epochs=1",
+    )
+    return ask(entry, arguments, ProcessRange(procs, procs), config, failure)
 
 
 def _outcome(trial: Trial, answers: list[Any]) -> Outcome:

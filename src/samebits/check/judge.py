@@ -34,8 +34,8 @@ class Outcome:
     ranks: TrialDifference | None = None  #: The first difference between the ranks of this world.
 
 
-def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
-    """Return the faults of a recipe; none if it is exact.
+def judge(notes: Record, outcomes: Sequence[Outcome]) -> tuple[list[Finding], list[str]]:
+    """Return the faults of a recipe, none if it is exact; and the aspects of a run that were compared and are equal.
 
     Args:
         outcomes: The results of the trials, the reference first. Empty if the probes failed.
@@ -45,24 +45,25 @@ def judge(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
     """
     if (error := notes.get("error")) is not None:
         if NONDETERMINISTIC in str(error):
-            return [_operation(str(error), notes.get("line"))]
+            return [_operation(str(error), notes.get("line"))], _passed([], compare.SAMPLES)
         raise error
     reference = outcomes[0].error if outcomes else None
     if reference is not None and (isinstance(reference, SampleError) or reference.what.startswith(RAISED)):
         raise reference  # one process alone fails, so there is nothing to compare
-    merges = _merges(notes)
-    first = _differing(notes, outcomes)
-    if merges and first_stage(notes, outcomes) == compare.EVALUATION:
-        first = []  # it is a consequence
-    found = [*first, *_sums(notes["checks"].get("loss", {})), *merges]
+    merges, first = _merges(notes), _first(notes, outcomes)
+    stage = None if first is None else first[0].stage
+    found = [*_sums(notes["checks"].get("loss", {})), *merges]
+    if first is not None and not (merges and stage == compare.EVALUATION):  # then it is a consequence
+        found.insert(0, _differing(notes, outcomes, *first))
     unlike: dict[tuple[str, str, int], Finding] = {}
     for each in found:
         unlike.setdefault((each.kind, each.file, each.line or len(unlike)), each)
-    return list(unlike.values())
+    findings = list(unlike.values())
+    return findings, _passed(findings, stage)
 
 
-def passed(findings: Sequence[Finding], stage: str | None) -> list[str]:
-    """Return the aspects of a run that were compared and are equal: those before the first difference."""
+def _passed(findings: Sequence[Finding], stage: str | None) -> list[str]:
+    """Return the aspects before the stage of the first difference, without those of other findings."""
     order = {
         compare.START: 0, compare.SAMPLES: 1, compare.FORWARD: 2, compare.LOSS: 3, compare.GRADIENTS: 4,
         compare.BUFFERS: 5, compare.WEIGHTS: 6, compare.OPTIMIZER: 6, compare.EVALUATION: 7,
@@ -72,25 +73,15 @@ def passed(findings: Sequence[Finding], stage: str | None) -> list[str]:
     return [name for name in aspects if name not in {lost.get(finding.kind) for finding in findings}]
 
 
-def first_stage(notes: Record, outcomes: Sequence[Outcome]) -> str | None:
-    """Return the stage of the first difference; None if there is none."""
-    if "error" in notes:
-        return compare.SAMPLES
-    found = _first(notes, outcomes)
-    return found[0].stage if found is not None else None
-
-
-def _differing(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
-    """Return a finding for the first difference, from which all later ones may follow."""
-    first = _first(notes, outcomes)
-    if first is None:
-        return []
-    difference, where, between = first
+def _differing(
+    notes: Record, outcomes: Sequence[Outcome], difference: TrialDifference, where: str, between: str
+) -> Finding:
+    """Return a finding for the first difference, from which all later ones may follow; see `_first`."""
     causes = candidates(dict(notes), difference.stage, where)
     best = causes[0] if causes else None
     error = next((outcome for outcome in outcomes if outcome.error is not None), None)
     if best is None and error is not None and error.error is not None:
-        return [_of_error(error, error.error)]
+        return _of_error(error, error.error)
     text, fix = explain(best, difference.stage, where)
     cause = best or Cause(UNKNOWN, "")
     others = [
@@ -98,7 +89,7 @@ def _differing(notes: Record, outcomes: Sequence[Outcome]) -> list[Finding]:
         for each in causes[1:4]
         if each.file and (each.file, each.line) != (cause.file, cause.line)
     ]
-    return [Finding(_describe(difference, between), cause.kind, text, fix, cause.file, cause.line, others)]
+    return Finding(_describe(difference, between), cause.kind, text, fix, cause.file, cause.line, others)
 
 
 def _first(notes: Record, outcomes: Sequence[Outcome]) -> tuple[TrialDifference, str, str] | None:

@@ -15,8 +15,6 @@ from samebits.check.sizes import small_sizes
 from samebits.check.state import global_generators
 from samebits.cluster.world import alone
 from samebits.data.micro_batches import Alone
-from samebits.data.order import MicroBatch
-from samebits.data.samples import Samples
 from samebits.engine.build import build_parts, check_not_empty, make_order, open_data
 from samebits.engine.dataset_info import find_dataset_info
 from samebits.module.check_model import check_trainable
@@ -58,7 +56,8 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
     check_not_empty({"training": len(data[0]), "validation": len(data[1])})
     notes.settings = small_sizes(config, len(data[0]))
     probed.config = spec.load([*overrides, *notes.settings]).config
-    leaves = _first_step(probed, data[0])
+    order = make_order(probed.config, data[0], 1, is_sharded=False)
+    leaves = list(next(order.steps(Alone(), stop=1)).micro_batches)
     probe_samples(probed, data, leaves[0])
     model = probe_model(probed, parts, data[0], leaves)
     probe_metric(probed, parts, model, data[1])
@@ -67,8 +66,3 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> Record:
         with notes.during("init_weights"):
             parts.init_weights(fresh.model)
     return {}
-
-
-def _first_step(probed: Probed, train: Samples) -> list[MicroBatch]:
-    order = make_order(probed.config, train, 1, is_sharded=False)
-    return list(next(order.steps(Alone(), stop=1)).micro_batches)

@@ -242,11 +242,8 @@ def _plain_items(value: Any) -> object:
     """Return the length of a container and those of its first items that are plain values."""
     items = value.items() if isinstance(value, dict) else value
     few = itertools.islice(list(items), MAX_ITEMS)
-    return len(value), [item for item in few if isinstance(item, (*_ATOMS, tuple)) and _is_plain(item)]
-
-
-def _is_plain(item: object) -> bool:
-    return all(isinstance(each, _ATOMS) for each in (item if isinstance(item, tuple) else [item]))
+    tuples = ((item, item if isinstance(item, tuple) else (item,)) for item in few)
+    return len(value), [item for item, parts in tuples if all(isinstance(each, _ATOMS) for each in parts)]
 
 
 def _is_users(module: ModuleType | None) -> bool:

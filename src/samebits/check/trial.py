@@ -102,13 +102,10 @@ def _run(source: str, overrides: list[str], trial: Trial, here: RankAssignment |
         stacks = Path(tempfile.gettempdir()) / f"samebits-stacks-{os.getppid()}"
         with HangDetector(world, config.watch.hang_timeout_s, stacks):
             steps = run_steps(job, trial, manager)
-            return {"start": start, "steps": steps, "evaluation": _evaluation(job)}
-
-
-def _evaluation(job: Job) -> Record:
-    with job.evaluated_weights():
-        metrics, _ = evaluate_set(job, Slice(job.eval_data, NUM_EVAL))
-    return {name: repr(value) for name, value in metrics.items()}
+            with job.evaluated_weights():
+                metrics, _ = evaluate_set(job, Slice(job.eval_data, NUM_EVAL))
+            evaluation = {name: repr(value) for name, value in metrics.items()}
+            return {"start": start, "steps": steps, "evaluation": evaluation}
 
 
 class _RecordingLoader:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -63,33 +63,25 @@ def _restorer(value: Any) -> Undo:
     if isinstance(value, np.random.RandomState):
         return functools.partial(value.set_state, value.get_state())
     if isinstance(value, torch.Generator):
-        return functools.partial(_call, value.set_state, value.get_state())
+        return functools.partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return functools.partial(value.setstate, value.getstate())
     if isinstance(value, functools._lru_cache_wrapper):
         return value.cache_clear
     if isinstance(value, Tensor):
-        return functools.partial(_call, value.detach().copy_, value.detach().clone())
+        return functools.partial(value.detach().copy_, value.detach().clone())
     if isinstance(value, np.ndarray):
         return functools.partial(np.copyto, value, value.copy())
     if isinstance(value, list):
         return functools.partial(value.__setitem__, slice(None), list(value))
     if isinstance(value, dict | set):
         return functools.partial(_refill, value, value.copy())
-    return _nothing
-
-
-def _call(function: Callable[[Any], object], value: Any) -> None:
-    function(value)
+    return lambda: None  # the place of a plain value restores it
 
 
 def _refill(container: Any, content: Any) -> None:
     container.clear()
     container.update(content)
-
-
-def _nothing() -> None:
-    """Restore nothing: the place of a plain value does it."""
 
 
 def find_acting(

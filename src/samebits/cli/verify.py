@@ -81,7 +81,8 @@ def verify(
         verdict.check_is_of(merged, run)
         return _report(merged, as_json)
     from samebits.inference.hub import as_run
-    from samebits.verify.verify import Request, console_for
+    from samebits.report.console import Console
+    from samebits.verify.verify import Request
     from samebits.verify.verify import verify as verify_run
 
     number, num_parts = _pair(part, "--part", "/")
@@ -99,7 +100,9 @@ def verify(
         any_signer=any_signer,
     )
     with as_run(run) as folder:
-        return _report(verify_run(replace(request, run=folder), console_for(as_json)), as_json)
+        return _report(
+            verify_run(replace(request, run=folder), Console(sys.stderr if as_json else sys.stdout)), as_json
+        )
 
 
 def _report(verdict: Verdict, as_json: bool) -> int:

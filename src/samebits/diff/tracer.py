@@ -117,16 +117,13 @@ class _Tracer:
         """Trace a micro-batch."""
         index = self._local.index = self._last = micro_batch.index
         self._open[index], self._returned[index], self.phase[index] = [], 0, FORWARD
-        self.trace_of(micro_batch)
+        # `batch` has made it already, unless the loader was not traced.
+        self.traces.setdefault(index, MicroTrace(micro_batch.indices.tolist()))
         try:
             with _Operations(self, index) if self.can_hook else ExitStack():
                 yield
         finally:
             self._local.index = None
-
-    def trace_of(self, micro_batch: MicroBatch) -> MicroTrace:
-        """Return the trace of a micro-batch, which is created by the first call."""
-        return self.traces.setdefault(micro_batch.index, MicroTrace(micro_batch.indices.tolist()))
 
     def batch(self, batch: Batch) -> None:
         """Record the samples of the next micro-batch: it is read before the micro-batch begins."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits.bench.bench import advance, opened
-from samebits.config.schema import RunConfig
 from samebits.engine.job import Job
 
 # The test ends when the smoothed loss is so many times the lowest one.
@@ -76,7 +75,9 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
     losses: list[float] = []
     try:
         for step, lr in zip(steps, learning_rates, strict=False):
-            job.config = _with_rate(config, lr)
+            # Neither scaled by the batch nor warmed up: each step has exactly its rate.
+            constant = {"lr": lr, "lr_for_batch": None, "schedule": "constant", "warmup_epochs": 0.0}
+            job.config = config.model_copy(update={"optim": config.optim.model_copy(update=constant)})
             result = advance(job, step, loader)
             if result.is_overflow and losses:  # fp16's loss scale was too large, not the rate
                 losses.append(losses[-1])
@@ -91,9 +92,3 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
         job.config = config
         loader.close()
     return losses
-
-
-def _with_rate(config: RunConfig, lr: float) -> RunConfig:
-    # Neither scaled by the batch nor warmed up: each step has exactly its rate.
-    constant = {"lr": lr, "lr_for_batch": None, "schedule": "constant", "warmup_epochs": 0.0}
-    return config.model_copy(update={"optim": config.optim.model_copy(update=constant)})

@@ -76,7 +76,7 @@ def export(
             f"a model can't be exported to {to!r}", allowed=", ".join(ENDINGS), fix="Name one of these formats."
         )
     if to == "onnx":
-        _check_onnx()
+        require("onnx", "--to onnx")
     path = Path(run)
     out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
     if out.resolve() == path.resolve():
@@ -248,10 +248,6 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
 def _cannot_export(tool: str, other: str, error: Exception) -> ConfigError:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ConfigError(f"torch.{tool} can't take this model: {first}", fix=f"{other}; or SAMEBITS_DEBUG=1 for the rest")
-
-
-def _check_onnx() -> None:
-    require("onnx", "--to onnx")
 
 
 def _flat(outputs: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from samebits.config.plain_file import finite_numbers, json_text, parse_json, read_plain
-from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
+from samebits.errors import CheckpointError, ConfigError, printable
 from samebits.extras import require
 from samebits.inference.hub_repository import download, hub_name, upload
 from samebits.inference.signature import (
@@ -35,6 +35,7 @@ from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
 from samebits.storage.manifest import sha256_of_file
+from samebits.storage.run_folder import folder_to_fill
 from samebits.storage.run_path import is_published
 from samebits.version import __version__
 
@@ -70,7 +71,7 @@ def push(run: Path, target: str, sign_key: Path | None = None) -> str:
     require("hub", "samebits push")
     remote = hub_name(target)
     if remote is None:
-        with _new_folder(Path(target).expanduser()) as folder:
+        with folder_to_fill(Path(target).expanduser()) as folder:
             _write(run, folder, Path(target).name, sign_key)
         return str(Path(target).expanduser())
     with scratch_folder(Path(run)) as scratch:
@@ -98,7 +99,7 @@ def pull(source: str, out: Path, any_signer: bool = False) -> Path:
     """
     out = Path(out).expanduser()
     remote = hub_name(source)
-    with _new_folder(out) as model:
+    with folder_to_fill(out) as model:
         folder = Path(source).expanduser() if remote is None else download(remote, [*_FILES, *_OPTIONAL])
         _copy(folder, model, may_link=remote is not None)
         _check(model, source)
@@ -110,23 +111,6 @@ def pull(source: str, out: Path, any_signer: bool = False) -> Path:
                 fix="Ask the publisher which key is theirs. To trust it: samebits trust KEY.pub.",
             )
     return out
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `out` if there is no error."""
-    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder", fix="Give another name.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(out.parent) as scratch:
-            (scratch / "model").mkdir()
-            yield scratch / "model"
-            if out.exists():
-                out.rmdir()
-            os.rename(scratch / "model", out)
-    except OSError as error:
-        raise cannot_write_result(out, error) from None
 
 
 def signature_of(model: Path) -> Signature:

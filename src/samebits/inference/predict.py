@@ -14,8 +14,7 @@ from samebits.cluster.env import RankAssignment
 from samebits.config.given import as_overrides
 from samebits.config.process_range import ProcessRange, parse_range
 from samebits.errors import ConfigError, DataError, LaunchError
-from samebits.inference.data_places import describe_places
-from samebits.inference.trained_model import TrainedModel
+from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.launch.kernels import pin_kernels
 from samebits.launch.start import rank_assignment
 from samebits.report.console import Console
@@ -55,13 +54,9 @@ def evaluate(
         pin_kernels(config.kernels, only_children=True)
         return _evaluate(trained, here)
 
-    def failed(code: int) -> LaunchError:
-        return LaunchError(
-            f"evaluation ended with exit code {code}",
-            fix="Read the output above, which has the error of the process that failed.",
-        )
-
-    metrics: dict[str, float] = ask_here(_evaluate, (trained,), size, config, failed)
+    fix = "Read the output above, which has the error of the process that failed."
+    failure = LaunchError("the evaluation failed", fix=fix)
+    metrics: dict[str, float] = ask_here(_evaluate, (trained,), size, config, failure)
     return metrics
 
 

@@ -97,7 +97,10 @@ def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
     require("sign", f"checking {SIGNATURE}")
     try:
         bundle = parse_json(read_plain(folder / SIGNATURE, _MAX_BYTES), MAX_MEMORY_BYTES)
-        keyid, model, digests = _signed(bundle, {**_offered_key(folder), **trusted})
+        # The key that came with the model is enough to find out whether its files are those that were signed.
+        own = folder / PUBLIC_KEY
+        offered = {_read_public(own).keyid: own} if os.path.lexists(own) else {}
+        keyid, model, digests = _signed(bundle, {**offered, **trusted})
         found = {name: sha256_of_file(path) for name, path in present.items()}
     # The file is a stranger's: securesystemslib's errors have no common class, and deep nesting is a RecursionError.
     except Exception as error:
@@ -192,12 +195,6 @@ def _signed(bundle: Any, keys: Mapping[str, Path]) -> tuple[str, str, dict[str, 
     if len(digests) != len(resources):
         raise ValueError("it names a file twice, or without a SHA-256")
     return keyid, str(statement["subject"][0]["name"])[:100], digests
-
-
-def _offered_key(folder: Path) -> dict[str, Path]:
-    """Return the key that came with the model: enough to find out whether its files are those that were signed."""
-    path = folder / PUBLIC_KEY
-    return {_read_public(path).keyid: path} if os.path.lexists(path) else {}
 
 
 def _read_public(path: Path) -> SSlibKey:

@@ -35,8 +35,7 @@ except ImportError as error:
         "accelerate is not installed", cause=error, fix="Run: pip install 'samebits[accelerate]'."
     ) from None
 
-from samebits.integrations.accelerate_gather import gather_counted
-from samebits.integrations.accelerate_loaders import EvaluationLoader, TrainingLoader
+from samebits.integrations.accelerate_loaders import EvaluationLoader, TrainingLoader, gather_counted
 from samebits.integrations.accelerate_settings import (
     ExactPart,
     ExactSettings,

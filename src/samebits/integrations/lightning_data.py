@@ -13,8 +13,8 @@ import torch
 from samebits.cluster.world import World
 from samebits.data.loader import requests_of
 from samebits.data.order import MicroBatch, Order, Step
-from samebits.errors import CheckpointError
 from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.loader import check_content, content_of
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
@@ -76,8 +76,7 @@ class StepLoader:
 
     def state_dict(self) -> dict[str, int]:
         """Return what decides the content of steps, for a checkpoint. Lightning saves the position."""
-        names = ("seed", "global_batch", "micro_batch", "num_samples")
-        return {name: getattr(self._order, name) for name in names}
+        return content_of(self._order)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that a checkpoint belongs to the same data, batch sizes and seed.
@@ -85,31 +84,18 @@ class StepLoader:
         Raises:
             CheckpointError: It does not.
         """
-        other = [
-            f"{name}: {state.get(name)} there, {here} here"
-            for name, here in self.state_dict().items()
-            if state.get(name) != here
-        ]
-        if other:
-            raise CheckpointError(
-                "the checkpoint belongs to another run",
-                given="\n".join(other),
-                fix="Use the dataset, global_batch, micro_batch and seed of the checkpoint.",
-            )
-
-    def _start(self) -> int:
-        """Return the number of steps done in the epoch."""
-        # Lightning does not load them if configure_optimizers has asked for the number of steps.
-        for state in self._fit_loop._combined_loader_states_to_load:
-            self.load_state_dict(state)
-        self._fit_loop._combined_loader_states_to_load = []
-        return int(self._fit_loop.epoch_loop.batch_progress.current.ready)
+        fix = "Use the dataset, global_batch, micro_batch and seed of the checkpoint."
+        check_content(state, self._order, "the checkpoint belongs to another run", fix)
 
     def __iter__(self) -> Iterator[Any]:
         # Runs with the first item: Lightning makes the iterator before it restores the position.
         self._step = None
         loop, first = self._loop(), self._epoch * len(self)
-        loop.step = first + self._start()
+        # Lightning does not load them if configure_optimizers has asked for the number of steps.
+        for state in self._fit_loop._combined_loader_states_to_load:
+            self.load_state_dict(state)
+        self._fit_loop._combined_loader_states_to_load = []
+        loop.step = first + int(self._fit_loop.epoch_loop.batch_progress.current.ready)
         check_equal_state(loop, self._world)
         steps, ahead = tee(self._order.steps(self._world, start=loop.step, stop=first + len(self)))
         loader = self._source.open(

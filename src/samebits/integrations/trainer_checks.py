@@ -1,10 +1,16 @@
-"""Arguments of the Trainer that exact training refuses."""
+"""Arguments of the Trainer that exact training refuses, and weights that it has to convert."""
 
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+from transformers import PreTrainedModel
+
+from samebits.errors import CheckpointError
 from samebits.integrations.refusal import Refusal, accumulation, refuse
 
 _STRATEGIES = ("random", "sequential")
+_CONFIG = "config.json"
 
 
 def check_arguments(args: Any) -> None:
@@ -32,3 +38,28 @@ def check_arguments(args: Any) -> None:
                   "It sums gradients in an order that depends on the number of processes.", f"Leave out {name}.")
           for name in ("fsdp", "deepspeed")),
     )  # fmt: skip
+
+
+def load_converted(model: nn.Module, checkpoint: Path) -> bool:
+    """Load the weights of a model of transformers, and return whether it is one, and was loaded.
+
+    `save_pretrained` writes some models under the names of their first release. The Trainer of transformers 5.23 does
+    not convert them back, and leaves out what it does not find.
+
+    Raises:
+        CheckpointError: The checkpoint lacks weights of the model.
+    """
+    if not isinstance(model, PreTrainedModel) or not (checkpoint / _CONFIG).is_file():
+        return False
+    loaded, info = type(model).from_pretrained(
+        checkpoint, config=model.config, output_loading_info=True, local_files_only=True
+    )
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"the checkpoint lacks {len(info['missing_keys'])} tensors of the model",
+            given=", ".join(sorted(info["missing_keys"]))[:300],
+            where=checkpoint,
+            fix="Resume with the model that was trained.",
+        )
+    model.load_state_dict(loaded.state_dict())
+    return True

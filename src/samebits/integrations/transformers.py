@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import ConfigError
 from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.loader import check_content, content_of
 from samebits.own_loop.session import ExactLoop
 
 try:
@@ -31,11 +32,10 @@ except ImportError as error:
     ) from None
 
 from samebits.integrations.accelerate import ExactAccelerator
-from samebits.integrations.accelerate_settings import ExactSettings, write_position
+from samebits.integrations.accelerate_settings import ExactSettings, read_position, write_position
 from samebits.integrations.micro_batches import MicroBatchSampler
 from samebits.integrations.step_losses import StepLosses
-from samebits.integrations.trainer_checkpoint import check_position, load_converted
-from samebits.integrations.trainer_checks import check_arguments
+from samebits.integrations.trainer_checks import check_arguments, load_converted
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -128,7 +128,10 @@ class ExactTrainerMixin(_Base):
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: Any, trial: Any
     ) -> Any:
         if checkpoint is not None and os.path.isfile(os.path.join(checkpoint, _STATE)):
-            check_position(Path(checkpoint), self._position())
+            assert self._sampler is not None
+            fix = "Use its global_batch, per_device_train_batch_size, seed and data, or train without resuming."
+            there = read_position(Path(checkpoint))
+            check_content(there, self._sampler.order, "the checkpoint is of another run", fix, checkpoint)
         self._losses.clear()
         return super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
 
@@ -255,9 +258,7 @@ class ExactTrainerMixin(_Base):
 
     def _position(self) -> dict[str, Any]:
         assert self._sampler is not None
-        order = self._sampler.order
-        names = ("seed", "global_batch", "micro_batch", "num_samples")
-        return {"step": self.state.global_step, **{name: getattr(order, name) for name in names}}
+        return {"step": self.state.global_step, **content_of(self._sampler.order)}
 
 
 class ExactTrainer(ExactTrainerMixin, transformers.Trainer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from samebits.cluster.env import RankAssignment, read_assignment
 from samebits.config.given import given_path
 from samebits.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from samebits.config.schema import RunConfig
-from samebits.cores import num_cores
+from samebits.cores import num_cores, visible_gpus
 from samebits.errors import ConfigError
 from samebits.launch import forkserver
 from samebits.launch.crew.recovery import choose_recovery
@@ -53,12 +52,8 @@ def default_procs(config: RunConfig) -> int:
     if config.parallel == "dp":
         return 1
     num_micro_batches = -(-config.global_batch // config.micro_batch)
-    if config.device != "cpu":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        # Counted without torch, whose import takes longer than everything else here.
-        num_gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([v for v in visible.split(",") if v])
-        if num_gpus:
-            return max(1, min(num_gpus, num_micro_batches))
+    if config.device != "cpu" and (num_gpus := len(visible_gpus())):
+        return max(1, min(num_gpus, num_micro_batches))
     return max(1, min(num_cores() // config.num_threads, num_micro_batches, 8))
 
 

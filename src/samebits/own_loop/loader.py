@@ -19,6 +19,26 @@ POSITION = "step"
 FollowerT = TypeVar("FollowerT")
 
 
+def content_of(order: Order) -> dict[str, int]:
+    """Return what decides the samples of each step, for a checkpoint."""
+    return {name: getattr(order, name) for name in ("seed", "global_batch", "micro_batch", "num_samples")}
+
+
+def check_content(state: Mapping[str, Any], order: Order, what: str, fix: str, where: object = None) -> None:
+    """Check that the state in a checkpoint belongs to the same data, batch sizes and seed.
+
+    Args:
+        what, fix, where: The problem, what to do, and the checkpoint, for the error.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    here = content_of(order)
+    other = [f"{name}: {state.get(name)} there, {here[name]} here" for name in here if state.get(name) != here[name]]
+    if other:
+        raise CheckpointError(what, given="\n".join(other), where=where, fix=fix)
+
+
 class ExactLoader:
     """Iterates over this rank's micro-batches of an epoch. The next iteration is the next epoch.
 
@@ -120,14 +140,7 @@ class ExactLoader:
 
     def position(self) -> dict[str, int]:
         """Return the same; for an integration, which does not count steps for the script."""
-        order = self._order
-        return {
-            POSITION: self.loop.step,
-            "seed": order.seed,
-            "global_batch": order.global_batch,
-            "micro_batch": order.micro_batch,
-            "num_samples": order.num_samples,
-        }
+        return {POSITION: self.loop.step, **content_of(self._order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the steps that were done, also at another number of ranks.
@@ -138,21 +151,19 @@ class ExactLoader:
             CheckpointError: It belongs to other data or another batch size or seed, or is no position.
         """
         mine = self.state_dict()
-        if set(state) != set(mine) or not all(isinstance(value, int) for value in state.values()):
+        if set(state) != set(mine) or not all(isinstance(each, int) for each in state.values()) or state[POSITION] < 0:
             raise CheckpointError(
                 "the state of the loader is not one of an exact loader",
                 given=str(dict(state))[:200],
                 allowed=", ".join(mine),
                 fix="Load the value of loader.state_dict().",
             )
-        differing = [name for name in mine if name != POSITION and state[name] != mine[name]]
-        other = [f"{name}: {state[name]} there, {mine[name]} here" for name in differing]
-        if other or state[POSITION] < 0:
-            raise CheckpointError(
-                "the state of the loader belongs to another run",
-                given="\n".join(other) or f"{POSITION}: {state[POSITION]}",
-                fix="Call exact() with the same data, global_batch, micro_batch and seed.",
-            )
+        check_content(
+            state,
+            self._order,
+            "the state of the loader belongs to another run",
+            "Call exact() with the same data, global_batch, micro_batch and seed.",
+        )
         self.loop.step = int(state[POSITION])
         self._epoch = self.loop.step // self._order.steps_per_epoch
         self._is_loaded = self._is_positioned = True

@@ -1,4 +1,4 @@
-"""Draw a confusion matrix and a sheet of samples with captions, and save drawings, with Pillow."""
+"""Draw a confusion matrix, a sheet of samples and an image with a caption, and save drawings, with Pillow."""
 
 import colorsys
 from collections.abc import Sequence
@@ -116,6 +116,17 @@ def draw_sheet(
             draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
+
+
+def add_caption(image: Image.Image, caption: str) -> Image.Image:
+    """Return a copy of an image with a line of text below it."""
+    font = font_for(caption, max(_TEXT_PX, image.height // 40))  # a large image is looked at from far away
+    left, top, right, bottom = map(round, font.getbbox(caption))
+    size = (max(image.width, right - left + 2 * _MARGIN_PX), image.height + bottom - top + 2 * _MARGIN_PX)
+    canvas = Image.new("RGB", size, _PAPER)
+    canvas.paste(image, (0, 0))
+    ImageDraw.Draw(canvas).text((_MARGIN_PX - left, image.height + _MARGIN_PX - top), caption, _INK, font)
+    return canvas
 
 
 def colors(count: int) -> list[Color]:

@@ -1,17 +1,28 @@
-"""The curves of a run: its records by kind and name, thinned while they are collected."""
+"""The curves of a run: its records by kind and name, thinned while they are collected.
 
+They are read within limits: a run may be appending to `metrics.jsonl`, and the run folder may be a stranger's.
+"""
+
+import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from samebits.run_views.files import number, shorten
+from samebits.config.plain_file import parse_json
+from samebits.report.records import FILE_NAME
+from samebits.run_views.files import count, number, read_part, shorten
 
 MAX_POINTS = 1000  # of a curve: more than a screen has columns
 _MAX_CURVES = 200
 _NO_VALUES = ("kind", "step", "epoch")
 KINDS = ("train", "eval", "ranks")
 _RANK = re.compile(r"rank_(\d{1,4})_ms")
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+_MAX_RECORDS = 500_000  # of a file: about 500 MB of memory and 10 s
+_MAX_LINE_BYTES = 256 * 1024
+_MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass
@@ -86,3 +97,24 @@ class Curves:
         """The last step with a record, and its epoch."""
         points = [(curve.steps[-1], curve.epochs[-1]) for curve in self.by_name.values() if len(curve)]
         return max(points, default=(0, 0.0))
+
+
+def read_curve_records(run: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return the records of a run that have kind, step and epoch, and whether the file has more than are read."""
+    content = read_part(run / FILE_NAME, _MAX_FILE_BYTES + 1, is_end=False)
+    records: list[dict[str, Any]] = []
+    for index, line in enumerate(io.BytesIO(content)):
+        if index == _MAX_RECORDS:
+            return records, True
+        # A line counts once it ends with a line feed: the last one may be half-written.
+        if not line.endswith(b"\n") or len(line) > _MAX_LINE_BYTES:
+            continue
+        try:
+            record = parse_json(line, _MAX_LINE_MEMORY_BYTES)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            epoch = number(record.get("epoch"))
+            if epoch is not None and epoch >= 0:
+                records.append({**record, "step": count(record.get("step")), "epoch": epoch})
+    return records, len(content) > _MAX_FILE_BYTES

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.errors import SamebitsError
-from samebits.run_views.curves import Curves
+from samebits.run_views.curves import Curves, read_curve_records
 from samebits.run_views.events import Event, read_events
 from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
-from samebits.run_views.record_reader import read_curve_records
 from samebits.run_views.summary import RunSummary, read_summary
 
 _MAX_CLASSES = 200
@@ -122,17 +120,6 @@ def read_confusion(run: Path) -> Confusion | None:
     labels = [shorten(row[0], 80) for row in rows[1:] if len(row) == len(rows[0])]
     counts = [[count(_whole(cell)) for cell in row[3:]] for row in rows[1:] if len(row) == len(rows[0])]
     return Confusion(labels, counts) if labels and all(len(row) == len(labels) for row in counts) else None
-
-
-def picture_files(run: Path, *, has_matrix: bool) -> list[Path]:
-    """Return the PNG files of the evaluation by name, at most 12, without a matrix that is drawn from its numbers."""
-    try:
-        names = sorted(os.listdir(run / "pictures"))
-    except OSError:
-        return []
-    drawn = ("curves.png", "confusion.png") if has_matrix else ("curves.png",)
-    kept = [name for name in names if name.endswith(".png") and name not in drawn]
-    return [run / "pictures" / name for name in kept[:12]]
 
 
 def _whole(cell: str) -> float | None:

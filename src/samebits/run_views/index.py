@@ -15,7 +15,7 @@ from typing import Any
 
 from samebits.config.plain_file import parse_json, read_plain
 from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
-from samebits.run_views.state import newest_write
+from samebits.run_views.state import newest_write, state_of
 from samebits.run_views.summary import FILES, RunSummary, read_summary
 from samebits.storage.run_folder import write_atomically
 from samebits.storage.run_lock import LOCK
@@ -91,7 +91,7 @@ def read_summaries(folder: Path) -> list[RunSummary]:
             # The state can change without a change of the files: a process ends, or time passes.
             is_locked = signature[FILES.index(LOCK)][0] > 0
             if is_locked or summary.state == "running" or time.time() - newest_write(run) < _SETTLED_S:
-                summary.refresh_state()
+                summary.state, summary.reason = state_of(run, is_complete=False)
         summaries.append(summary)
     if is_changed or kept.keys() != known.keys():
         # A read-only home folder or a full disk only costs time at the next call.

@@ -65,10 +65,6 @@ class RunSummary:
         """Return the summary as plain JSON."""
         return {"run": self.name, **vars(self), "path": str(self.path)}
 
-    def refresh_state(self) -> None:
-        """Determine the state again: a process may have ended without a trace in its files."""
-        self.state, self.reason = state_of(self.path, is_complete=self.state == "done")
-
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "RunSummary":
         """Read the result of `to_plain`. Raises ValueError if it has another form."""

@@ -20,7 +20,7 @@ from samebits.data.samples import Batch
 from samebits.engine.job import Job
 
 WARM_STEPS = 3
-StepFunction = Callable[[Job, Step, "TimedLoader"], None]
+StepFunction = Callable[[Job, Step, "TimedLoader"], object]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def measure(source: str, overrides: list[str], is_ddp: bool, num_steps: int) -> 
     """
     with opened(source, overrides) as bench:
         job, world = bench.job(), bench.world
-        timings = _timed(job, _ddp(job) if is_ddp else _ours, num_steps)
+        run: StepFunction = _ddp(job) if is_ddp else advance  # type: ignore[assignment]  # a TimedLoader has `batch`
+        timings = _timed(job, run, num_steps)
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
     # All ranks wait for the slowest one; the parts are means over the ranks. All are medians over the steps:
     # with means, one delayed step could make a part larger than the whole.
@@ -101,10 +102,6 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     finally:
         loader.close()
     return timings
-
-
-def _ours(job: Job, step: Step, loader: TimedLoader) -> None:
-    advance(job, step, loader)  # type: ignore[arg-type]  # it has Loader's batch
 
 
 def _ddp(job: Job) -> StepFunction:

@@ -173,7 +173,8 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
     shares = even_shares(num_leaves, num_procs)
     stack: list[tuple[tuple[int, int], None]] = []
-    in_tree, most = _in_tree(config), 1
+    most = 1
+    in_tree = config.mode == "exact" or _is_16bit(config)  # 16-bit sums are in both modes
     for leaf in range(*shares[0]):
         joins = stack and (not in_tree or are_siblings(stack[-1][0], (leaf, leaf + 1), num_leaves))
         most = max(most, len(stack) + (not joins))
@@ -182,7 +183,8 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
             stack[:] = [((0, leaf + 1), None)]
     if config.batch_norm == "sync" and in_tree:
         most = max(most, -(-num_held(config, num_procs) // 2))  # all are open at once, and two siblings share a copy
-    return most, sum(_num_nodes(config, share, num_leaves) for share in shares[1:])
+    num_receives = (len(partials(*share, num_leaves)) if in_tree else int(share[0] < share[1]) for share in shares[1:])
+    return most, sum(num_receives)
 
 
 def owner_copies(config: RunConfig, num_procs: int) -> int:
@@ -196,17 +198,8 @@ def owner_copies(config: RunConfig, num_procs: int) -> int:
     )
 
 
-def _num_nodes(config: RunConfig, share: tuple[int, int], num_leaves: int) -> int:
-    return len(partials(*share, num_leaves)) if _in_tree(config) else int(share[0] < share[1])
-
-
 def _is_16bit(config: RunConfig) -> bool:
     return config.compress in ("bf16", "fp16")
-
-
-def _in_tree(config: RunConfig) -> bool:
-    """Return whether gradients are summed in the tree; 16-bit sums are in both modes."""
-    return config.mode == "exact" or _is_16bit(config)
 
 
 def _tensors(value: Any) -> list[Tensor]:

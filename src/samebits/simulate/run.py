@@ -82,7 +82,9 @@ def simulate(
     init_weights(job, build)
     steps, before = min(steps, job.num_steps), psutil.Process().memory_info().rss
     most = max(map(sum, worlds))
-    ranks, machines = _Ranks(job, most, steps), [_numbers(each) for each in worlds]
+    ranks = _Ranks(job, most, steps)
+    # For each rank the number of its machine.
+    machines = [tuple(number for number, count in enumerate(each) for _ in range(count)) for each in worlds]
     messages = num_bytes = rounds = link_messages = link_bytes = 0
     began = time.perf_counter()
     # One rank computes at a time. With several threads for one operation, these need cores of their own.
@@ -111,11 +113,6 @@ def simulate(
         link_messages=link_messages,
         link_bytes=link_bytes,
     )
-
-
-def _numbers(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return for each rank the number of its machine."""
-    return tuple(machine for machine, count in enumerate(counts) for _ in range(count))
 
 
 class _Ranks:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.errors import CheckpointError, cannot_make, cannot_write, cannot_write_result
-from samebits.scratch import partial_path, remove_named, sweep_partials
+from samebits.errors import CheckpointError, ConfigError, cannot_make, cannot_write, cannot_write_result
+from samebits.scratch import partial_path, remove_named, scratch_folder, sweep, sweep_partials
 from samebits.storage.foreign_files import is_checkpoint, is_own_log
 from samebits.storage.run_entries import check_entries
 from samebits.storage.run_lock import LOCK, RunLock, is_lock
@@ -61,6 +61,41 @@ def drop_empty(path: Path) -> None:
         logs = [name for name in os.listdir(path / "logs") if _LOG.fullmatch(name)]
         remove_named(path / "logs", logs)
     remove_named(path, ["run.lock", "config.diff.yaml"])
+
+
+@contextmanager
+def folder_to_fill(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder whose content becomes that of `out`, which is new or empty.
+
+    The content is moved when it is complete. After an error, `out` is as it was.
+
+    Raises:
+        ConfigError: `out` is a file, or a folder that is not empty.
+        CheckpointError: It cannot be written.
+    """
+    try:
+        if out.is_dir():
+            sweep(out)  # what a killed command has left
+        if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+            what = "not an empty folder" if out.is_dir() else "a file"
+            raise ConfigError(f"{out} is {what}", fix="Name a new folder.")
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with scratch_folder(out) as scratch:
+                folder = scratch / "content"
+                folder.mkdir()
+                yield folder
+                for path in folder.iterdir():
+                    path.rename(out / path.name)
+        # BaseException: Ctrl-C too must not leave the folders that were made here.
+        except BaseException:
+            for folder in made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+    except OSError as error:
+        raise cannot_write_result(out, error) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

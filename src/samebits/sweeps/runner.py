@@ -16,21 +16,63 @@ from pathlib import Path
 from typing import BinaryIO
 
 from samebits.cluster.signals import StopSignal
-from samebits.cores import core_ids
-from samebits.errors import SamebitsError
+from samebits.config.schema import RunConfig
+from samebits.cores import core_ids, num_cores, visible_gpus
+from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.commands import SAMEBITS
 from samebits.launch.subcommand import Subcommand
+from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock
 from samebits.run_views.state import state_of
 from samebits.sweeps.search import Search
-from samebits.sweeps.slots import Slot
-from samebits.sweeps.state_file import Sweep, check_trial, trial_name
+from samebits.sweeps.state_file import Sweep, trial_name
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
 _POLL_S = 0.1
 _JUDGE_S = 1.0  # between looks at the evaluations of the trials
 _MAX_ATTEMPTS = 4  # of a trial whose processes are killed
 _TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one trial at a time."""
+
+    cores: frozenset[int] = frozenset()  #: The CPU cores that its processes may use; empty: all of this process's.
+    gpus: str | None = None  #: Value of CUDA_VISIBLE_DEVICES; None: as for this process.
+
+
+def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
+    """Divide this machine's cores and GPUs.
+
+    Args:
+        jobs: Number of trials side by side; None: as many as there are GPUs, or cores, for their processes.
+
+    Raises:
+        ConfigError: There are too few GPUs.
+    """
+    gpus = visible_gpus() if config.device != "cpu" else []
+    if gpus:
+        num_slots = jobs or max(1, len(gpus) // procs)
+        if num_slots * procs > len(gpus):
+            raise ConfigError(
+                f"{num_slots} trials of {procs} process{'es' if procs > 1 else ''} need {num_slots * procs} GPUs, and "
+                f"this machine has {len(gpus)}",
+                fix=f"Set --jobs {max(1, len(gpus) // procs)}, or fewer --procs.",
+            )
+    else:
+        num_slots = jobs or max(1, num_cores() // (procs * config.num_threads))
+    cores = sorted(core_ids())
+    share = len(cores) // num_slots
+    # Without cores of their own, each trial would start DataLoader workers for all cores.
+    is_divided = num_slots > 1 and share > 0
+    return [
+        Slot(
+            frozenset(cores[index * share : (index + 1) * share]) if is_divided else frozenset(),
+            ",".join(gpus[index * procs : (index + 1) * procs]) if gpus else None,
+        )
+        for index in range(num_slots)
+    ]
 
 
 class Grid:
@@ -73,10 +115,6 @@ class Grid:
         self._taken.discard(trial)
 
 
-# The trials that are to be trained, and how they ended.
-Agenda = Grid | Search
-
-
 @dataclass
 class _Active:
     trial: int
@@ -104,15 +142,21 @@ class Runner:
         slots: Sequence[Slot],
         procs: int,
         notify: Callable[[str], None],
-        show: Callable[[int, int], None] = lambda active, done: None,
+        show: Callable[[int, int], None],
     ) -> None:
         self._folder, self._sweep, self._procs = folder, sweep, procs
         self._free, self._active = list(slots), list[_Active]()
         self._notify, self._show = notify, show
         self._attempts: dict[int, int] = {}
+        # The trials that are to be trained, and how they ended.
+        self._agenda: Grid | Search = Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
 
-    def run(self, agenda: Agenda, stop: StopSignal) -> None:
-        """Train until no trial is left, or until a stop is requested; the trials then save and exit."""
+    def run(self, stop: StopSignal) -> dict[str, str]:
+        """Train until no trial is left, or until a stop is requested; the trials then save and exit.
+
+        Returns:
+            Why trials failed, by name.
+        """
         judged_at = 0.0
         try:
             while True:
@@ -120,14 +164,14 @@ class Runner:
                 judged_at = time.monotonic() if is_time else judged_at
                 # A copy, since `_end` removes from the list.
                 for active in list(self._active):
-                    if stop.requested or (is_time and agenda.is_pruned(active.trial)):
+                    if stop.requested or (is_time and self._agenda.is_pruned(active.trial)):
                         active.stop()
                     if active.command.process.poll() is not None:
-                        self._end(active, agenda, is_stopped=stop.requested)
-                is_waiting = False if stop.requested else self._start_ready(agenda)
+                        self._end(active, is_stopped=stop.requested)
+                is_waiting = False if stop.requested else self._start_ready()
                 if not self._active and not is_waiting:
-                    return
-                self._show(len(self._active), agenda.num_done)
+                    return self._agenda.reasons
+                self._show(len(self._active), self._agenda.num_done)
                 time.sleep(_POLL_S)
         finally:
             for active in self._active:  # after a bug in this process
@@ -135,20 +179,20 @@ class Runner:
                 active.command.process.wait()
                 active.output.close()
 
-    def _start_ready(self, agenda: Agenda) -> bool:
+    def _start_ready(self) -> bool:
         """Start what can start; return whether a trial waits for a process of an earlier sweep that is still saving."""
         if not self._free:
             return False
         is_waiting = False
-        for trial in agenda.candidates():
+        for trial in self._agenda.candidates():
             if self._is_in_use(trial):
                 is_waiting = True
                 continue
             try:
                 self._start(trial)
-                agenda.started(trial)
+                self._agenda.started(trial)
             except SamebitsError as error:
-                agenda.failed(trial, error.line)
+                self._agenda.failed(trial, error.line)
             if not self._free:  # before the next one: a search chooses its settings when it is asked
                 break
         return is_waiting
@@ -158,7 +202,9 @@ class Runner:
         return run.exists() and state_of(run, is_complete=False)[0] == "running"
 
     def _start(self, trial: int) -> None:
-        check_trial(self._sweep, trial)
+        # The user must trust the trackers of a trial, whose settings `train` would take as typed by the user. They are
+        # loaded as `train` loads them: their texts can spell a tracker in many ways.
+        check_tracker_files(self._sweep.load(self._sweep.trials[trial]).config.report.trackers, [])
         name, slot, output = trial_name(trial), self._free[0], self._folder / OUTPUT
         output.mkdir(exist_ok=True)
         error_file = output / f"{name}.json"
@@ -185,7 +231,8 @@ class Runner:
         self._free.remove(slot)
         self._active.append(_Active(trial, slot, command, file))
 
-    def _end(self, active: _Active, agenda: Agenda, *, is_stopped: bool) -> None:
+    def _end(self, active: _Active, *, is_stopped: bool) -> None:
+        agenda = self._agenda
         self._active.remove(active)
         self._free.append(active.slot)
         active.output.close()

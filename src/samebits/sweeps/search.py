@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STEPS_MOST = 10_000  # evaluations of a trial
+Earlier = list[tuple[list[str], TrialOutcome]]  # settings and outcome of each trial that another one follows from
+Values = list[tuple[int, float | None]]  # step and value of each evaluation
 
 
 class Search:
@@ -36,7 +38,6 @@ class Search:
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         assert sweep.search is not None
         self._sweep, self._folder, self._spec = sweep, folder, sweep.search
-        self._space = parse_space(self._spec.space)
         self._running: set[int] = set()
         self._judged: dict[int, int] = {}
         self.reasons: dict[str, str] = {
@@ -60,14 +61,12 @@ class Search:
             if not all(earlier in self._sweep.outcomes for earlier in range(number - self._spec.lag + 1)):
                 return
             if number == len(self._sweep.trials):
-                self._sweep.trials.append(
-                    choose(self._spec, self._space, number, self._history(number), self._sweep.better)
-                )
+                self._sweep.trials.append(choose(self._spec, number, self._history(number), self._sweep.better))
                 # Before the trial starts: no run folder has settings that sweep.json lacks.
                 self._sweep.write(self._folder)
             yield number
 
-    def _history(self, number: int) -> list[tuple[list[str], TrialOutcome]]:
+    def _history(self, number: int) -> Earlier:
         """Return settings and outcomes of the trials that a trial follows from."""
         return [
             (self._sweep.trials[earlier], self._sweep.outcomes[earlier])
@@ -89,7 +88,7 @@ class Search:
             return False
         self._judged[trial] = len(values)
         history, overrides = self._history(trial), self._sweep.trials[trial]
-        kept = until_pruned(self._spec, self._space, history, overrides, values, self._sweep.better)
+        kept = until_pruned(self._spec, history, overrides, values, self._sweep.better)
         # The last evaluation of a run that is complete decides nothing.
         if kept is None or (kept == len(values) and self._is_complete(trial)):
             return False
@@ -129,41 +128,30 @@ class Search:
     def _is_complete(self, number: int) -> bool:
         return (self._folder / trial_name(number) / "result.json").exists()
 
-    def _values(self, number: int) -> list[tuple[int, float | None]]:
+    def _values(self, number: int) -> Values:
         """Return step and value of each evaluation of a trial so far."""
         records = read_records(self._folder / trial_name(number), "eval")
         return [(record["step"], record.get(self._sweep.metric)) for record in records][:_STEPS_MOST]
 
 
-def choose(
-    spec: SearchSpec,
-    space: Sequence[Axis | SearchInterval],
-    number: int,
-    history: Sequence[tuple[list[str], TrialOutcome]],
-    better: str,
-) -> list[str]:
-    """Return the settings of a trial, as overrides.
-
-    Args:
-        history: Settings and outcome of each trial that it follows from, in order.
-    """
+def choose(spec: SearchSpec, number: int, history: Earlier, better: str) -> list[str]:
+    """Return the settings of a trial, as overrides."""
     # A trial's own seed: the state of a generator would depend on how often the search was resumed.
-    study = _study(spec, space, history, better, seed=_seed(spec.seed, number))
+    # Four bytes of the hash, since the sampler takes a seed of 32 bits.
+    seed = int.from_bytes(hashlib.sha256(f"{spec.seed} {number}".encode()).digest()[:4], "big")
+    study, space = _study(spec, history, better, seed=seed), parse_space(spec.space)
     chosen = study.ask(_distributions(space)).params
-    return [f"{each.key}={_text(chosen[each.key])}" for each in space]
+    # repr: the same float is read again.
+    texts = {key: value if isinstance(value, str) else repr(value) for key, value in chosen.items()}
+    return [f"{each.key}={texts[each.key]}" for each in space]
 
 
 def until_pruned(
-    spec: SearchSpec,
-    space: Sequence[Axis | SearchInterval],
-    history: Sequence[tuple[list[str], TrialOutcome]],
-    overrides: Sequence[str],
-    values: Sequence[tuple[int, float | None]],
-    better: str,
+    spec: SearchSpec, history: Earlier, overrides: Sequence[str], values: Values, better: str
 ) -> int | None:
     """Return after how many of its evaluations a trial is pruned; None if it is not."""
     # Any seed: the settings are given, and the pruner draws no numbers.
-    study = _study(spec, space, history, better, seed=0)
+    study, space = _study(spec, history, better, seed=0), parse_space(spec.space)
     study.enqueue_trial(_params(space, overrides))
     trial = study.ask(_distributions(space))
     for index, (step, value) in enumerate(values):
@@ -173,21 +161,7 @@ def until_pruned(
     return None
 
 
-def check_optuna() -> None:
-    """Check that Optuna is installed. Raises ConfigError if it is not."""
-    from samebits.extras import require
-
-    require("search", "--search optuna")
-
-
-def _study(
-    spec: SearchSpec,
-    space: Sequence[Axis | SearchInterval],
-    history: Sequence[tuple[list[str], TrialOutcome]],
-    better: str,
-    *,
-    seed: int,
-) -> Study:
+def _study(spec: SearchSpec, history: Earlier, better: str, *, seed: int) -> Study:
     # Late, since Optuna is an extra.
     import optuna
 
@@ -199,6 +173,7 @@ def _study(
         pruner=optuna.pruners.MedianPruner() if spec.prunes else optuna.pruners.NopPruner(),
     )
     make: Callable[..., FrozenTrial] = optuna.trial.create_trial
+    space = parse_space(spec.space)
     for overrides, outcome in history:
         values = {step: math.nan if value is None else value for step, value in outcome.values}
         last = outcome.values[-1][1] if outcome.values else None
@@ -243,12 +218,3 @@ def _params(space: Sequence[Axis | SearchInterval], overrides: Sequence[str]) ->
         raise ConfigError(
             "sweep.json was altered: a trial has other settings than its search", fix="Restore the file."
         ) from None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)  # repr: the same float is read again
-
-
-def _seed(seed: int, number: int) -> int:
-    # Four bytes, since the sampler's generator takes a seed of 32 bits.
-    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")

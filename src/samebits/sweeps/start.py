@@ -1,20 +1,16 @@
 """From the command line to a sweep: its definition, its folder, and the training of its trials."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from samebits.cluster.signals import StopSignal
 from samebits.errors import CheckpointError, ConfigError
 from samebits.recipes.catalog import command_arguments, find
 from samebits.recipes.trust import check_tracker_files, trust_named
 from samebits.storage.run_folder import new_folder
 from samebits.storage.run_lock import RunLock
 from samebits.sweeps.grid import combinations, parse_grid, parse_space
-from samebits.sweeps.runner import Grid, Runner
-from samebits.sweeps.search import Search
-from samebits.sweeps.slots import Slot
 from samebits.sweeps.state_file import SearchSpec, Sweep, is_sweep
 
 _TYPED = ("report.trackers=",)  # the user typed the values to try, so the trackers among them are the user's
@@ -105,18 +101,3 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def train_all(
-    sweep: Sweep,
-    folder: Path,
-    slots: Sequence[Slot],
-    procs: int,
-    stop: StopSignal,
-    notify: Callable[[str], None],
-    show: Callable[[int, int], None],
-) -> dict[str, str]:
-    """Train what is left of a sweep. Returns why trials failed, by name."""
-    agenda = Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
-    Runner(folder, sweep, slots, procs, notify, show).run(agenda, stop)
-    return agenda.reasons

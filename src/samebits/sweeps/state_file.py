@@ -18,7 +18,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.recipe_file import expand_user
-from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe
+from samebits.recipes.trust import check_trusted, read_recipe
 from samebits.storage.run_folder import write_atomically
 from samebits.sweeps.grid import MAX_TRIALS
 
@@ -116,17 +116,6 @@ def check_recipe(sweep: Sweep, folder: Path) -> None:
     if source.suffix == ".py":
         path = source.resolve()
         check_trusted(path, read_recipe(path), str(folder / FILE_NAME))
-
-
-def check_trial(sweep: Sweep, number: int) -> None:
-    """Check that the user trusts the trackers of a trial, whose settings `train` would take as typed by the user.
-
-    The settings are loaded as `train` loads them: their texts can spell a tracker in many ways.
-
-    Raises:
-        ConfigError: One of them is not in the user's list.
-    """
-    check_tracker_files(sweep.load(sweep.trials[number]).config.report.trackers, [])
 
 
 def settings_of(overrides: Sequence[str]) -> Mapping[str, Any]:

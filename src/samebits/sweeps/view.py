@@ -8,7 +8,7 @@ from typing import Any
 from samebits.config import document
 from samebits.errors import ConfigError
 from samebits.run_views.files import read_object, text
-from samebits.run_views.select import select
+from samebits.run_views.select import is_lower_better
 from samebits.run_views.summary import RunSummary, read_summary
 from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 
@@ -68,15 +68,11 @@ def read_trials(folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = 
 def ranked(trials: list[TrialRow], sweep: Sweep) -> list[TrialRow]:
     """Return the trials, best metric first; those without one are last."""
     metric = sweep.metric or next((trial.summary.monitor for trial in trials if trial.summary.monitor), "")
-    if not any(metric in trial.summary.metrics for trial in trials):
-        return trials
-    if sweep.metric:
-        sign = 1.0 if sweep.better == "min" else -1.0
-        last = [trial for trial in trials if metric not in trial.summary.metrics]
-        rest = [trial for trial in trials if metric in trial.summary.metrics]
-        return sorted(rest, key=lambda trial: (sign * trial.summary.metrics[metric], trial.number)) + last
-    by_path = {trial.summary.path: trial for trial in trials}
-    return [by_path[run.path] for run in select([trial.summary for trial in trials], [], metric)]
+    is_low = sweep.better == "min" if sweep.metric else is_lower_better(metric)
+    sign = 1.0 if is_low else -1.0
+    rest = [trial for trial in trials if metric in trial.summary.metrics]
+    last = [trial for trial in trials if metric not in trial.summary.metrics]
+    return sorted(rest, key=lambda trial: (sign * trial.summary.metrics[metric], trial.number)) + last
 
 
 def _parsed(value: str) -> Any:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -79,15 +78,4 @@ def compare_tensors(step: int, recorded: Mapping[str, Tensor], replayed: Mapping
         if (element := first_element([before], [now])) is not None:
             where = element.index if element.is_value else ""
             return Difference(step, f"tensor {name}{where}", element.a, element.b)
-    return None
-
-
-def compare_plain(
-    step: int, recorded: Mapping[str, Any], replayed: Mapping[str, Any], names: tuple[str, ...]
-) -> Difference | None:
-    """Return the first of some named plain values that differs."""
-    for name in names:
-        before, now = recorded.get(name), replayed.get(name)
-        if before != now:
-            return Difference(step, name.replace("_", " "), repr(before), repr(now))
     return None

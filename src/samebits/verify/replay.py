@@ -33,8 +33,7 @@ from samebits.storage.manifest import WEIGHTS
 from samebits.storage.weights import read, weights_sha256
 from samebits.verify.compare import Difference
 from samebits.verify.files import compare_monitor, finding
-from samebits.verify.plan import Plan, Replay
-from samebits.verify.replayer import Replayer
+from samebits.verify.replayer import Plan, Replay, Replayer
 from samebits.verify.segments import Segment, describe
 
 
@@ -71,7 +70,8 @@ def replay_on(plan: Plan, model: TrainedModel, recipe: RecipeSpec, config: RunCo
     if world.is_main:
         verdict.differences += _compare_whole(plan, job, replayer)
     started = time.perf_counter()
-    for start, stop in ((start, min(stop, job.num_steps)) for start, stop in plan.segments):
+    for segment in plan.segments:
+        start, stop = segment.start, min(segment.stop, job.num_steps)
         if start >= stop:
             continue  # the record has more steps than the settings, which `_compare_whole` reports
         if start == 0:

@@ -1,8 +1,9 @@
 """Replay of one segment after another on a job, compared step by step with the run's record."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from samebits.bench.bench import advance
@@ -18,12 +19,47 @@ from samebits.report.console import Console
 from samebits.storage import checkpoint
 from samebits.storage.manifest import WEIGHTS
 from samebits.storage.weights import file_limits, read
-from samebits.verify.compare import Difference, compare_metrics, compare_plain, compare_step, compare_tensors
+from samebits.verify.compare import Difference, compare_metrics, compare_step, compare_tensors
 from samebits.verify.files import finding
-from samebits.verify.plan import Plan
 from samebits.verify.segments import Segment
 
-SCALE = ("loss_scale", "scale_age")
+
+@dataclass(frozen=True)
+class Plan:
+    """What to replay; equal on all ranks."""
+
+    run: Path  #: The run folder.
+    overrides: tuple[str, ...]  #: Settings that differ from the run's and do not change the result, such as data.root.
+    segments: tuple[Segment, ...]  #: The segments, by step.
+    num_steps: int  #: Number of steps that the run has done.
+    uses_log: bool = True  #: Whether to compare each step with `steps.bin`, not only the weights at the end.
+    has_content: bool = False  #: Whether the log has digests of the samples' values.
+    #: Step -> metrics of the run's evaluations.
+    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
+    dataset_info_sha256: str = ""  #: Digest of what the recipe read from its data; empty if it was not recorded.
+
+
+@dataclass
+class Replay:
+    """The result of a replay."""
+
+    #: (start, stop) of each segment that was replayed without a difference.
+    replayed: list[tuple[int, int]] = field(default_factory=list)
+    #: The first difference of each other segment, and what the run states wrongly as a whole.
+    differences: list[Difference] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)  #: Files of the run that cannot be read or used, one line each.
+    notes: list[str] = field(default_factory=list)  #: What could not be replayed for that reason, one line each.
+    #: The replay's environment: versions, processor and kernels.
+    environment: dict[str, str] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's code.
+    data: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's samples.
+    seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Replay":
+        """Read a verdict from the plain values of its fields, as they are sent between processes."""
+        return cls(**{**plain, "differences": [Difference(**each) for each in plain["differences"]]})
 
 
 class Replayer:
@@ -36,7 +72,7 @@ class Replayer:
 
     def __init__(self, plan: Plan, job: Job, log: StepLog) -> None:
         self._plan, self._job, self._log = plan, job, log
-        self._done, self._total = 0, sum(stop - start for start, stop in plan.segments)
+        self._done, self._total = 0, sum(segment.num_steps for segment in plan.segments)
         self.damaged: set[int] = set()  #: Steps whose checkpoint cannot be used.
         self.mismatches: list[str] = []  #: Files of the run that cannot be read or used, one line each.
         self.console = Console(sys.stderr)  #: Shows the progress.
@@ -84,9 +120,14 @@ class Replayer:
             if not path.is_dir():
                 return None
             found = checkpoint.load_checkpoint(path, file_limits(job.model))
-            difference = compare_tensors(step, checkpoint.pack(found)[0], mine)
+            if (difference := compare_tensors(step, checkpoint.pack(found)[0], mine)) is not None:
+                return difference
             # Nothing else in `state.json` has an influence on the following steps.
-            return difference or compare_plain(step, found.state, replayed["state"], SCALE)
+            for name in ("loss_scale", "scale_age"):
+                before, now = found.state.get(name), replayed["state"].get(name)
+                if before != now:
+                    return Difference(step, name.replace("_", " "), repr(before), repr(now))
+            return None
 
         try:
             difference = self._on_rank0(checkpoint_differs)

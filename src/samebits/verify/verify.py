@@ -1,6 +1,5 @@
 """Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,17 @@ from samebits.bench.processes import ask_here
 from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError
-from samebits.inference.data_places import describe_places
 from samebits.inference.hub import signature_of
-from samebits.inference.trained_model import TrainedModel
+from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.provenance.run_files import RunFiles
 from samebits.provenance.same_run import check_replay
 from samebits.provenance.statement import sha256_of_json
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.console import Console
 from samebits.verify.files import CheckedFiles, check_files
-from samebits.verify.plan import Plan, Replay
 from samebits.verify.record_files import not_compared, typed_settings
 from samebits.verify.replay import replay
+from samebits.verify.replayer import Plan, Replay
 from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
 from samebits.verify.verdict import Verdict
 
@@ -91,13 +89,14 @@ def verify(
         return _judge(request, files, segments, chosen, mine, done)
     if console is not None:
         console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
+    first = files.log.get(files.log.first_step)
     plan = Plan(
         run=request.run.absolute(),
         overrides=request.overrides,
-        segments=tuple((segment.start, segment.stop) for segment in mine),
+        segments=tuple(mine),
         num_steps=files.num_steps,
         uses_log=bool(len(files.log)),
-        has_content=bool(len(files.log)) and _has_content(files),
+        has_content=first is not None and any(first.content),
         evaluations=files.evaluations,
         weights_sha256="" if files.record is None else files.record.weights_sha256,
         dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
@@ -124,20 +123,13 @@ def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> l
     return choose(segments, request.share, f"{root} {request.challenge}".rstrip())
 
 
-def _has_content(files: CheckedFiles) -> bool:
-    first = files.log.get(files.log.first_step)
-    return first is not None and any(first.content)
-
-
 def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
-    def failed(code: int) -> LaunchError:
-        return LaunchError(
-            f"the replay ended with exit code {code}", fix="Read the output above; repeat with --procs 1."
-        )
-
     if not plan.segments:  # more verifiers than segments
         return Replay()
-    return Replay.from_plain(ask_here(replay, (plan,), ProcessRange(procs, procs), config, failed, [replay.__module__]))
+    failure = LaunchError("the replay failed", fix="Read the output above; repeat with --procs 1.")
+    return Replay.from_plain(
+        ask_here(replay, (plan,), ProcessRange(procs, procs), config, failure, [replay.__module__])
+    )
 
 
 def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
@@ -191,8 +183,3 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         for name in before
         if name in now and before[name] != now[name]
     ]
-
-
-def console_for(as_json: bool) -> Console:
-    """Return the console for progress: standard error if standard output receives JSON."""
-    return Console(sys.stderr if as_json else sys.stdout)

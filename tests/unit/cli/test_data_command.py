@@ -70,7 +70,7 @@ def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture
         (["notes", "--out", "a", "three"], "three"),
         (["note", "--out", "a"], "Use notes."),
         (["mnist", "--out", "a"], "recipe mnist makes no data"),
-        (["notes", "--out", "shelf"], "--out shelf is not empty"),
+        (["notes", "--out", "shelf"], "shelf is not an empty folder"),
         (["notes", "--out", "shelf/notes/make.py"], "is a file"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from samebits.extras import is_installed
-from samebits.sweeps.grid import parse_space
 from samebits.sweeps.search import Search, choose, until_pruned
 from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, read_sweep
 
@@ -73,16 +72,15 @@ def test_a_search_has_the_same_trials_in_any_order_of_ends_and_after_kills(tmp_p
 
 
 def test_a_trial_below_the_median_is_pruned_and_failed_ones_are_ignored() -> None:
-    space, spec = parse_space(["optim.lr=0.1:0.9"]), SearchSpec(["optim.lr=0.1:0.9"], 20, 1)
+    spec = SearchSpec(["optim.lr=0.1:0.9"], 20, 1)
     good = TrialOutcome("done", [(1, 0.5), (2, 0.8)])
     history = [([f"optim.lr=0.{number}"], good) for number in range(1, 6)]
     history.append((["optim.lr=0.7"], TrialOutcome("failed", [], "why")))
     history.append((["optim.lr=0.8"], TrialOutcome("done", [(1, None)])))
     judged = {
-        value: until_pruned(spec, space, history, ["optim.lr=0.6"], [(1, 0.6), (2, value)], "max")
-        for value in (0.7, 0.9)
+        value: until_pruned(spec, history, ["optim.lr=0.6"], [(1, 0.6), (2, value)], "max") for value in (0.7, 0.9)
     }
     assert judged == {0.7: 2, 0.9: None}
-    assert until_pruned(spec, space, history, ["optim.lr=0.6"], [(1, 0.6), (2, 0.9)], "min") == 1
-    assert choose(spec, space, 7, history, "max") == choose(spec, space, 7, history, "max")
-    assert choose(spec, space, 7, history, "max") != choose(spec, space, 8, history, "max")
+    assert until_pruned(spec, history, ["optim.lr=0.6"], [(1, 0.6), (2, 0.9)], "min") == 1
+    assert choose(spec, 7, history, "max") == choose(spec, 7, history, "max")
+    assert choose(spec, 7, history, "max") != choose(spec, 8, history, "max")

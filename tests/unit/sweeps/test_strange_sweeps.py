@@ -13,8 +13,8 @@ from samebits.errors import ConfigError
 from samebits.launch.subcommand import Subcommand
 from samebits.recipes.trust import list_path, trust
 from samebits.sweeps import runner
-from samebits.sweeps.slots import Slot
-from samebits.sweeps.start import define_grid, train_all
+from samebits.sweeps.runner import Runner, Slot
+from samebits.sweeps.start import define_grid
 from samebits.sweeps.state_file import check_recipe, read_sweep
 
 OWNED = "from pathlib import Path\nPath('OWNED').touch()\n"
@@ -56,7 +56,7 @@ def write(folder: Path, **changes: Any) -> None:
 def resume(folder: Path) -> dict[str, str]:
     found = read_sweep(folder)
     check_recipe(found, folder)
-    return train_all(found, folder, [Slot([], None)], 1, StopSignal(), lambda line: None, lambda active, done: None)
+    return Runner(folder, found, [Slot([], None)], 1, lambda line: None, lambda active, done: None).run(StopSignal())
 
 
 @pytest.mark.parametrize(

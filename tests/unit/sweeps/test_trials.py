@@ -14,7 +14,7 @@ from samebits.cores import core_ids, num_cores
 from samebits.errors import ConfigError
 from samebits.recipes.catalog import find
 from samebits.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
-from samebits.sweeps.slots import make_slots
+from samebits.sweeps.runner import make_slots
 from samebits.sweeps.state_file import Sweep, read_sweep
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Overrides, SourceName, command_group, path_option
+from samebits.cli.options import Debug, Overrides, SourceName, check_results, command_group, path_option
 from samebits.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -54,12 +54,10 @@ def find_lr(
     from samebits.recipes.catalog import find
     from samebits.report.chart import draw_rates
     from samebits.report.console import Console
-    from samebits.storage.run_folder import check_target
 
     if last <= first:
         raise ConfigError(f"--from {first:g} is not below --to {last:g}", fix="Set --to to a higher rate.")
-    for name in ("lr.json", "lr.png"):
-        check_target(out / name, lambda _: _is_own(out / "lr.json"))
+    check_results(out, "lr", "suggestion")
     found = find(source)
     config = found.load(overrides or []).config
     config.check_inputs()
@@ -97,19 +95,9 @@ def _measured(
     default = default_procs(config)
     size = parse_range(procs, "--procs") if procs is not None else ProcessRange(default, default)
 
-    def failed(code: int) -> LaunchError:
-        return LaunchError(
-            f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
-            fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",
-        )
-
-    measured: dict[str, list[float]] = ask(measure, (source, settings, learning_rates), size, config, failed)[0]
+    failure = LaunchError(
+        f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
+        fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",
+    )
+    measured: dict[str, list[float]] = ask(measure, (source, settings, learning_rates), size, config, failure)[0]
     return measured
-
-
-def _is_own(path: Path) -> bool:
-    """Return whether this command wrote a file."""
-    try:
-        return "suggestion" in json.loads(path.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False

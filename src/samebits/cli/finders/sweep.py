@@ -143,10 +143,10 @@ def _define(
     if search is None:
         found = define_grid(source, overrides, grid)
     else:
-        from samebits.sweeps.search import check_optuna
-        from samebits.sweeps.slots import make_slots
+        from samebits.extras import require
+        from samebits.sweeps.runner import make_slots
 
-        check_optuna()
+        require("search", "--search optuna")
         # Twice: the lag follows from the number of slots, and that from the settings.
         base = define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes)).load([]).config
         spec = SearchSpec(space, trials, min(trials, jobs or len(make_slots(None, 1, base))), base.seed, prunes)
@@ -161,8 +161,8 @@ def _define(
 def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: int, *, as_json: bool) -> int:
     """Train what is left of a sweep, and print the table."""
     from samebits.cluster.signals import StopSignal
-    from samebits.sweeps.slots import make_slots
-    from samebits.sweeps.start import locked, train_all
+    from samebits.sweeps.runner import Runner, make_slots
+    from samebits.sweeps.start import locked
 
     slots = make_slots(jobs, procs, found.load(found.trials[0] if found.trials else []).config)
     num_trials = len(found.trials) if found.search is None else found.search.num_trials
@@ -175,7 +175,7 @@ def _run(found: Sweep, folder: Path, console: Console, jobs: int | None, procs: 
         def show(num_active: int, num_done: int) -> None:
             console.share_done(f"{num_active} training, trials done", num_done, num_trials)
 
-        reasons = train_all(found, folder, slots, procs, stop, console.say, show)
+        reasons = Runner(folder, found, slots, procs, console.say, show).run(stop)
         console.close()
         code = _print(found, folder, console, reasons, as_json=as_json)
         if stop.requested:

@@ -38,7 +38,7 @@ def plan(
         from samebits.recipes.makers import list_makers
 
         why = "the size of the model depends on the data, such as its number of classes"
-        if found.recipe in (maker.recipe for maker in list_makers()):
+        if found.recipe in list_makers():
             why += f"\nsynthetic data is enough: samebits data make {found.recipe} --out DIR"
         cause = "\n".join(filter(None, [error.slots.get("cause"), why]))
         raise error.with_slots(cause=cause) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli.options import Debug, Overrides, SourceName, path_option
+from samebits.cli.options import Debug, Overrides, SourceName, check_results, path_option
 from samebits.config.process_range import MAX_PROCS
 from samebits.cores import describe_other_load, num_cores
 from samebits.data.micro_batches import num_micro_batches
@@ -63,7 +62,7 @@ def scale(
     from samebits.recipes.catalog import find
 
     sizes, names = _sizes(procs), _names(compare)
-    _check_out(out)
+    check_results(out, "scale", "variants")
     found = find(source)
     given = list(overrides or [])
     config = found.load(given).config
@@ -130,18 +129,15 @@ def _measure_all(
 def _measured(config: RunConfig, source: str, settings: list[str], name: str, size: int, steps: int) -> dict[str, Any]:
     from samebits.bench.processes import ask
     from samebits.config.process_range import ProcessRange
-    from samebits.scaling.measure import WARM_STEPS, measure
+    from samebits.scaling.measure import measure
 
-    def failed(code: int) -> LaunchError:
-        return LaunchError(
-            f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
-            where=f"after {WARM_STEPS} warm-up steps" if not code else None,
-            fix=f"Run it alone: {shlex.join(['samebits', 'train', source, *settings, '--procs', str(size)])}",
-        )
-
+    failure = LaunchError(
+        f"{name} on {size} process{'es' if size > 1 else ''} could not be measured",
+        fix=f"Run it alone: {shlex.join(['samebits', 'train', source, *settings, '--procs', str(size)])}",
+    )
     # So many epochs that the data suffice for any number of steps.
     arguments = (source, [*settings, "epochs=1000000"], name == "ddp", steps)
-    measured: dict[str, Any] = ask(measure, arguments, ProcessRange(size, size), config, failed)[0]
+    measured: dict[str, Any] = ask(measure, arguments, ProcessRange(size, size), config, failure)[0]
     return measured
 
 
@@ -161,17 +157,6 @@ def _keep(console: Console, measurements: Mapping[str, Mapping[int, Mapping[str,
 
     draw_lines(lines, out / "scale.png", title=f"{job}: throughput", x_name="processes", y_name="samples per second")
     console.say(f"\n{out / 'scale.json'}  {out / 'scale.png'}")
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a folder with files that this command has not written."""
-    try:
-        is_own = "variants" in json.loads((out / "scale.json").read_bytes())
-    except (OSError, ValueError, TypeError):
-        is_own = False
-    there = [name for name in ("scale.json", "scale.png") if os.path.lexists(out / name)]
-    if there and not is_own:
-        raise ConfigError(f"--out {out} contains a {there[0]} of another program", fix="Name a new folder.")
 
 
 def _sizes(text: str) -> list[int]:

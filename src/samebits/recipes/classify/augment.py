@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from samebits.data.keyed import key
-from samebits.recipes.classify.augment_config import AugmentConfig
+from samebits.recipes.classify.config import AugmentConfig
 
 _AUGMENT = 1  # distinguishes this use of a sample's key from its crop and flip
 

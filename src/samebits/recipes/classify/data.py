@@ -21,10 +21,9 @@ from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
 from samebits.errors import ConfigError, DataError
-from samebits.recipes.classify.augment_config import AugmentConfig
-from samebits.recipes.classify.config import DataConfig
+from samebits.recipes.classify.config import AugmentConfig, DataConfig
 from samebits.recipes.classify.folders import Files
-from samebits.recipes.classify.image_sets import FileSet, ImageSet, open_set
+from samebits.recipes.classify.image_sets import FileSet, open_set
 
 if TYPE_CHECKING:
     from samebits.recipes.classify.augment import Augmentation
@@ -49,7 +48,10 @@ class ImageFiles(Samples):
 
     Batches are bytes, (N, S, S, 3). `finish` converts them to float32 on the device.
 
+    The images are listed before, and are not opened here.
+
     Args:
+        path: Class folders, a CSV file, or files with rows.
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:
@@ -61,7 +63,7 @@ class ImageFiles(Samples):
 
     def __init__(
         self,
-        images: ImageSet,
+        path: Path,
         files: Files,
         classes: Sequence[str],
         config: DataConfig,
@@ -69,15 +71,21 @@ class ImageFiles(Samples):
         train: bool,
         augment: AugmentConfig | None = None,
     ) -> None:
-        self._images, self._config, self._train = images, config, train
+        self._images, self._config, self._train = open_set(path, config), config, train
         self._names = [file for name in classes for file in files.get(name, [])]
         labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
         self._labels = torch.tensor(labels, dtype=torch.int64)
-        self.files: Sequence[Path] = images.files(self._names)
-        self._augmentation = _augmentation(augment if train else None, len(classes))
+        self.files: Sequence[Path] = self._images.files(self._names)
+        self._augmentation: Augmentation | None = None
+        if train and augment is not None and augment.is_on:
+            from samebits.recipes.classify.augment import (
+                Augmentation,
+            )  # late: torchvision.transforms takes time to import
+
+            self._augmentation = Augmentation(augment, len(classes))
         self._decoded: DecodedPictures | None = None
         if config.cache is not None:
-            if not isinstance(images, FileSet):
+            if not isinstance(self._images, FileSet):
                 raise ConfigError("data.cache is for image files only, not for rows", fix="Remove data.cache.")
             self._decoded = DecodedPictures(config.cache, int(config.cache_gb * 1e9))
         self._heads: dict[int, Head] = {}
@@ -221,31 +229,3 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     if encoded.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
     return Normalize(config, config.size_px)(crop_center(encoded.pixels(scale), config).unsqueeze(0))[0]
-
-
-def open_files(
-    base: Path,
-    files: Files,
-    classes: Sequence[str],
-    config: DataConfig,
-    *,
-    train: bool,
-    augment: AugmentConfig | None = None,
-) -> ImageFiles:
-    """Make a dataset of listed images, without opening them.
-
-    Args:
-        augment: Augmentation of training images after the crop. None: none.
-
-    Raises:
-        DataError: A file that was listed at the start of the run is missing.
-    """
-    return ImageFiles(open_set(base, config), files, classes, config, train=train, augment=augment)
-
-
-def _augmentation(config: AugmentConfig | None, num_classes: int) -> Augmentation | None:
-    if config is None or not config.is_on:
-        return None
-    from samebits.recipes.classify.augment import Augmentation  # late: torchvision.transforms takes time to import
-
-    return Augmentation(config, num_classes)

@@ -3,13 +3,15 @@
 A listing has the names of images by class: paths relative to a folder, or indices of rows.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from samebits.data.images import EncodedImage
 from samebits.data.names import first_outside, outside
@@ -19,40 +21,17 @@ from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.folders import Files, check_classes, in_order, kind_of, list_folder
 from samebits.recipes.listing import read_list
 
+if TYPE_CHECKING:
+    from samebits.recipes.classify.rows import ImageRows
+
 _CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
 _MAX_CSV_BYTES = 1 << 30
 _FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
-
-
-class ImageSet(Protocol):
-    """Images with classes."""
-
-    folder: Path  #: What names are relative to; of rows, the path of the set itself.
-
-    def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
-        """List the images by class.
-
-        Args:
-            left_out: Counts the files of a folder that are not used; see `walk`.
-            mixed: Whether the classes of rows may be both numbers and names.
-
-        Raises:
-            DataError: The set has another form, is damaged, or an image has no class.
-        """
-
-    def files(self, names: Iterable[str]) -> list[Path]:
-        """Return the paths of the files that hold listed images.
-
-        Raises:
-            DataError: A file that was listed at the start of the run is missing.
-        """
-
-    def encoded(self, name: str) -> EncodedImage:
-        """Open an image. Raises DataError if it cannot be read, or is no image."""
+ImageSet: TypeAlias = "FileSet | ImageRows"
 
 
 class FileSet:
-    """Images in class folders or in a CSV file; see `ImageSet`.
+    """Images in class folders or in a CSV file. `ImageRows` has the same methods.
 
     Args:
         images: Folder that the paths of a CSV file are relative to. None: its own folder.
@@ -65,7 +44,15 @@ class FileSet:
             self.folder = self.folder.parent if images is None else images.expanduser().absolute()
 
     def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
-        """See `ImageSet.list_by_class`."""
+        """List the images by class.
+
+        Args:
+            left_out: Counts the files of a folder that are not used; see `walk`.
+            mixed: Whether the classes of rows may be both numbers and names.
+
+        Raises:
+            DataError: The set has another form, is damaged, or an image has no class.
+        """
         path = self._path.expanduser()
         # As data.root, another file is more likely an archive of images.
         if path.is_file() and (setting != "data.root" or path.suffix.lower() == ".csv"):
@@ -73,7 +60,11 @@ class FileSet:
         return list_folder(self._path, setting, left_out)
 
     def files(self, names: Iterable[str]) -> list[Path]:
-        """Return the paths of listed images; see `ImageSet`."""
+        """Return the paths of the files that hold listed images.
+
+        Raises:
+            DataError: A file that was listed at the start of the run is missing.
+        """
         names = list(names)
         name = first_outside(names, self.folder, self.folder)
         if name is not None:
@@ -91,7 +82,7 @@ class FileSet:
         return paths
 
     def encoded(self, name: str) -> EncodedImage:
-        """Open an image; see `ImageSet`."""
+        """Open an image. Raises DataError if it cannot be read, or is no image."""
         return EncodedImage(self.folder / name)
 
 

@@ -3,6 +3,8 @@
 A listing is plain JSON and is stored in the run folder. It does not depend on the order of names in the file system.
 """
 
+from __future__ import annotations
+
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,17 +4,19 @@ Legend: N images, H and W their height and width, C classes.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torchvision.models as zoo
-from torch import nn
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.ops import stochastic_depth
 
 from samebits.errors import ConfigError
 from samebits.extras import pip_line
 from samebits.module.freeze import freeze
 from samebits.recipes.classify.config import RESNETS, ModelConfig
-from samebits.recipes.classify.stochastic_depth import drop_residual_blocks
 from samebits.recipes.listing import nearest_fix, some
 
 
@@ -31,7 +33,7 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     elif name.startswith("torchvision/"):
         model = _from_torchvision(torchvision_name(name), num_classes, config.drop_path)
     else:
-        model = getattr(zoo, name)(num_classes=num_classes, zero_init_residual=config.zero_init_residual)
+        model = getattr(zoo, name)(num_classes=num_classes)
         if config.drop_path:
             drop_residual_blocks(model, config.drop_path)
     if config.freeze:
@@ -92,6 +94,29 @@ def _no_drop_path(name: str, drop_path: float) -> ConfigError:
     return ConfigError(
         f"{name} has no stochastic depth", given=f"model.drop_path={drop_path:g}", fix="Set model.drop_path=0."
     )
+
+
+def drop_residual_blocks(model: nn.Module, probability: float) -> None:
+    """Let samples skip residual branches in training: stochastic depth, which torchvision's ResNets do not have.
+
+    Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016, with the scaling in training of timm and
+    torchvision's `StochasticDepth`. The random numbers come from torch's generator, which is seeded for each
+    micro-batch. Names of parameters and results in evaluation do not change.
+
+    Args:
+        model: A ResNet of torchvision; changed in place.
+        probability: Of the last block. It rises linearly from 0 at the first one.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
+    for index, block in enumerate(blocks):
+        norm = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+        norm.register_forward_hook(partial(_drop, probability=probability * index / max(1, len(blocks) - 1)))
+
+
+def _drop(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, *, probability: float) -> Tensor:
+    """Drop the residual branch, (N, C, H, W), of some samples."""
+    dropped: Tensor = stochastic_depth(output, probability, mode="row", training=norm.training)
+    return dropped
 
 
 def check_timm(name: str) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.config import Config
-from samebits.recipes.classify.data import ImageFiles, open_files, preprocess, resize_px
+from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
 from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, tiles
 from samebits.recipes.classify.folders import Files, order_row
 from samebits.recipes.classify.listing import list_images, list_validation
@@ -94,7 +94,7 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
     if not train and data.eval is not None and whole_path(data.eval) != dataset_info["held_out_from"]:
         # The user evaluates on images other than the validation split of the run.
         files = list_validation(path, data, classes)[0]
-    return open_files(path, files, classes, data, train=train, augment=config.augment)
+    return ImageFiles(path, files, classes, data, train=train, augment=config.augment)
 
 
 def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
@@ -103,4 +103,4 @@ def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> Ima
     listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
     if listed_from != whole_path(path):
         files = list_validation(path, config.data, classes)[0]
-    return open_files(path, files, classes, config.data, train=False)
+    return ImageFiles(path, files, classes, config.data, train=False)

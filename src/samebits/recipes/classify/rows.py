@@ -34,7 +34,7 @@ Columns = tuple[str, str] | None
 
 
 class ImageRows:
-    """The rows of a dataset: an encoded image and a class each; see `ImageSet`.
+    """The rows of a dataset: an encoded image and a class each; see `FileSet`.
 
     Args:
         path: Tar shards or Parquet files as a file, a folder or a pattern; or a folder that `save_to_disk` has written.
@@ -56,7 +56,7 @@ class ImageRows:
         }[kind or "tar"](columns)  # fmt: skip
 
     def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
-        """See `ImageSet.list_by_class`. Rows are in the order of the classes' numbers, or else of their names."""
+        """See `FileSet.list_by_class`. Rows are in the order of the classes' numbers, or else of their names."""
         found: Files = {}
         for index in range(len(self._labels)):
             found.setdefault(self._class(index), []).append(str(index))
@@ -77,11 +77,11 @@ class ImageRows:
         return in_order(found)
 
     def files(self, names: Iterable[str]) -> list[Path]:
-        """Return the paths of the files that hold the rows; see `ImageSet`."""
+        """Return the paths of the files that hold the rows; see `FileSet`."""
         return [Path(file) for file in self._files]
 
     def encoded(self, name: str) -> EncodedImage:
-        """Return the encoded image of a row; see `ImageSet`."""
+        """Return the encoded image of a row; see `FileSet`."""
         shown = f"row {int(name):,} of {self._path}"
         return EncodedImage(shown, encoded_content(self._images[int(name)], shown))
 

@@ -24,8 +24,6 @@ def match(
     *,
     max_people: int,
     tag_threshold: float,
-    use_score: bool = True,
-    ignore_too_much: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Group peaks into people.
 
@@ -34,7 +32,6 @@ def match(
         order: The joints in the order in which they are processed.
         max_people: Each peak is compared with the first `max_people` people. The result can have more people.
         tag_threshold: A peak with at least this distance from the mean tags of every person starts a new person.
-        ignore_too_much: Once there are `max_people` people, ignore further joints.
 
     Returns:
         (P, K, 3 + T) float32, in the order in which the people were started; missing joints are all zeros.
@@ -52,12 +49,10 @@ def match(
         rows, owners = range(len(found)), [-1] * len(found)
         if numbers:
             known = min(len(numbers), max_people)
-            if ignore_too_much and known == max_people:
-                continue
             means = sums[:known] / counts[:known, None]
             distances = tag_distances(found, means)
             is_near = distances < tag_threshold
-            for row, column in assign(assignment_cost(distances, found, use_score=use_score), is_near):
+            for row, column in assign(assignment_cost(distances, found), is_near):
                 if is_near[row, column]:
                     owners[row] = column
         for row, owner in zip(rows, owners, strict=True):
@@ -77,18 +72,16 @@ def tag_distances(found: FloatArray, means: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt((difference * difference).sum(axis=2)))
 
 
-def assignment_cost(distances: FloatArray, found: FloatArray, *, use_score: bool) -> FloatArray:
-    """Compute the (N, M) cost of assigning a peak to a person.
+def assignment_cost(distances: FloatArray, found: FloatArray) -> FloatArray:
+    """Compute the (N, M) cost of assigning a peak to a person: higher peaks choose first where distances tie.
 
     Args:
         distances: (N, M) tag distances.
         found: (N, 3 + T) peaks.
     """
-    cost = distances
-    if use_score:
-        cost = np.rint(distances) * 100 - found[:, SCORE : SCORE + 1].astype(np.float64)
+    cost = np.rint(distances) * 100 - found[:, SCORE : SCORE + 1].astype(np.float64)
     # A diverged network may return NaN tags. Their peaks are then near to no person.
-    return np.nan_to_num(cost, nan=_FAR, posinf=_FAR)
+    return np.asarray(np.nan_to_num(cost, nan=_FAR, posinf=_FAR))
 
 
 def assign(cost: FloatArray, is_near: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -60,11 +60,9 @@ class AnnotatedImages:
         hidden = [person for person in people if is_hidden(person)] if self._with_masks else []
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
-        boxes = np.array([person["bbox"] for person in shown], np.float64).reshape(-1, 4)
         return Example(
             rgb=store.pixels(image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
-            sizes=boxes[:, 2:].max(axis=1, initial=0),
             # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
             mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
         )

@@ -49,9 +49,6 @@ class DataConfig(Settings):
     sigma: float = Field(
         default=2.0, gt=0, le=16, description="Standard deviation of a joint's peak, in heatmap pixels."
     )
-    scale_aware: bool = Field(
-        default=False, description="Scale sigma with the size of each person; data.sigma is for a person of 256 pixels."
-    )
     max_people: int = Field(
         default=30, ge=1, le=200, description="Maximum number of people per image whose tags are trained."
     )
@@ -94,9 +91,7 @@ class ModelConfig(Settings):
     num_blocks: Count = Field(default=4, description="Residual blocks per branch of a module.")
     stem_width: Count = Field(default=64, description="Channels of the stem.")
     stem_blocks: Count = Field(default=4, description="Residual blocks of the stem.")
-    deconv_width: Count | None = Field(default=None, description="Channels at 1/2 resolution. null: model.width.")
     deconv_blocks: int = Field(default=4, ge=0, description="Residual blocks at 1/2 resolution.")
-    tag_per_joint: bool = Field(default=True, description="Predict a tag map per joint. false: one for all joints.")
     weights: Path | None = Field(
         default=None, description="Pretrained weights: a HigherHRNet, or an HRNet trained on ImageNet."
     )
@@ -138,8 +133,6 @@ class TestConfig(Settings):
     tag_threshold: float = Field(
         default=1.0, gt=0, description="Maximum distance of a joint's tag from the mean tag of its person."
     )
-    use_detection_value: bool = Field(default=True, description="Let higher peaks choose their person first.")
-    ignore_too_much: bool = Field(default=False, description="Ignore further joints once there are max_people people.")
     nms_kernel: int = Field(default=5, ge=1, description="Window of non-maximum suppression, in pixels: an odd number.")
     max_people: int = Field(default=30, ge=1, le=200, description="Peaks per joint that are grouped.")
 

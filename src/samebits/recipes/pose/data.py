@@ -13,12 +13,11 @@ import torch
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.recipes.normalize import MEAN, STD
-from samebits.recipes.pose.affine import UNIT_PX, Floats, Pixels, Placement, draw_placement
+from samebits.recipes.pose.affine import Floats, Pixels, Placement, draw_placement
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.targets import Maps, draw_heatmaps, index_joints
 
 STRIDES = (4, 2)  # of the two outputs of the network
-BASE_PX = 256.0  # size of a person with sigma = data.sigma (scale_aware)
 HALF = 127
 _MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values in (MEAN, STD))
 
@@ -29,7 +28,6 @@ class Example:
 
     rgb: Pixels  #: (H, W, 3).
     joints: Floats  #: (P, K, 3): x, y in pixels, visible.
-    sizes: Floats  #: (P,) the longer side of each person's box, pixels.
     mask: Pixels | None = None  #: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
 
 
@@ -70,18 +68,11 @@ class _Images:
 
 
 class TrainImages(_Images):
-    """Training images with random rotation, scale, shift and flip, and their targets.
+    """Training images with random rotation, scale, shift and flip, and their targets."""
 
-    Args:
-        tag_per_joint: Whether the network has a tag map per joint.
-    """
-
-    def __init__(
-        self, source: Source, config: DataConfig, *, tag_per_joint: bool = True, channels_last: bool = True
-    ) -> None:
+    def __init__(self, source: Source, config: DataConfig, *, channels_last: bool = True) -> None:
         super().__init__(source)
-        self._config = config
-        self._tag_per_joint, self._channels_last = tag_per_joint, channels_last
+        self._config, self._channels_last = config, channels_last
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load, transform and draw a batch.
@@ -104,7 +95,6 @@ class TrainImages(_Images):
                 draw_placement(width, height, key, self._config),
                 self._config,
                 Sample(images[row], [maps[row] for maps in heatmaps], [mask[row] for mask in masks], index[row]),
-                tag_per_joint=self._tag_per_joint,
             )
         inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
         targets = {
@@ -115,35 +105,27 @@ class TrainImages(_Images):
         return Batch(inputs if self._channels_last else inputs.contiguous(), targets, torch.from_numpy(indices))
 
 
-def place_sample(
-    example: Example, placement: Placement, config: DataConfig, out: Sample, *, tag_per_joint: bool = True
-) -> None:
+def place_sample(example: Example, placement: Placement, config: DataConfig, out: Sample) -> None:
     """Transform an image and its annotations into the training square.
 
     Args:
         out: Written by this function. Its heatmaps must be zero.
-        tag_per_joint: Whether the network has a tag map per joint.
     """
-    height, width = example.rgb.shape[:2]
     size = config.size_px
     warped = placement.warp(example.rgb, size)
     # As rows of S * 3 numbers: numpy is slow with a last dimension of 3.
     np.subtract(warped.reshape(size, -1), np.tile(_MEAN, size), out=out.image.reshape(size, -1))
     np.divide(out.image.reshape(size, -1), np.tile(_STD, size), out=out.image.reshape(size, -1))
 
-    mask = np.full((height, width), 255, np.uint8) if example.mask is None else example.mask
-    sigmas: float | Floats = config.sigma
-    if config.scale_aware:
-        side = min(width, height) if config.scale_side == "short" else max(width, height)
-        sigmas = config.sigma * example.sizes / BASE_PX / (placement.scale * UNIT_PX / side)
+    mask = np.full(example.rgb.shape[:2], 255, np.uint8) if example.mask is None else example.mask
     for stage, stride in enumerate(STRIDES):
         map_px = size // stride
         # Interpolated values up to a half, and pixels outside of the image, count as masked.
         np.greater(placement.warp(mask, map_px), HALF, out=out.masks[stage], casting="unsafe")
         joints = placement.joints(example.joints, map_px, config.skeleton)
-        draw_heatmaps(joints, sigmas, map_px, out=out.heatmaps[stage])
+        draw_heatmaps(joints, config.sigma, map_px, out=out.heatmaps[stage])
         if stage == 0:
-            out.index[...] = index_joints(joints, map_px, config.max_people, tag_per_joint=tag_per_joint)
+            out.index[...] = index_joints(joints, map_px, config.max_people)
 
 
 class EvalImages(_Images):

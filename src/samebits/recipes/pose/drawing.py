@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from samebits.data.images import read_rgb
 from samebits.data.samples import Batch
 from samebits.recipes.normalize import MEAN, STD
-from samebits.recipes.pose.data import STRIDES
+from samebits.recipes.pose.data import STRIDES, EvalImages
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.skeletons import Skeleton
-from samebits.report.pictures import colors, draw_sheet
+from samebits.report.pictures import add_caption, colors, draw_sheet
 
 Points = npt.NDArray[np.float64]
 
@@ -23,15 +23,8 @@ Points = npt.NDArray[np.float64]
 MIN_JOINT_SCORE = 0.1
 MIN_JOINTS = 3
 
-_DARK, _PAPER, _INK = (20, 20, 20), (255, 255, 255), (34, 34, 34)
+_DARK = (20, 20, 20)
 PANEL_PX = 240
-
-
-class ImageSamples(Protocol):
-    """A dataset that can return the original images."""
-
-    def rgb(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return (H, W, 3) bytes of an image."""
 
 
 def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
@@ -77,10 +70,11 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any], *, skeleton: Skel
     """
     people = [np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]]
     image, shown = Image.fromarray(read_rgb(path)), _sure(people)
-    return draw_people(image, shown, skeleton) if shown else _with_caption(image, "no people")
+    # An image without people would look unprocessed.
+    return draw_people(image, shown, skeleton) if shown else add_caption(image, "no people")
 
 
-def draw_evaluation(metric: PoseMetric, samples: ImageSamples, folder: Path) -> None:
+def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> None:
     """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps."""
     shown = sorted((each for each in metric.images if each["sketch"] is not None), key=lambda each: int(each["index"]))
     panels, captions = [], []
@@ -107,31 +101,21 @@ def _scaled(person: Points, factor: float) -> Points:
     return np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]])
 
 
-def _with_caption(image: Image.Image, caption: str) -> Image.Image:
-    """Add a line of text below an image, because an image without people would look unprocessed."""
-    size_px = max(14, image.height // 40)
-    canvas = Image.new("RGB", (max(image.width, 10 * size_px), image.height + 2 * size_px), _PAPER)
-    canvas.paste(image, (0, 0))
-    corner = (size_px // 2, image.height + size_px)
-    ImageDraw.Draw(canvas).text(corner, caption, _INK, ImageFont.load_default(size_px), anchor="lm")
-    return canvas
-
-
 def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
     """Yield the images (N, 3, S, S) of a batch, with the joints that the loss uses; masked areas are dark."""
     images, index = batch.inputs.permute(0, 2, 3, 1).numpy(), batch.targets["index"].numpy()
-    maps, masks = (batch.targets[name][0].numpy() for name in ("heatmaps", "masks"))
+    masks = batch.targets["masks"][0].numpy()
     for row, image in enumerate(images):
-        people = [_joints(person, maps[row]) for person in index[row] if person[:, 1].any()]
+        people = [_joints(person, masks.shape[-1]) for person in index[row] if person[:, 1].any()]
         yield _tile(image, masks[row], people, skeleton), f"{len(people)} {'person' if len(people) == 1 else 'people'}"
 
 
-def _joints(person: npt.NDArray[np.int64], maps: npt.NDArray[np.float32]) -> Points:
-    """Convert a person's (K, 2) index of `index_joints` to (K, 3) for `draw_people`, by the (K, R, R) heatmaps."""
-    num_joints, size_px, _ = maps.shape
-    y, x = np.divmod(person[person[:, 1] > 0, 0] % size_px**2, size_px)
-    joints = np.zeros((num_joints, 3))
-    joints[maps[:, y, x].argmax(axis=0)] = np.column_stack([x, y, np.ones(len(x))])  # the joint with the highest map
+def _joints(person: npt.NDArray[np.int64], size_px: int) -> Points:
+    """Convert a person's (K, 2) index of `index_joints` to (K, 3) for `draw_people`."""
+    joints = np.zeros((len(person), 3))
+    kinds, places = np.divmod(person[person[:, 1] > 0, 0], size_px**2)
+    y, x = np.divmod(places, size_px)
+    joints[kinds] = np.column_stack([x, y, np.ones(len(x))])
     return joints
 
 

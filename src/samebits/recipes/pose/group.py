@@ -11,7 +11,6 @@ Legend: P people, K joints, H and W of the maps in pixels, T tag maps (2 with fl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from samebits.recipes.pose.assign import SCORE, TAGS, X, Y, match
+from samebits.recipes.pose.config import TestConfig
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -28,45 +28,26 @@ _CHUNK_CPU, _CHUNK_GPU = 1 << 18, 1 << 24
 _HOT = 0.05
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Parameters of the grouping of peaks into people."""
+def group_people(heat: Tensor, tags: Tensor, order: Sequence[int], config: TestConfig) -> tuple[FloatArray, FloatArray]:
+    """Find all people.
 
-    order: Sequence[int]  #: The K joints in the order in which they are grouped, the most reliable first.
-    max_people: int = 30  #: Number of highest peaks kept per joint; and number of people that a peak is compared with.
-    detection_threshold: float = 0.1  #: Minimum height of a peak; not negative.
-    tag_threshold: float = 1.0  #: Maximum distance of a tag from the mean tag of its person.
-    use_detection_value: bool = True  #: Round tag distances, and break ties by the height of the peak.
-    ignore_too_much: bool = False  #: Ignore further joints once there are `max_people` people.
-    nms_kernel: int = 5  #: Window of non-maximum suppression, pixels; odd.
-    adjust: bool = True  #: Whether to move joints a quarter pixel towards the higher neighbor.
-    refine: bool = True  #: Whether to search for the missing joints of each person by its tags.
+    Args:
+        heat: (K, H, W) float heatmaps.
+        tags: (T, K, H, W) tags.
+        order: The K joints in the order in which they are grouped, the most reliable first.
 
-    def people(self, heat: Tensor, tags: Tensor) -> tuple[FloatArray, FloatArray]:
-        """Find all people.
-
-        Args:
-            heat: (K, H, W) float heatmaps.
-            tags: (T, K, H, W) tags, or (T, 1, H, W) shared by all joints.
-
-        Returns:
-            (P, K, 3 + T) x, y, score, tags in pixels of the maps; missing joints are all zeros. As in the reference,
-            the center of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the
-            mean over all K joints before refinement.
-        """
-        # contiguous, since one index addresses a pixel of all maps.
-        heat, tags = heat.float().contiguous(), tags.float().contiguous()
-        people = match(
-            top_k(heat, tags, find_peaks(heat, self.detection_threshold, self.nms_kernel), self.max_people),
-            self.order,
-            max_people=self.max_people,
-            tag_threshold=self.tag_threshold,
-            use_score=self.use_detection_value,
-            ignore_too_much=self.ignore_too_much,
-        )
-        found = adjust(people, heat) if self.adjust else people
-        scores = found[:, :, SCORE].mean(axis=1)
-        return (refine(found, heat, tags) if self.refine else found), scores
+    Returns:
+        (P, K, 3 + T) x, y, score, tags in pixels of the maps; missing joints are all zeros. As in the reference, the
+        center of a pixel is at +0.5 after adjustment or refinement, and at +0 otherwise. And (P,) scores, the mean
+        over all K joints before refinement.
+    """
+    # contiguous, since one index addresses a pixel of all maps.
+    heat, tags = heat.float().contiguous(), tags.float().contiguous()
+    peaks = top_k(heat, tags, find_peaks(heat, config.detection_threshold, config.nms_kernel), config.max_people)
+    people = match(peaks, order, max_people=config.max_people, tag_threshold=config.tag_threshold)
+    found = adjust(people, heat) if config.adjust else people
+    scores = found[:, :, SCORE].mean(axis=1)
+    return (refine(found, heat, tags) if config.refine else found), scores
 
 
 def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
@@ -82,7 +63,9 @@ def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
     """
     _, height, width = heat.shape
     flat, reach = heat.view(-1), kernel // 2
-    places = _nonzero(flat > threshold)
+    mask = flat > threshold
+    # On CPUs numpy is four times as fast as torch.
+    places = mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))
     y, x = places // width % height, places % width
     values = flat[places]
     window = [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1) if dy or dx]
@@ -101,16 +84,15 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
 
     Args:
         heat: (K, H, W), contiguous.
-        tags: (T, K or 1, H, W), contiguous.
+        tags: (T, K, H, W), contiguous.
 
     Returns:
         K arrays (N, 3 + T): x, y, score, tags; by descending score, ties in row-major order.
     """
     num_joints, height, width = heat.shape
     area = height * width
-    at = places if tags.shape[1] == num_joints else places % area
     # One transfer for heights and tags: on a GPU each one waits for the device.
-    values = torch.cat([heat.view(1, -1)[:, places], tags.flatten(1)[:, at]]).cpu().numpy()
+    values = torch.cat([heat.view(1, -1)[:, places], tags.flatten(1)[:, places]]).cpu().numpy()
     spots = places.cpu().numpy()
     joints = spots // area
     ranked = np.lexsort((-values[0], joints))
@@ -148,21 +130,21 @@ def refine(people: FloatArray, heat: Tensor, tags: Tensor) -> FloatArray:
     Args:
         people: (P, K, 3 + T), from `match` or `adjust`.
         heat: (K, H, W).
-        tags: (T, K or 1, H, W).
+        tags: (T, K, H, W).
 
     Returns:
         A changed copy; the tags of added joints stay zero.
     """
-    num_joints, height, width = heat.shape
+    _, height, width = heat.shape
     found = people[:, :, SCORE] > 0
     num_found = found.sum(axis=1, dtype=np.float32)
     means = torch.from_numpy(people[:, :, TAGS:].sum(axis=1) / num_found[:, None]).to(heat.device)
     places = np.zeros(found.shape, np.int64)
     for joint_number, missing in enumerate(map(np.flatnonzero, ~found.T)):
         if len(missing):
-            tag_maps = tags[:, joint_number if tags.shape[1] == num_joints else 0].flatten(1)
             wanted = means[torch.from_numpy(missing)]
-            places[missing, joint_number] = _best_places(heat[joint_number].view(-1), tag_maps, wanted)
+            maps = heat[joint_number].view(-1), tags[:, joint_number].flatten(1)
+            places[missing, joint_number] = _best_places(*maps, wanted)
     person, joint = np.nonzero(~found)
     y, x = np.divmod(places[person, joint], width)
     heights = _read(heat, (joint * height + y) * width + x)
@@ -228,8 +210,3 @@ def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> 
 def _read(heat: Tensor, places: IntArray) -> FloatArray:
     values: FloatArray = heat.view(-1)[torch.from_numpy(places).to(heat.device)].cpu().numpy()
     return values
-
-
-def _nonzero(mask: Tensor) -> Tensor:
-    # On CPUs numpy is four times as fast as torch.
-    return mask.nonzero().view(-1) if mask.is_cuda else torch.from_numpy(np.flatnonzero(mask.numpy()))

@@ -2,7 +2,7 @@
 
 HigherHRNet's test path (`valid.py`). Images are processed one by one, each at its own size.
 
-    image -> make_views -> forward_views (heatmaps, tags) -> Grouping.people -> joints in pixels of the image
+    image -> make_views -> forward_views (heatmaps, tags) -> group_people -> joints in pixels of the image
 
 Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip testing).
 """
@@ -23,7 +23,7 @@ from samebits.data.images import read_rgb
 from samebits.recipes.normalize import normalize
 from samebits.recipes.pose.assign import SCORE, Y
 from samebits.recipes.pose.config import Config
-from samebits.recipes.pose.group import Grouping
+from samebits.recipes.pose.group import group_people
 from samebits.recipes.pose.view import ImageView, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
@@ -73,17 +73,6 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
         a dict with `rgb`, (N, 3, H, W), and N `image_id`.
     """
     test, skeleton = config.test, config.skeleton
-    grouping = Grouping(
-        order=skeleton.order,
-        max_people=test.max_people,
-        detection_threshold=test.detection_threshold,
-        tag_threshold=test.tag_threshold,
-        use_detection_value=test.use_detection_value,
-        ignore_too_much=test.ignore_too_much,
-        nms_kernel=test.nms_kernel,
-        adjust=test.adjust,
-        refine=test.refine,
-    )
     mirrored = skeleton.mirrored if test.flip else None
     size_px = test.size_px or config.data.size_px
 
@@ -96,7 +85,7 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
             check_shape(f"image {number}", image.shape[-1], image.shape[-2])
             views, base = make_views(image, size_px, test.scales)
             heat, tags = forward_views(model, image, views, base if test.project else None, mirrored=mirrored)
-            people, scores = grouping.people(heat, tags)
+            people, scores = group_people(heat, tags, skeleton.order, test)
             # All views show the same part of the image, so any of them converts coordinates: here the smallest.
             each = _found(people, scores, heat, list(views.values())[-1], image)
             found.append(replace(each, image_id=number))
@@ -135,14 +124,14 @@ def forward_views(
     """Run the network on all views of an image, and average.
 
     Args:
-        model: (N, 3, H, W) -> [(N, K + K or 1, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
+        model: (N, 3, H, W) -> [(N, 2 K, H / 4, W / 4) heat and tags, (N, K, H / 2, W / 2) heat].
         image: (3, H, W) uint8.
         views: Views by scale, the largest first. Tags are taken from scale 1, or from the only view.
         project_to: Resize all maps to the size of this view. None: to half the size of the largest view.
         mirrored: For each joint its partner in a mirrored image, for flip testing. None: no flip testing.
 
     Returns:
-        (K, H, W) heat, the mean over views; (T, K or 1, H, W) tags.
+        (K, H, W) heat, the mean over views; (T, K, H, W) tags.
     """
     size = (project_to.height, project_to.width) if project_to is not None else None
     total: Tensor | None = None
@@ -182,7 +171,7 @@ def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]
 
 
 def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K or 1, h, w) tags, at 1/2."""
+    """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K, h, w) tags, at 1/2."""
     images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
     coarse, fine = (output.float() for output in model(images))
     num_joints = fine.shape[1]
@@ -192,9 +181,7 @@ def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None
         return heat[0], tags
     partners = torch.tensor(mirrored, device=heat.device)
     # In the mirrored image, a left joint is found as a right one.
-    back = heat[1].flip(-1)[partners]
-    own_tags = tags[1].flip(-1)
-    own_tags = own_tags[partners] if len(own_tags) == num_joints else own_tags
+    back, own_tags = (maps[1].flip(-1)[partners] for maps in (heat, tags))
     return (heat[0] + back) / 2, torch.stack([tags[0], own_tags])
 
 

@@ -3,8 +3,7 @@
 Tags: Newell, Huang and Deng, "Associative embedding", NeurIPS 2017, in the form of the HigherHRNet authors'
 implementation. Everything is computed in float32, whatever the network computes in.
 
-Legend: N images, K joints, T tag maps (K, or 1), P rows for people (most of them empty), h and w height and width of a
-map.
+Legend: N images, K joints, P rows for people (most of them empty), h and w height and width of a map.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ def pose_loss(outputs: Sequence[Tensor], batch: Batch, *, config: LossConfig) ->
     """Compute the weighted terms of the loss, each a mean over the images.
 
     Args:
-        outputs: (N, K + T, h, w) and (N, K, 2h, 2w), as the network returns them.
+        outputs: (N, 2 K, h, w) and (N, K, 2h, 2w), as the network returns them.
         batch: Its targets: `heatmaps` and `masks` at both sizes, and the `index` of the joints at 1/4.
 
     Returns:
@@ -53,7 +52,7 @@ def tag_loss(tags: Tensor, index: Tensor, *, form: Literal["exp", "max"]) -> tup
     """Compute the push loss between people and the pull loss within each person.
 
     Args:
-        tags: (N, T, h, w).
+        tags: (N, K, h, w).
         index: (N, P, K, 2) int64: the index of each joint into the flattened tags of an image, and 1 if there is such a
             joint, else 0. People without joints do not count.
         form: Push of two people whose mean tags have distance d: "exp", exp(-d^2); "max", max(0, 1 - d).

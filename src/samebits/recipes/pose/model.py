@@ -4,7 +4,7 @@ Cheng et al., "HigherHRNet: Scale-aware representation learning for bottom-up hu
 trunk of Sun et al., "Deep high-resolution representation learning for human pose estimation", CVPR 2019. Tensors are
 named as in the authors' implementations, so that their checkpoints load.
 
-Legend: N images, H and W their height and width, K joints, T maps of tags (K, or 1), C channels.
+Legend: N images, H and W their height and width, K joints, C channels.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class HigherHRNet(nn.Module):
 
     def __init__(self, config: ModelConfig, num_joints: int) -> None:
         super().__init__()
-        num_maps = num_joints + (num_joints if config.tag_per_joint else 1)
+        num_maps = 2 * num_joints  # heatmaps and tags
         stem, widths = config.stem_width, [config.width << place for place in range(4)]
         self.conv1 = _conv(3, stem, kernel=3, stride=2)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -104,14 +104,17 @@ class HigherHRNet(nn.Module):
         self.layer1 = nn.Sequential(Bottleneck(stem, stem), *inner)
         self.transition1 = nn.ModuleList(
             # The first one keeps the resolution and changes only the number of channels.
-            [_keep_size(EXPANSION * stem, widths[0]), _halve(EXPANSION * stem, widths[1])]
+            [
+                nn.Sequential(*_conv_norm(EXPANSION * stem, widths[0], kernel=3), nn.ReLU(inplace=True)),
+                _halve(EXPANSION * stem, widths[1]),
+            ]
         )
         self.stage2 = _stage(widths[:2], config.num_modules[0], config.num_blocks)
         self.transition2 = nn.ModuleList([nn.Identity(), nn.Identity(), _halve(widths[1], widths[2])])
         self.stage3 = _stage(widths[:3], config.num_modules[1], config.num_blocks)
         self.transition3 = nn.ModuleList([*(nn.Identity() for _ in range(3)), _halve(widths[2], widths[3])])
         self.stage4 = _stage(widths, config.num_modules[2], config.num_blocks, num_out=1)
-        fine = config.deconv_width or config.width
+        fine = config.width
         self.final_layers = nn.ModuleList([nn.Conv2d(widths[0], num_maps, 1), nn.Conv2d(fine, num_joints, 1)])
         deconvolution = nn.Sequential(
             nn.ConvTranspose2d(widths[0] + num_maps, fine, 4, stride=2, padding=1, bias=False),
@@ -126,7 +129,7 @@ class HigherHRNet(nn.Module):
         """Compute heatmaps and tags of (N, 3, H, W) normalized images; H and W are multiples of 32.
 
         Returns:
-            (N, K + T, H/4, W/4): heatmaps, then tags; and (N, K, H/2, W/2): heatmaps.
+            (N, 2 K, H/4, W/4): heatmaps, then tags; and (N, K, H/2, W/2): heatmaps.
         """
         x = self.relu(self.bn1(self.conv1(images)))
         x = self.layer1(self.relu(self.bn2(self.conv2(x))))
@@ -154,10 +157,6 @@ def _conv(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) 
 
 def _conv_norm(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:
     return [_conv(channels_in, channels_out, kernel=kernel, stride=stride), nn.BatchNorm2d(channels_out)]
-
-
-def _keep_size(channels_in: int, channels_out: int) -> nn.Module:
-    return nn.Sequential(*_conv_norm(channels_in, channels_out, kernel=3), nn.ReLU(inplace=True))
 
 
 def _halve(channels_in: int, channels_out: int) -> nn.Module:

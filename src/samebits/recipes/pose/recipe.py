@@ -67,4 +67,4 @@ def _open(config: Config, split: str | None = None, *, train: bool = False) -> T
     source = open_files(data, train=train)
     if not train:
         return EvalImages(source)
-    return TrainImages(source, data, tag_per_joint=config.model.tag_per_joint, channels_last=config.channels_last)
+    return TrainImages(source, data, channels_last=config.channels_last)

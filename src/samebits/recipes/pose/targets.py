@@ -16,7 +16,6 @@ from samebits.data.keyed import IntArray
 from samebits.recipes.pose.affine import Floats
 
 Maps = npt.NDArray[np.float32]
-MIN_SIGMA = 0.25
 
 
 def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -37,36 +36,28 @@ def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, Int
     return people, kinds, flat.take(on_map, axis=0)[:, :2].astype(np.int64)
 
 
-def draw_heatmaps(joints: Floats, sigmas: float | Floats, size_px: int, out: Maps | None = None) -> Maps:
+def draw_heatmaps(joints: Floats, sigma: float, size_px: int, out: Maps | None = None) -> Maps:
     """Draw a Gaussian peak of height 1 for each joint; where peaks overlap, the larger value.
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
-        sigmas: Standard deviation of the peaks in pixels of the map: one for all people, or (P,).
+        sigma: Standard deviation of the peaks, in pixels of the map.
         out: (K, R, R) zeros to draw on. None: allocate.
 
     Returns:
         (K, R, R).
     """
     maps = np.zeros((joints.shape[1], size_px, size_px), np.float32) if out is None else out
-    people, kinds, pixels = joints_on_map(joints, size_px)
-    if not len(people):
+    _, kinds, pixels = joints_on_map(joints, size_px)
+    if not len(kinds):
         return maps
-    if isinstance(sigmas, float):
-        places, values = _spots(kinds, pixels, sigmas, size_px)
-    else:
-        spreads = np.clip(sigmas, MIN_SIGMA, size_px)[people]  # limits memory
-        groups = [(spreads == sigma, float(sigma)) for sigma in np.unique(spreads)]
-        spots = [_spots(kinds[mine], pixels[mine], sigma, size_px) for mine, sigma in groups]
-        places, values = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*spots, strict=True))
-        rising = np.argsort(values, kind="stable")
-        places, values = places[rising], values[rising]
+    places, values = _spots(kinds, pixels, sigma, size_px)
     # numpy keeps the last of several values for one index, and values ascend: a maximum without a loop over joints.
     maps.reshape(-1)[places] = values
     return maps
 
 
-def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint: bool = True) -> IntArray:
+def index_joints(joints: Floats, size_px: int, max_people: int) -> IntArray:
     """Compute the indices of each person's joints into the flattened tag maps.
 
     If there are more than `max_people`, those with the most joints on the map are kept, in their order. The others
@@ -74,7 +65,6 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
 
     Args:
         joints: (P, K, 3 or more): x, y in pixels of the map, visible.
-        tag_per_joint: Whether there is a tag map per joint.
 
     Returns:
         (max_people, K, 2): index (joint * R^2 + y * R + x, or y * R + x with one map for all joints) and 1, for the
@@ -87,9 +77,7 @@ def index_joints(joints: Floats, size_px: int, max_people: int, *, tag_per_joint
         chosen = np.sort(np.argsort(-counts, kind="stable")[:max_people])
         stays = np.isin(people, chosen)
         people, kinds, pixels = np.searchsorted(chosen, people[stays]), kinds[stays], pixels[stays]
-    flat = pixels[:, 1] * size_px + pixels[:, 0]
-    if tag_per_joint:
-        flat += kinds * size_px**2
+    flat = (kinds * size_px + pixels[:, 1]) * size_px + pixels[:, 0]
     places = np.arange(len(people)) - people.searchsorted(people)
     index[people, places, 0] = flat
     index[people, places, 1] = 1

@@ -17,7 +17,7 @@ from samebits.data.images import ByteArray
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
-from samebits.recipes.segment.data import LabeledNames
+from samebits.recipes.segment.data import LabelSource
 
 BACKGROUND = "background"
 _FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
@@ -86,7 +86,7 @@ class CocoFile:
             owners.intersection_update(classes)
         return found
 
-    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabeledNames:
+    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
         """Return images with their labels.
 
         Pixels of crowds, and those that regions of different classes share, are ignored. Categories that are not
@@ -101,13 +101,14 @@ class CocoFile:
         """
         store = open_store([self._folder], names, "Set data.images to the folder or zip file of the images.")
         read = partial(self._read, store=store, classes=info["classes"])
-        return LabeledNames(names, read, [str(self.path), *store.files(names)])
+        return LabelSource(names, read, [str(self.path), *store.files(names)])
 
     def reader(self, names: Sequence[str]) -> Callable[[str], object]:
         """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
-        return self.opened(names, {"classes": [BACKGROUND, *self.categories.values()]}).read_name
+        source = self.opened(names, {"classes": [BACKGROUND, *self.categories.values()]})
+        return lambda name: source.read_name(name, 0)
 
-    def _read(self, name: str, *, store: Folder, classes: Sequence[str]) -> tuple[ByteArray, ByteArray]:
+    def _read(self, name: str, _key: int, *, store: Folder, classes: Sequence[str]) -> tuple[ByteArray, ByteArray]:
         if name not in self._images:
             raise DataError(
                 f"{self.path} has no image {name}",

@@ -5,9 +5,9 @@ Legend: N images, H and W the size of an image, h and w that of the model's inpu
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,48 +25,20 @@ _FLIP, _CROP = 0, 1
 _UNIT = 1 << 14  # side of the square in which boxes are drawn, so that their shape is relative to the image's
 
 
-class LabelSource(Protocol):
+@dataclass(frozen=True)
+class LabelSource:
     """Images with labels of their pixels."""
 
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    @property
-    def files(self) -> Sequence[str | PathLike[str]] | None:
-        """Paths of the files that are read."""
-
-    def name(self, index: int) -> str:
-        """Return the name of an image, for captions."""
+    names: Sequence[str]  #: Name of each image.
+    read_name: Callable[[str, int], tuple[ByteArray, ByteArray]]  #: See `read`; by name.
+    files: Sequence[str | PathLike[str]] | None = None  #: Paths of the files that are read.
 
     def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes: the class of each pixel or `IGNORED`."""
+        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes: the class of each pixel or `IGNORED`.
 
-
-class LabeledNames:
-    """Images with labels that are read by name.
-
-    Args:
-        read: Reads an image, (H, W, 3) bytes, and its labels, (H, W) bytes.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        read: Callable[[str], tuple[ByteArray, ByteArray]],
-        files: Sequence[str | PathLike[str]],
-    ) -> None:
-        self._names, self.read_name, self.files = names, read, files
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def name(self, index: int) -> str:
-        """Return the name of an image, for captions."""
-        return self._names[index]
-
-    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Read an image, (H, W, 3) bytes, and its labels, (H, W) bytes."""
-        return self.read_name(self._names[index])
+        The key of the sample is for images that are drawn.
+        """
+        return self.read_name(self.names[index], key)
 
 
 class LabeledImages(Samples):
@@ -75,15 +47,10 @@ class LabeledImages(Samples):
     is_costly = True
 
     def __init__(self, source: LabelSource, config: DataConfig, *, train: bool) -> None:
-        self.source, self._config, self._train = source, config, train
+        self.source, self._config, self._train, self.files = source, config, train, source.files
 
     def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def files(self) -> Sequence[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since it may be long
-        """Paths of the files that are read."""
-        return self.source.files
+        return len(self.source.names)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read a batch.

@@ -67,7 +67,7 @@ def draw_evaluation(
         # The nearest pixel: a mean of two classes would be another class.
         truth = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         images.append(np.concatenate([small, paint(small, predicted), paint(small, truth)], axis=1))
-        captions.append(f"{samples.source.name(index)}, IoU {score:.3f}")
+        captions.append(f"{samples.source.names[index]}, IoU {score:.3f}")
     title = "Lowest IoU: image, prediction, ground truth"
     draw_sheet(title, images, captions, folder / "worst.png", num_columns=2, tile_px=(3 * TILE_PX, TILE_PX))
 

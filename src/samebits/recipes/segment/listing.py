@@ -16,7 +16,7 @@ from samebits.recipes.segment.coco import BACKGROUND, CocoFile
 from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.segment.masks import MaskFolder
-from samebits.recipes.segment.synthetic import CLASSES, SyntheticShapes
+from samebits.recipes.segment.synthetic import CLASSES, synthetic_shapes
 from samebits.recipes.segment.values import MAX_THREADS, choose_values, find_values
 
 Dataset = CocoFile | MaskFolder
@@ -75,7 +75,7 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
 def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: bool) -> LabelSource:
     """Open the training or validation images of a listing. Raises DataError if a file is missing or has changed."""
     if config.name == "shapes":
-        return SyntheticShapes(config.num_train if train else config.num_eval, train=train)
+        return synthetic_shapes(config.num_train if train else config.num_eval, train=train)
     path = config.root or config.train if train or config.eval is None else config.eval
     assert path is not None
     dataset = _open_dataset(path, "data.root" if train else "data.eval", config)

@@ -15,7 +15,7 @@ from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.listing import some
 from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
-from samebits.recipes.segment.data import LabeledNames
+from samebits.recipes.segment.data import LabelSource
 
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 NUM_VALUES = 1 << 16
@@ -76,7 +76,7 @@ class MaskFolder:
         """Return a function that reads an image and its mask, to find unreadable ones."""
         return lambda name: self.pair(name)[0].pixels()
 
-    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabeledNames:
+    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
         """Return images with the labels from their masks.
 
         To read an image raises DataError if a file cannot be read, or if the mask does not fit the image or has a value
@@ -95,9 +95,11 @@ class MaskFolder:
         if self._ignore_label is not None:
             table[self._ignore_label] = IGNORED
         table[list(values)] = np.arange(len(values))
-        return LabeledNames(names, partial(self._read, values=values, table=table), files)
+        return LabelSource(names, partial(self._read, values=values, table=table), files)
 
-    def _read(self, name: str, *, values: Sequence[int], table: npt.NDArray[np.int16]) -> tuple[ByteArray, ByteArray]:
+    def _read(
+        self, name: str, _key: int, *, values: Sequence[int], table: npt.NDArray[np.int16]
+    ) -> tuple[ByteArray, ByteArray]:
         encoded, found = self.pair(name)
         pixels = encoded.pixels()
         labels = np.empty(found.shape, np.int16)

@@ -1,10 +1,13 @@
 """Synthetic images of shapes with their masks, drawn from a key."""
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from samebits.data.keyed import key as derive_key
+from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.synthetic_shapes import SHAPES, draw_background, draw_coverage, strong_color
 
 ByteArray = npt.NDArray[np.uint8]
@@ -38,25 +41,10 @@ def draw_image(size_px: int, key: int) -> tuple[ByteArray, ByteArray]:
     return np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8), labels
 
 
-class SyntheticShapes:
-    """Synthetic images: other ones in each epoch for training, the same ones for validation.
+def synthetic_shapes(count: int, *, train: bool) -> LabelSource:
+    """Return synthetic images: other ones in each epoch for training, the same ones for validation."""
+    return LabelSource([f"{index:04}" for index in range(count)], partial(_draw, train=train))
 
-    Args:
-        train: Whether an image depends on the key of the sample, or on its index only.
-    """
 
-    files: list[str] | None = None
-
-    def __init__(self, count: int, *, train: bool) -> None:
-        self._count, self._train = count, train
-
-    def __len__(self) -> int:
-        return self._count
-
-    def name(self, index: int) -> str:
-        """Return a name for captions."""
-        return f"{index:04}"
-
-    def read(self, index: int, key: int) -> tuple[ByteArray, ByteArray]:
-        """Draw an image, (S, S, 3) bytes, and its labels, (S, S) bytes."""
-        return draw_image(SIZE_PX, derive_key(key, 1) if self._train else derive_key(index, 2))
+def _draw(name: str, key: int, *, train: bool) -> tuple[ByteArray, ByteArray]:
+    return draw_image(SIZE_PX, derive_key(key, 1) if train else derive_key(int(name), 2))

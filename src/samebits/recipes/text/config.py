@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig
@@ -13,6 +13,7 @@ from samebits.metrics.eval_sets import check_set_names
 
 Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]
+WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Normalize = Literal["none", "nfc", "nfkc", "half_width"]
 
 HEIGHT_PX = 32
@@ -40,7 +41,7 @@ class DataConfig(Settings):
         lt=1,
         description="Fraction of the lines of data.train used for validation, evenly spaced, instead of data.eval.",
     )
-    images: Path | None = Field(
+    images: WholePath | None = Field(
         default=None, description="Folder of the images. null: next to the labels, in images/ there, or in data.root."
     )
     form: Literal["auto", "tsv", "words", "index"] = Field(
@@ -48,7 +49,7 @@ class DataConfig(Settings):
         description="Format of a label line. tsv: path<TAB>text; words: path text; index: path and line numbers of "
         "data.chars; auto: detect.",
     )
-    chars: Path | None = Field(
+    chars: WholePath | None = Field(
         default=None,
         description="File with one character per line, for index labels. null: char_std_5990.txt in data.root.",
     )
@@ -57,7 +58,7 @@ class DataConfig(Settings):
         description="Encoding of label files, data.chars and LMDB labels, by its name in Python, such as gb18030 or "
         "cp1252.",
     )
-    alphabet: Path | None = Field(
+    alphabet: WholePath | None = Field(
         default=None, description="File with the characters, in the order of the classes. null: those in the labels."
     )
     normalize: Normalize = Field(
@@ -102,11 +103,6 @@ class DataConfig(Settings):
             raise ValueError(f"{value} is not a text encoding of Python, such as utf-8, gb18030 or cp1252") from None
         return value
 
-    @field_validator("images", "chars", "alphabet")
-    @classmethod
-    def _is_a_whole_path(cls, value: Path | None) -> Path | None:
-        return None if value is None else value.expanduser().absolute()
-
     @model_validator(mode="after")
     def _files_fit_together(self) -> "DataConfig":
         if self.val_fraction is not None and self.eval is not None:
@@ -138,7 +134,7 @@ class ModelConfig(Settings):
     )
     width: int = Field(default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper.")
     num_hidden: int = Field(default=256, ge=1, description="Hidden size of each LSTM, per direction.")
-    weights: Path | None = Field(
+    weights: WholePath | None = Field(
         default=None, description="Pretrained weights: an official checkpoint, or the weights of a run."
     )
     freeze: tuple[str, ...] = Field(
@@ -151,11 +147,6 @@ class ModelConfig(Settings):
         if isinstance(value, str):
             return (value,)
         return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("weights")
-    @classmethod
-    def _is_a_whole_path(cls, value: Path | None) -> Path | None:
-        return None if value is None else value.expanduser().absolute()
 
     def num_steps(self, width_px: int) -> int:
         """Return T, the number of time steps for an image of a width."""

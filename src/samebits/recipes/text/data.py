@@ -14,8 +14,7 @@ from samebits.data.samples import Batch, Samples
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import DataConfig
 from samebits.recipes.text.files import SelectedLines
-from samebits.recipes.text.images import normalize, stretch
-from samebits.recipes.text.jitter import jitter_line
+from samebits.recipes.text.images import jitter_line, normalize, stretch
 
 
 def targets(labels: Sequence[IntArray]) -> dict[str, Tensor]:

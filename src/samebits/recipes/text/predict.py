@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from samebits.data.images import EncodedImage, read_rgb
@@ -17,12 +17,11 @@ from samebits.recipes.text.config import Config, DecodeConfig
 from samebits.recipes.text.decode import read
 from samebits.recipes.text.images import GrayArray, gray, nearest_width, normalize, stretch
 from samebits.recipes.text.loss import ctc_loss
-from samebits.report.fonts import font_for
+from samebits.report.pictures import add_caption
 
 _TURNED = 2  # a rotated view has to be this many times as confident, because nearly all images are upright
 _TALL = 1.5  # ratio of height to width above which an image counts as a line rotated by 90 degrees
 _SHADES = 8  # of 256: an image with a smaller range of brightness has no text
-_TEXT_PX, _MARGIN_PX = 24, 12
 _MAX_DRAWN_PX = (8000, 4000)
 
 
@@ -79,16 +78,7 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """Draw an image with its predicted text below."""
     image = Image.fromarray(read_rgb(path))
     image.thumbnail(_MAX_DRAWN_PX)  # an image of 1 by millions of pixels would make a sheet of gigabytes
-    caption = f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}"
-    font = font_for(caption, _TEXT_PX)
-    left, top, right, bottom = font.getbbox(caption)
-    width = max(image.width, math.ceil(right - left)) + 2 * _MARGIN_PX
-    height = image.height + math.ceil(bottom - top) + 3 * _MARGIN_PX
-    sheet = Image.new("RGB", (width, height), "white")
-    sheet.paste(image, (_MARGIN_PX, _MARGIN_PX))
-    corner = (_MARGIN_PX - left, image.height + 2 * _MARGIN_PX - top)
-    ImageDraw.Draw(sheet).text(corner, caption, (34, 34, 34), font)
-    return sheet
+    return add_caption(image, f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}")
 
 
 def _confidence(logits: Tensor, classes: np.ndarray[Any, np.dtype[np.int64]]) -> float:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits.report.format import metric_name, metric_value
-from samebits.run_views.curves import Curve, Curves
+from samebits.run_views.curves import Curve, Curves, read_curve_records
 from samebits.run_views.page.chart import scale_for
 from samebits.run_views.page.render import render
-from samebits.run_views.record_reader import read_curve_records
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import metric_text, step_text
 

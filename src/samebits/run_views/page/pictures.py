@@ -2,13 +2,13 @@
 
 import base64
 import io
-import struct
+import os
 from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import read_plain
 from samebits.report.format import metric_value
-from samebits.run_views.history import Confusion, picture_files
+from samebits.run_views.history import Confusion
 
 _TITLES = {
     "train_samples": "Training samples after augmentation",
@@ -20,8 +20,8 @@ _MAX_FILE_BYTES = 32 * 1024 * 1024
 _MAX_PIXELS = 40_000_000
 _PLAIN_BYTES = 200 * 1024  # a larger file is encoded again
 _MAX_SIZE_PX = 1400
+_MAX_PICTURES = 12
 _MAX_MATRIX = 30  # classes; for more, the pairs that were confused most
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Budget:
@@ -45,7 +45,12 @@ def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> tuple[li
         run, budget: The run folder, and the bytes of images that the page may still take.
     """
     found, num_left_out = [], 0
-    for path in picture_files(run, has_matrix=has_matrix):
+    drawn = ("curves.png", "confusion.png") if has_matrix else ("curves.png",)  # the page draws them from numbers
+    try:
+        names = sorted(name for name in os.listdir(run / "pictures") if name.endswith(".png") and name not in drawn)
+    except OSError:
+        names = []
+    for path in [run / "pictures" / name for name in names[:_MAX_PICTURES]]:
         image = _encoded(path)
         if image is None or not budget.take(len(image[0])):
             num_left_out += 1
@@ -57,40 +62,25 @@ def pictures(run: Path, budget: Budget, *, has_matrix: bool = False) -> tuple[li
 
 def _encoded(path: Path) -> tuple[str, int, int] | None:
     """Return a PNG file as a data URI with its width and height; None if it is none."""
-    try:
-        content = read_plain(path, _MAX_FILE_BYTES)
-    except OSError:
-        return None
-    if content[:8] != _PNG or len(content) < 24:
-        return None
-    # From the header, before a decoder takes memory for so many pixels.
-    width, height = struct.unpack(">II", content[16:24])
-    if not (0 < width * height <= _MAX_PIXELS):
-        return None
-    kind = "png"
-    if len(content) > _PLAIN_BYTES:
-        smaller = _smaller(content)
-        if smaller is None:
-            return None
-        content, width, height = smaller
-        kind = "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}", width, height
-
-
-def _smaller(content: bytes) -> tuple[bytes, int, int] | None:
     from PIL import Image
 
     try:
-        # By the PNG decoder only, whatever the content claims to be (ADR 28).
+        content, kind = read_plain(path, _MAX_FILE_BYTES), "png"
+        # By the PNG decoder only, whatever the content claims to be (ADR 28). The size is that of its header, before a
+        # decoder takes memory for so many pixels.
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-            small = image.convert("RGB")
-        small.thumbnail((_MAX_SIZE_PX, 4 * _MAX_SIZE_PX))
-        out = io.BytesIO()
-        small.save(out, "WEBP", quality=85)
+            if image.width * image.height > _MAX_PIXELS:
+                return None
+            shown: Image.Image = image
+            if len(content) > _PLAIN_BYTES:
+                shown, out = image.convert("RGB"), io.BytesIO()
+                shown.thumbnail((_MAX_SIZE_PX, 4 * _MAX_SIZE_PX))
+                shown.save(out, "WEBP", quality=85)
+                content, kind = out.getvalue(), "webp"
     # Pillow raises SyntaxError for a damaged PNG file.
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError):
         return None
-    return out.getvalue(), small.width, small.height
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}", shown.width, shown.height
 
 
 def matrix(confusion: Confusion) -> dict[str, Any]:
