@@ -92,14 +92,19 @@ class World:
 
 def layout_text(machines: Sequence[int]) -> str:
     """Describe how ranks on these machines exchange a bucket: the way, and what leaves a machine in a step."""
-    counts = Counter(machines).values()
+    counts = [*Counter(machines).values()]
     size = len(counts)
     if size < 2:
         return "in one level: all ranks are on one machine"
     messages = 2 * (max(counts) - 1) + 2 * (size - 1)
     way = "in two levels" if max(counts) > 1 else "in one level"
+    ranks = (
+        f"{counts[0]} rank{'s' * (counts[0] > 1)} each"
+        if len({*counts}) == 1
+        else f"{min(counts)} to {max(counts)} ranks"
+    )
     return (
-        f"{way}: {size} machines with {' + '.join(map(str, counts))} ranks; "
+        f"{way}: {size} machines with {ranks}; "
         f"a machine sends {2 * (size - 1) / size:.2f} of the gradient, a rank {messages} messages a large bucket"
     )
 

@@ -62,7 +62,7 @@ def test_portable_arithmetic_looks_at_shapes_as_well() -> None:
         with pytest.raises(ConfigError, match="micro-batch of one sample"):
             check_batches(settings(8, 4), pooled(), 9, (3, 8, 8))
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-        assert training_flops(model, torch.empty(1, 3, 1, 1), 2) == 3 * 2 * 2 * (3 * 4 + 4 * 2)
+        assert training_flops(model, torch.empty(1, 3, 1, 1), 2) == 2 * 2 * (2 * 3 * 4 + 3 * 4 * 2)
 
 
 def test_a_single_training_sample_has_no_such_sizes() -> None:

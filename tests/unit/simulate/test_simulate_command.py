@@ -59,7 +59,7 @@ def test_what_leaves_a_machine_is_counted(printed: Callable[..., str]) -> None:
     assert {each["sha256"] for each in (two, three)} == {alone["sha256"]}
     assert (alone["link_messages"], alone["link_bytes"]) == (0, 0)
     text = printed(["simulate", *map(str, settings), "2x2"])
-    assert "2x2: in two levels: 2 machines with 2 + 2 ranks; a machine sends 1.00 of the gradient" in text
+    assert "2x2: in two levels: 2 machines with 2 ranks each; a machine sends 1.00 of the gradient" in text
 
 
 @pytest.mark.lab
