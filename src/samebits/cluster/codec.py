@@ -7,7 +7,6 @@ errors of this package. Floats keep all bits, because JSON writes the shortest d
 """
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -125,7 +124,7 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
     if name == "tensor":
         dtype, shape, is_on_device, span = content
         kind = _dtype(dtype)
-        data = _blob(span, blobs, kind.itemsize * math.prod(_shape(shape)))
+        data = _blob(span, blobs)
         # A copy, since torch and numpy take a buffer of bytes as read-only. torch refuses an empty buffer.
         flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
         tensor = flat.reshape(shape)
@@ -135,11 +134,10 @@ def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | N
         wanted = np.dtype(dtype)
         if wanted.kind not in _ARRAY_KINDS:
             raise MessageError(f"a message has an array of {wanted}")
-        data = _blob(span, blobs, wanted.itemsize * math.prod(_shape(shape)))
-        array = np.frombuffer(bytearray(data), dtype=wanted).reshape(shape)
+        array = np.frombuffer(bytearray(_blob(span, blobs)), dtype=wanted).reshape(shape)
         return array[()] if is_scalar else array
     if name == "bytes":
-        return _blob(content, blobs, None)
+        return _blob(content, blobs)
     return _BUILDERS[name](content)
 
 
@@ -151,19 +149,11 @@ def _dtype(name: Any) -> torch.dtype:
     return kind
 
 
-def _shape(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise MessageError("a message has a tensor without a shape")
-    return shape
-
-
-def _blob(span: Any, blobs: memoryview, num_bytes: int | None) -> bytes:
+def _blob(span: Any, blobs: memoryview) -> bytes:
     start, length = span
     # `type(...) is int`, since True is an int for isinstance.
     if not (type(start) is type(length) is int and 0 <= start <= start + length <= len(blobs)):
         raise MessageError("a message points past its end")
-    if num_bytes is not None and length != num_bytes:
-        raise MessageError("a message has a tensor of another size than its shape")
     return bytes(blobs[start : start + length])
 
 

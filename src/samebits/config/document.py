@@ -5,7 +5,7 @@ recursive aliases and values that do not match their tag are refused.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,7 @@ def _parsed(text: str, name: str, lines: dict[KeyPath, int]) -> Any:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error, text, name) from error
-    if node is None:
-        return None
-    _check_size(node, name)
-    return _value(node, (), lines, name, ())
+    return None if node is None else _value(node, (), lines, name, (), iter(range(_MAX_VALUES)))
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
@@ -190,28 +187,17 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=cause, fix=fix)
 
 
-def _check_size(root: yaml.Node, name: str) -> None:
-    """Refuse YAML whose aliases expand to too many values, before any value is created."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = 0  # ends the recursion for an alias within itself, which `_value` reports
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
-            sizes[id(node)] = min(1 + sum(map(size, parts)), _MAX_VALUES + 1)
-        return sizes[id(node)]
-
-    if size(root) > _MAX_VALUES:
+def _value(
+    node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...], left: Iterator[int]
+) -> Any:
+    """Return the value of a node within the nodes `above`. `left` has an item for each value that may still come."""
+    where = f"{name}:{node.start_mark.line + 1}"
+    if next(left, None) is None:
         raise ConfigError(
             f"{name} stands for more than {_MAX_VALUES:,} values",
             cause="aliases (*name) that repeat each other",
             fix="Write the values out, or write fewer of them.",
         )
-
-
-def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]) -> Any:
-    where = f"{name}:{node.start_mark.line + 1}"
     if id(node) in above:
         raise ConfigError(
             "a YAML alias stands within itself", given=where, fix="Write the value out in place of the alias."
@@ -220,17 +206,18 @@ def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
         raise ConfigError(_too_deep(), given=where, fix="Use fewer lists or maps within each other.")
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-        return _mapping(node, path, lines, name, above)
+        return _mapping(node, path, lines, name, above, left)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(item, (*path, str(index)), {}, name, above) for index, item in enumerate(node.value)]
+        return [_value(item, (*path, str(index)), {}, name, above, left) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode) and node.tag in (*_SCALARS, _TEXT):
         return _scalar(node.tag, node.value, where)
     raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag.")
 
 
 def _mapping(
-    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...]
-) -> dict[str, Any]:
+    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...],
+    left: Iterator[int],
+) -> dict[str, Any]:  # fmt: skip
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key, line = key_node.value, key_node.start_mark.line + 1
@@ -244,7 +231,7 @@ def _mapping(
                 fix="Remove one of the two lines.",
             )
         lines[here] = line
-        values[key] = _value(value_node, here, lines, name, above)
+        values[key] = _value(value_node, here, lines, name, above, left)
     return values
 
 

@@ -171,13 +171,12 @@ class DecodedPictures:
                 file.truncate(0)
                 file.write(b"%d" % used)
 
-            used = int(text) if text else self._count()  # a new folder, or its writer was killed in between
-            if not text:
+            if text:
+                used = int(text)
+            else:  # a new folder, or its writer was killed in between
+                used = sum(image.stat().st_size for image in self._folder.glob("??/*"))
                 write(used)
             yield used, write
-
-    def _count(self) -> int:
-        return sum(file.stat().st_size for file in self._folder.glob("??/*"))
 
 
 def _check_folder(folder: Path) -> None:

@@ -89,7 +89,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         CheckpointError: The state belongs to another kind of optimizer, or to other parameters.
     """
     check_state(optimizer, state)
-    parameters = _in_order(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, entries in state["state"].items():
         shape = parameters[index].shape
         for name, value in entries.items():
@@ -130,10 +130,6 @@ def state_names(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, tuple[st
         names = ("momentum_buffer",) if has_momentum else ("step", *_MOMENTS)
         found += [(parameter, names) for parameter in group["params"]]
     return found
-
-
-def _in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _different_optimizer(problem: str) -> CheckpointError:

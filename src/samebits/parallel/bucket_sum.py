@@ -94,7 +94,10 @@ class BucketSum:
     def start_step(self, step: Step) -> None:
         """Start a step, and free the sums of the step before."""
         self.end_threads()
-        self.nodes = nodes_of(step) if self.buckets[0].exact else _intervals(step)
+        if self.buckets[0].exact:
+            self.nodes = nodes_of(step)
+        else:  # each rank has one node
+            self.nodes = [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
         self.exchanges, self.leaves, self._num_leaves = [], [], step.num_micro_batches
         rank, held = self.world.rank, step.division.held
         for bucket in self.buckets:
@@ -185,11 +188,6 @@ class BucketSum:
 def nodes_of(step: Step) -> list[list[Node]]:
     """Return for each rank the nodes of a step that it sums, in tree order."""
     return rank_nodes(step.leaves, step.num_micro_batches, step.division.held)
-
-
-def _intervals(step: Step) -> list[list[Node]]:
-    """Return for each rank its only node in fast mode."""
-    return [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
 
 
 def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:

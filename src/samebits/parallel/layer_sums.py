@@ -112,7 +112,9 @@ class LayerSums:
             return []
         self._leaves = [micro_batch.index for micro_batch in micro_batches]
         if nodes != self._nodes:
-            self._plan(nodes)
+            self._nodes, self._num_leaves = nodes, max(last for held in nodes for _, last in held)
+            self._rounds = plan_rounds(self._world.rank, nodes, self._num_leaves, 8 * (1 + self._max_values))
+            self._receives = [[] for _ in self._rounds]
         self.is_open, self._suspects, self._num_sums = True, suspects, 0
         try:
             self._post_receives()
@@ -191,7 +193,10 @@ class LayerSums:
                     is_group = number > 0 or each.is_total
                     fault = f"{'the group of ' if is_group else ''}rank {peer}", float(buffer[0])
                 received += zip(nodes, buffer[1 : 1 + num_values * len(nodes)].chunk(len(nodes)), strict=False)
-            held = self._merge(received) if num_values and fault is None else []
+            held = []
+            # Every rank adds the same nodes in the same order, so no further message is needed for equal bits.
+            for node, added in sorted(received, key=lambda one: one[0]) if num_values and fault is None else ():
+                push(held, node, added, self._num_leaves, torch.add)
         if fault is not None and location != DIVERGED:
             self._refuse(f"rank {self._world.rank}", location, *fault)
         return held
@@ -217,22 +222,9 @@ class LayerSums:
                 work.wait()
         return [*zip((node for node, _ in held), message[1:].chunk(max(1, len(held))), strict=False)]
 
-    def _merge(self, nodes: Sequence[_Held]) -> list[_Held]:
-        """Add up siblings."""
-        stack: list[_Held] = []
-        # Every rank adds the same nodes in the same order, so no further message is needed for equal bits.
-        for node, values in sorted(nodes, key=lambda each: each[0]):
-            push(stack, node, values, self._num_leaves, torch.add)
-        return stack
-
     def _schedule(self) -> None:
         if self._is_via_host:
             let_gloo_threads_preempt(self._world.num_ranks_here * torch.get_num_threads())
-
-    def _plan(self, nodes: list[list[Node]]) -> None:
-        self._nodes, self._num_leaves = nodes, max(last for held in nodes for _, last in held)
-        self._rounds = plan_rounds(self._world.rank, nodes, self._num_leaves, 8 * (1 + self._max_values))
-        self._receives = [[] for _ in self._rounds]
 
     def _post_receives(self) -> None:
         if not self._is_via_host:

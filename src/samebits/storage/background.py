@@ -30,7 +30,11 @@ class HostCopies:
         copies = {}
         self._arrived = None
         for name, tensor in tensors.items():
-            copies[name] = self._buffer(name, tensor)
+            found = self._buffers.get(name)
+            if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+                # Keep the tensor's strides: the copy is then one memcpy. The background thread makes it contiguous.
+                found = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+            copies[name] = self._buffers[name] = found
             # Detached: otherwise autograd would record the copy of a parameter, and keep its graph until the next save.
             copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             if tensor.is_cuda and self._arrived is None:
@@ -44,14 +48,6 @@ class HostCopies:
         """Wait until the copies have arrived on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
-
-    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        found = self._buffers.get(name)
-        if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-            # Keep the tensor's strides: the copy is then one memcpy. The background thread makes it contiguous.
-            found = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
-            self._buffers[name] = found
-        return found
 
 
 class Background:

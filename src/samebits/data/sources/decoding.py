@@ -99,10 +99,6 @@ def _integer(content: bytes) -> int:
     return int(content)
 
 
-def _json(content: bytes) -> Any:
-    return parse_json(content, MAX_MEMORY_BYTES)
-
-
 def _array(content: bytes) -> npt.NDArray[Any]:
     """Read an array of any shape in NumPy's format. `numpy.load` would allocate what a damaged header claims."""
     file = io.BytesIO(content)
@@ -124,6 +120,6 @@ IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "
 DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _integer),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
-    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(("json", "jsn"), lambda content: parse_json(content, MAX_MEMORY_BYTES)),
     "npy": _array,
 }

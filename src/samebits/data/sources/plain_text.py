@@ -128,7 +128,11 @@ def _undecodable(path: Path, content: bytes, encoding: str, setting: str | None,
     if readings:
         cause = "\n".join(f"as {' and '.join(names)}, the line reads: {text}" for text, names in readings.items())
     else:
-        in_utf8 = [number for number, each in enumerate(lines, start=1) if not each.isascii() and _is_utf8(each)]
+        in_utf8 = [
+            number
+            for number, each in enumerate(lines, start=1)
+            if not each.isascii() and _first_failure(each, "utf-8") is None
+        ]
         cause = "no usual encoding can decode all lines: the file is damaged, or in two encodings"
         cause += f"\n{len(in_utf8):,} lines are UTF-8, such as line {in_utf8[0]:,}" if in_utf8 else ""
     fix = "Save the file as UTF-8, all lines."
@@ -141,10 +145,6 @@ def _undecodable(path: Path, content: bytes, encoding: str, setting: str | None,
         cause=cause,
         fix=fix,
     )
-
-
-def _is_utf8(content: bytes) -> bool:
-    return _first_failure(content, "utf-8") is None
 
 
 def _is_text(content: bytes, encoding: str) -> bool:

@@ -62,7 +62,8 @@ def exchange_in_two_levels(part: Part, *, machines: Sequence[int], between: Call
     exchanges = []
     for number in range(first, last):
         start, stop = bounds[number] - bounds[first], bounds[number + 1] - bounds[first]
-        members = [part.members[group[_holder(number, len(group), num_slices)]] for group in groups]
+        # The inverse of `_slices`: the rank of each machine that has the slice.
+        members = [part.members[group[((number + 1) * len(group) - 1) // num_slices]] for group in groups]
         held = [(node, values[start:stop]) for node, values in entries]
         exchanges.append(
             between(replace(part, members=members, nodes=nodes, held=held, total=destination[start:stop], _messages=[]))
@@ -80,11 +81,6 @@ def exchange_in_two_levels(part: Part, *, machines: Sequence[int], between: Call
 def _slices(place: int, num_ranks: int, num_slices: int) -> tuple[int, int]:
     """Return the slices [first, last) of a rank of a machine."""
     return place * num_slices // num_ranks, (place + 1) * num_slices // num_ranks
-
-
-def _holder(number: int, num_ranks: int, num_slices: int) -> int:
-    """Return the rank of a machine that has a slice: the inverse of `_slices`."""
-    return ((number + 1) * num_ranks - 1) // num_slices
 
 
 @lru_cache(64)  # the same in all steps of a run, but for those after a loss

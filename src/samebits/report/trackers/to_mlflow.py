@@ -58,7 +58,9 @@ class MlflowTracker(Tracker):
 
         # Milliseconds, as MLflow's API has them.
         now = round(time.time() * 1000)
-        self._metrics += [Metric(_name(name), value, now, step) for name, value in values.items()]
+        # MLflow does not allow all characters in names, such as those of a class name.
+        allowed = {name: re.sub(r"[^\w\-. :/]", "_", name) for name in values}
+        self._metrics += [Metric(allowed[name], value, now, step) for name, value in values.items()]
         if len(self._metrics) > _MAX_METRICS:
             self.flush()
 
@@ -74,8 +76,3 @@ class MlflowTracker(Tracker):
             if name in result:
                 self._client.set_tag(self._id, name, str(result[name]))
         self._client.set_terminated(self._id, _STATUS[outcome])
-
-
-def _name(name: str) -> str:
-    """Replace characters that MLflow does not allow in names, such as those of a class name."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
