@@ -58,11 +58,7 @@ class Bench:
 
 @contextmanager
 def opened(source: str, overrides: Sequence[str], here: RankAssignment | None = None) -> Iterator[Bench]:
-    """Load a recipe's settings and join the world.
-
-    Args:
-        here: Rank of this process and its world; None: read from the environment.
-    """
+    """Load a recipe's settings and join the world as `here`; None: as the environment says."""
     recipe = find(source)
     config = recipe.load(overrides).config
     with joined(config, here) as world:

@@ -94,11 +94,7 @@ def network() -> str:
 
 
 def machine(node: int | None) -> str:
-    """Return an identifier shared by the processes of one machine.
-
-    Args:
-        node: Number of this machine, by the launcher or the scheduler; None: what has its own network counts as one.
-    """
+    """Return an identifier shared by the processes of a machine; `node`: its number, None: it has its own network."""
     return (network() or socket.gethostname()) if node is None else f"node {node}"
 
 

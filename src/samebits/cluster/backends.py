@@ -87,11 +87,7 @@ def add_group() -> None:
 
 
 def group_for(peer: int, *, is_receive: bool, default: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
-    """Return the group of a message that this rank receives from, or sends to, a rank of the default group.
-
-    Args:
-        default: That group; None: the present one.
-    """
+    """Return the group of a message from or to a rank of `default`, the default group; None: the present one."""
     default = default or dist.distributed_c10d._get_default_group()
     # A message goes upwards if it is received from a lower rank, or sent to a higher one.
     is_upwards = (peer < default.rank()) == is_receive

@@ -77,11 +77,7 @@ def connect(
 
 
 def wait_for_all(store: Store, size: int, limit_s: float) -> None:
-    """Wait until all ranks have connected: one that leaves earlier breaks the connections of the others.
-
-    Args:
-        store, size, limit_s: Shared by so many ranks; longest wait, seconds.
-    """
+    """Wait until all `size` ranks have connected: one that leaves earlier breaks the connections of the others."""
     end = time.monotonic() + limit_s
     with suppress(dist.DistError):  # rank 0 has ended: it had waited, so all have connected
         while store.add(_COUNT, 0) < size and time.monotonic() < end:

@@ -101,11 +101,7 @@ def rendezvous(
 
 
 def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) -> None:
-    """Leave the rendezvous: rank 0 serves the store until the other ranks have left, and removes a file store.
-
-    Args:
-        assignment, store, timeout_s: This process's rank, the store, and how long rank 0 waits, seconds.
-    """
+    """Leave the rendezvous: rank 0 serves the store until the others have left, at most `timeout_s`."""
     if assignment.agent_store:
         return
     # A rank that has ended without leaving is not an error here: the run is complete.

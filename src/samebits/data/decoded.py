@@ -98,11 +98,7 @@ class DecodedPictures:
         return pixels.reshape(height, width, 3)
 
     def keep(self, path: Path, scale: int, pixels: ByteArray) -> None:
-        """Store a decoded image if it fits within the limit. A failure to write disables further storing.
-
-        Args:
-            pixels: (H, W, 3) bytes.
-        """
+        """Store an image, (H, W, 3) bytes, if it fits within the limit. A failure to write ends all storing."""
         file = self._file_of(path, scale)
         size = _HEAD.size + pixels.nbytes
         if self._is_full or file.exists():

@@ -35,11 +35,7 @@ class Division:
     is_padded: bool = False  #: Let each rank have as many as rank 0.
 
     def leaves(self, num_micro_batches: int, size: int, machines: tuple[int, ...] = ()) -> Leaves:
-        """Return the indices of each rank's micro-batches, without padding.
-
-        Args:
-            machines: For each rank the number of its machine; empty: all are on one.
-        """
+        """Return the indices of each rank's micro-batches, without padding. `machines`: each rank's, if several."""
         return self.dealt or _leaves(self.times, self.is_in_turn, num_micro_batches, size, machines)
 
     def passes(self, leaves: Leaves, rank: int) -> list[int]:

@@ -106,11 +106,7 @@ def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
 
 
 def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixel: int, kind: str = "") -> None:
-    """Check the memory limit; see `check_memory`.
-
-    Args:
-        kind: Text behind the limit in the error, such as " for a TIFF file".
-    """
+    """Check the memory limit; see `check_memory`. `kind`: text behind the limit in the error, ` for a TIFF file`."""
     if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
         most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
         raise DataError(
@@ -121,11 +117,7 @@ def check_size(name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixe
 
 
 def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None:
-    """Check the number of scans of a progressive JPEG file, each of which decodes the whole image.
-
-    Args:
-        size: (width, height) in pixels.
-    """
+    """Check the number of scans of a progressive JPEG file of (width, height) pixels: each decodes the whole image."""
     # Compressed data does not have these two bytes: JPEG writes FF as FF00 there.
     num_scans = content.count(b"\xff\xda")
     if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):

@@ -25,11 +25,7 @@ class Recheck:
 
 
 def choose_rechecks(fraction: float, seed: int, number: int, leaves: Leaves) -> tuple[Recheck, ...]:
-    """Return what is computed twice in a step, equal on all ranks.
-
-    Args:
-        fraction: Fraction of the micro-batches that a second rank repeats.
-    """
+    """Return what is computed twice in a step, equal on all ranks: this fraction of its micro-batches."""
     size = len(leaves)
     if size < 2:
         return ()

@@ -84,11 +84,7 @@ def prepare(
 def prepare_replacement(
     spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
 ) -> tuple[Job, CheckpointManager]:
-    """Assemble the job of a process that replaces a lost one. Its state comes from another rank.
-
-    Args:
-        folder: The run folder, which it only reads.
-    """
+    """Assemble the job of a process that replaces a lost one, whose state comes from another rank."""
     config = spec.config
     dataset_info = dataset_info_for(recipe, config, world, folder.path)
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, folder.path), world, is_restart=True)

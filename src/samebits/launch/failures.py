@@ -79,11 +79,7 @@ def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
 
 
 def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
-    """Turn a failure into the error text for the user.
-
-    Args:
-        out_of_memory: The kernel's message about memory; empty if there is none.
-    """
+    """Turn a failure into the error text for the user; `out_of_memory`: the kernel's message about memory, if any."""
     name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
     report = failure.report
     # The worker's text is final: it contains the rank, and must not be wrapped into a second error.
@@ -137,11 +133,7 @@ def count_memory_kills() -> int:
 
 
 def out_of_memory(pid: int, kills_before: int) -> str:
-    """Return the kernel's evidence that a process was killed for lack of memory; empty if there is none.
-
-    Args:
-        kills_before: `count_memory_kills` before the run.
-    """
+    """Return the kernel's evidence of a kill for lack of memory since `count_memory_kills`; empty if there is none."""
     if re.search(rf"Killed process {pid}\b", _kernel_log()):
         return f"out of memory: the kernel's log names pid {pid}"
     # In a container the kernel's log is often not readable, but the cgroup's counter is.

@@ -89,11 +89,7 @@ class Supervisor:
 
     @contextmanager
     def signals(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Handle signals in this context: the first stops the workers, a second one kills them and exits at once.
-
-        Args:
-            pids: Returns the workers' process ids.
-        """
+        """Handle signals in this context: the first stops the workers, a second one kills them and exits."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -167,11 +163,7 @@ class Supervisor:
             send_signal(pids, signal.SIGKILL)
 
     def find_cause(self, processes: Processes, reports: Mapping[int, Path]) -> None:
-        """Determine why a worker has failed, report it, and end the others. After a stop there may be no cause.
-
-        Args:
-            processes: All that have not completed their work, by rank.
-        """
+        """Determine why a worker has failed, of all that are not done, report it, and end the others."""
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
             time.sleep(0.01)

@@ -32,9 +32,5 @@ def metrics_of(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_set(name: str, metrics: Mapping[str, float], num_samples: int) -> str:
-    """Return a line on a validation set for the console.
-
-    Args:
-        name, metrics, num_samples: The set, its metrics by their names without it, and its samples.
-    """
+    """Return a line on a validation set for the console, from its metrics by their names without it."""
     return f"  {name} ({num_samples:,} samples)  {metrics_line(metrics)}"

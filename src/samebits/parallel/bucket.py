@@ -152,11 +152,7 @@ class Bucket:
         return self.next_leaf == NO_LEAF
 
     def start_step(self, leaves: Sequence[int], kept: Sequence[Node] = ()) -> None:
-        """Drop the last step's sums.
-
-        Args:
-            leaves: The micro-batches of this process, in the order in which they enter the tree.
-        """
+        """Drop the last step's sums. `leaves`: this process's micro-batches, in the order of the tree."""
         nodes, self.nodes = self.nodes, []
         for node, flat in nodes:
             if node in kept:

@@ -152,11 +152,7 @@ class RunningBuffers:
             flat.copy_(values)
 
     def apply(self, change: Tensor) -> None:
-        """Add the step's change: the weighted mean over its micro-batches.
-
-        Args:
-            change: (length,) float32, where length is `len(self)`.
-        """
+        """Add the step's change, (length,) float32 as of `change`: the weighted mean over its micro-batches."""
         for flat, part in zip(self._flats, torch.split(change, [len(flat) for flat in self._flats]), strict=True):
             # round(): the weights of the micro-batches add up to 1 only up to rounding.
             flat.add_(part if flat.is_floating_point() else part.round().to(flat.dtype))

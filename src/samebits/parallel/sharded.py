@@ -103,11 +103,7 @@ class Shards(ShardedReplica):
 
 
 class ShardedReducer(StepSum):
-    """The sum over shards of a model. Takes steps with padding.
-
-    Args:
-        shards: Its state; `reduce` sets the `grad` of its parameters.
-    """
+    """The sum over shards of a model. Takes steps with padding. `reduce` sets the `grad` of the shards."""
 
     def __init__(self, model: nn.Module, shards: Shards, world: World, *, num_extras: int) -> None:
         super().__init__(model, world, num_extras)

@@ -41,11 +41,7 @@ class DataWait:
 
 
 def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:
-    """Return what to do when data loading is the bottleneck.
-
-    Args:
-        can_cache: Whether the recipe has a cache (data.cache) that is not used.
-    """
+    """Return what to do when data loading is the bottleneck; `can_cache`: the recipe has a cache that is not used."""
     ways = []
     if num_free_cores > num_workers:
         now = "now 0: loading in the training process" if num_workers == 0 else f"now {num_workers}"

@@ -152,11 +152,7 @@ class Console:
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:
-        """Show how much of an activity is done; on a terminal only.
-
-        Args:
-            activity: What is being done, such as "measuring 2 processes".
-        """
+        """Show how much of an activity, such as "measuring 2 processes", is done; on a terminal only."""
         with self._lock:
             now = self._now()
             if self._interactive and (now - self._drawn_at >= _REDRAW_S or done == total):
@@ -216,11 +212,7 @@ class Console:
             self._live = None
 
     def _draw(self, head: str, parts: list[tuple[int, str]], share: float) -> None:
-        """Draw the progress line, always within one line: the bar is left out first, then the least important part.
-
-        Args:
-            head, share: What is in progress, and how much of it is done, 0 to 1.
-        """
+        """Draw the progress line, always within one line: the bar is left out first, then the least important part."""
         columns = self._rich.width - _ECHO_COLUMNS
         while len(parts) > 1 and len("  ".join([head, *(part for _, part in parts)])) > columns:
             parts = [part for part in parts if part != min(parts)]

@@ -4,11 +4,7 @@ from samebits.data.micro_batches import num_micro_batches
 
 
 def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
-    """Describe how many processes are idle, and which micro_batch would use all of them; empty if none is idle.
-
-    Args:
-        num_procs, batch, micro_batch: Number of processes, samples per step, and at most of a forward pass.
-    """
+    """Describe how many processes are idle, and which micro_batch would use all of them; empty if none is idle."""
     num_micro = num_micro_batches(batch, micro_batch)
     if num_micro >= num_procs:
         return ""

@@ -42,11 +42,7 @@ class Records:
             folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float | None]) -> None:
-        """Append a record.
-
-        Args:
-            values: Values by name. JSON has no NaN and no infinity: those become null. None is not known.
-        """
+        """Append a record. Values that are not finite become null, as JSON has no NaN; None: not known."""
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
         self._append({"kind": kind, "step": step, "epoch": epoch, **finite})
         if self._tensorboard_folder is not None:
@@ -57,11 +53,7 @@ class Records:
                         writer.add_scalar(f"{kind}/{name}", value, step)
 
     def note_checkpoint(self, step: int, epoch: float, path: str) -> None:
-        """Append the record of a checkpoint that is whole on disk. May be called in another thread.
-
-        Args:
-            step, epoch, path: Its step; epochs completed, with a fraction; its path in the run folder.
-        """
+        """Append the record of a checkpoint that is whole on disk. May be called in another thread."""
         self._append({"kind": CHECKPOINT, "step": step, "epoch": epoch, "path": path})
 
     def _append(self, record: Mapping[str, Any]) -> None:

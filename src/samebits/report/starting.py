@@ -10,11 +10,7 @@ QUIET_S = 3.0
 
 @contextmanager
 def notice_if_slow(text: str, is_over: Callable[[], bool] = lambda: False, quiet_s: float = QUIET_S) -> Iterator[None]:
-    """Print a line if the block takes longer than `quiet_s`.
-
-    Args:
-        text, quiet_s: The line, empty for none, and the seconds before it is printed.
-    """
+    """Print a line, unless it is empty, if the block takes longer than `quiet_s`, in seconds."""
 
     def say() -> None:
         if text and not is_over():

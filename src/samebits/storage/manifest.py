@@ -73,11 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_limit(path: Path, num_bytes: object, max_bytes: int | None) -> None:
-    """Refuse a file that is larger than any that this run would write, before it is read.
-
-    Args:
-        max_bytes: The limit; None for no limit.
-    """
+    """Refuse a file that is larger than any that this run would write, before it is read; None: no limit."""
     if max_bytes is not None and isinstance(num_bytes, int) and num_bytes > max_bytes:
         raise CheckpointError(
             f"{path} has {num_bytes:,} bytes, more than this model's can have",

@@ -142,11 +142,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> No
 
 
 def check_fits(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """Check that a state_dict belongs to a model.
-
-    Args:
-        state: Tensors of any shape, by name; those on the meta device are enough.
-    """
+    """Check that a state_dict, of tensors of any shape, also on the meta device, belongs to a model."""
     ours = model.state_dict()
     missing = [f"{name} {tuple(ours[name].shape)}" for name in ours if name not in state]
     unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in ours]

@@ -138,11 +138,7 @@ class Membership:
             self.mark_broken(view)
 
     def watch(self, end_group: Callable[[], object]) -> None:
-        """Start the watch thread.
-
-        Args:
-            end_group: Ends the present group, so that a blocked call of the main thread raises an error.
-        """
+        """Start the watch thread; `end_group` ends the present group, so that a call that blocks raises an error."""
 
         def run() -> None:
             seen = (0, 0)

@@ -66,11 +66,7 @@ def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
 
 
 def restore_step(job: Job, folder: Path, step: int) -> None:
-    """Restore a job from the checkpoint of a step; see `restore_job`.
-
-    Args:
-        job: The run; model, optimizer and progress change.
-    """
+    """Restore a job (model, optimizer and progress) from the checkpoint of a step; see `restore_job`."""
     # A checkpoint that is named is never skipped, so nothing is notified: its error is raised.
     restore_job(job, folder, str(folder / checkpoint.name_of(step)), lambda error: None)
 

@@ -33,11 +33,7 @@ def digest_of_step(step: Step) -> bytes:
 
 
 def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the digest (16 bytes) of each step's sample ids, over all ranks.
-
-    Args:
-        order, start, stop: The order of samples, the first step, and the step after the last one.
-    """
+    """Yield the digest (16 bytes) of each step's sample ids, over all ranks, from step `start` until before `stop`."""
     if order.groups is not None:
         # Groups have micro-batches of one width each, so a step's positions are not consecutive.
         yield from map(digest_of_step, order.steps(Alone(), start=start, stop=stop))
@@ -66,11 +62,7 @@ def digest_content(job: Job) -> bytes:
 
 
 def record_of(step: Step, result: StepResult, samples: bytes, content: bytes) -> StepRecord:
-    """Return the record of a completed step.
-
-    Args:
-        samples, content: Digests of the step's sample ids and of the samples' values, 16 bytes each.
-    """
+    """Return the record of a completed step, with digests (16 bytes) of its sample ids and of the samples' values."""
     outcome = OVERFLOW if result.is_overflow else APPLIED if result.is_finite else SKIPPED
     return StepRecord(step.number, result.loss, result.norm, result.lr, samples, content, outcome)
 

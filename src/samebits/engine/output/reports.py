@@ -74,11 +74,7 @@ class Reports:
             self._console.say(str(text))
 
     def block(self, title: str, rows: dict[str, str], whole: Collection[str] = ()) -> None:
-        """Write a title and a line per row; see `Console.block`.
-
-        Args:
-            title, rows, whole: The first line, texts by name, and the names of rows that are not shortened.
-        """
+        """Write a title and a line per row; see `Console.block`."""
         if self._console is not None:
             self._console.block(title, rows, whole)
 
@@ -124,11 +120,7 @@ class Reports:
         self._step_started = time.perf_counter()
 
     def step(self, job: Job, step: Step, result: StepResult) -> None:
-        """Report and record a completed step.
-
-        Args:
-            job, step, result: The run after the step, and the step's plan and result.
-        """
+        """Report and record a completed step."""
         self._recorder.step(job, step, result)
         now = time.perf_counter()
         job.progress.seconds += now - self._step_started
@@ -167,11 +159,7 @@ class Reports:
         )
 
     def evaluation(self, job: Job, metrics: dict[str, float], metric: Any) -> None:
-        """Report a completed validation.
-
-        Args:
-            job, metrics, metric: The run, its metrics by name, and the recipe's metric, merged on rank 0.
-        """
+        """Report a completed validation: its metrics by name, and the recipe's metric, merged on rank 0."""
         epoch = job.progress.step / job.order.steps_per_epoch
         LOGGER.info("evaluation after epoch %g: %s", epoch, metrics)
         if self._console is not None and self._records is not None:

@@ -16,11 +16,7 @@ def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchE
 
 
 def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> LaunchError:
-    """Return the error of a run that too few launchers have joined in time.
-
-    Args:
-        cause: Why a launcher was refused; empty if none was.
-    """
+    """Return the error of a run that too few launchers have joined in time; `cause`: why one was refused."""
     return LaunchError(
         f"gave up waiting for {nodes.size.least} nodes at {nodes.endpoint}",
         given=given,

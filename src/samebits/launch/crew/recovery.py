@@ -49,11 +49,7 @@ def choose_recovery(config: RunConfig, nodes: RendezvousConfig | None, num_procs
 
 
 def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: int) -> str:
-    """Return what prevents recovery in the step, so that a loss restarts all processes; empty if nothing does.
-
-    Args:
-        nodes: The other machines; None: this one only.
-    """
+    """Return what prevents recovery in the step, so that a loss restarts all processes; empty if nothing does."""
     # Looked for without torch, since the launcher must not import it here: that takes seconds.
     has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))
     if num_procs < 2 and nodes is None:

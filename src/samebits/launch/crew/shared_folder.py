@@ -99,11 +99,7 @@ class SharedFolder:
             thread.join()
 
     def statuses(self, view: int = -1) -> dict[int, NodeStatus]:
-        """Return the last status of each node that is not lost, by number.
-
-        Args:
-            view: The present view, if a broken connection in it is a reason to wait for `SILENT_S` only.
-        """
+        """Return each node's last status, unless it is lost: after `SILENT_S` if a connection of `view` is broken."""
         found = {}
         for path in sorted(self._path.glob("node-*.json")):
             try:

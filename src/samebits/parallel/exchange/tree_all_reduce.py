@@ -41,11 +41,7 @@ class Work(Protocol):
 
 @singledispatch  # a simulated world has a network of its own
 def post(world: World, messages: Sequence[Message], group: dist.ProcessGroup | None = None) -> Sequence[Work]:
-    """Start messages, in order.
-
-    Args:
-        group: The world's `gloo_group` when the exchange began; None: the present one.
-    """
+    """Start messages, in order. `group`: the world's `gloo_group` when the exchange began; None: the present one."""
     if world.backend != "gloo":
         calls = [dist.irecv if message.is_receive else dist.isend for message in messages]
         each = zip(calls, messages, strict=True)

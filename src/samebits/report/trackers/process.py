@@ -39,11 +39,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def main(name: str, run: Path, *, is_new: bool) -> int:
-    """Follow a run until it ends; return the exit code.
-
-    Args:
-        name, run, is_new: The tracker, the run folder, and whether training starts from its first step.
-    """
+    """Follow a run until it ends; return the exit code. `is_new`: whether training starts from its first step."""
     # Before anything is imported that could print: messages and prints would share a pipe.
     send = _open_messages()
 
