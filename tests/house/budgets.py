@@ -14,15 +14,15 @@ FOLDERS = {
     "kernel": {
         ROOT: 1_410,  # the bytes of tensors, from provenance; locks and own folders of caches, from data
         "cluster": 3_700,  # a recovery that does not return is named; waits for half a message end
-        "config": 1_850,
-        "data": 4_800,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
+        "config": 1_780,
+        "data": 4_640,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
         "engine": 3_970,  # comments at traps; altered evaluations are named
         "launch": 4_510,  # names nodes that are waited for, lost or refused
-        "metrics": 860,
+        "metrics": 840,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
         "own_loop": 4_300,  # samebits launch: what loops count, schedules by hand, tensors that passes carry
-        "parallel": 4_320,  # machines with several ranks exchange in two levels, during backward
+        "parallel": 4_130,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps

@@ -58,7 +58,7 @@ class Bench:
 
 @contextmanager
 def opened(source: str, overrides: Sequence[str], here: RankAssignment | None = None) -> Iterator[Bench]:
-    """Load a recipe's settings and join the world as `here`; None: as the environment says."""
+    """Load a recipe's settings and join the world as `here`; None: as in the environment."""
     recipe = find(source)
     config = recipe.load(overrides).config
     with joined(config, here) as world:

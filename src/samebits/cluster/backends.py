@@ -24,12 +24,7 @@ _UPWARDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDicti
 
 
 def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
-    """Select the backend from all ranks' information, and return it with a warning or "".
-
-    Every rank computes the same result.
-
-    Args:
-        infos: All ranks, by rank.
+    """Select the backend from all ranks' `infos`, equally on all; return it with a warning or "".
 
     Raises:
         LaunchError: The ranks use different kinds of device, or the backend is not available.

@@ -22,12 +22,7 @@ SLACK_S = 3.0
 
 
 class Generations:
-    """The generation of this process: one world of the job.
-
-    Args:
-        assignment, store: This process's rank, and the run's part of the shared store.
-        start, timeout_s: When the rendezvous started, by `time.monotonic`, and how long it may take, seconds.
-    """
+    """The generation of this process: one world of the job. It has `timeout_s` from `start`, by `time.monotonic`."""
 
     def __init__(self, assignment: RankAssignment, store: SignedStore, start: float, timeout_s: float) -> None:
         self._rank, self._store, self._end, self._timeout_s = assignment.rank, store, start + timeout_s, timeout_s

@@ -34,12 +34,7 @@ def name(info: RankInfo) -> str:
 def still_waiting(
     infos: Sequence[RankInfo], missing: Sequence[int], waited_s: float, limit_s: float, quiet: Sequence[RankInfo]
 ) -> str:
-    """Format the log line for a group that takes long to connect.
-
-    Args:
-        infos, missing, quiet: All ranks, those that have not connected, and those that have stopped reporting.
-        waited_s, limit_s: How long this rank has waited, and the timeout of connecting, seconds.
-    """
+    """Format the log line for a group that takes long to connect; `quiet`: ranks that have stopped reporting."""
     names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
     have = "has" if len(missing) == 1 else "have"
     return (
@@ -70,12 +65,7 @@ def lost_agent(rank: int, reason: str) -> LaunchError:
 def gave_up(
     missing: Sequence[int], limit_s: float, stopped: Sequence[RankInfo], quiet: Sequence[RankInfo]
 ) -> LaunchError:
-    """Return the error for a group that has not connected in time.
-
-    Args:
-        missing, limit_s: Ranks that have not connected within the timeout, seconds.
-        stopped, quiet: Those of this host that a signal or a debugger has stopped, and those that no longer report.
-    """
+    """Return the error for a group that has not connected in time; `stopped`: by a signal or debugger, on this host."""
     what = f"gave up connecting: {ranks_text(missing)} had not connected after {limit_s:.0f} s"
     where = "cluster.join_timeout_s"
     if stopped:
@@ -100,12 +90,7 @@ def _unreachable(what: str, where: str | None = None) -> LaunchError:
 
 
 def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = "") -> LaunchError:
-    """Return the error for a group that torch failed to connect although all ranks are alive.
-
-    Args:
-        info, failure: The rank that could not connect, and the exception that torch raised.
-        refusals: Evidence that another program writes to the store; empty if there is none.
-    """
+    """Return the error of torch for a group of live ranks; `refusals`: evidence that another program uses the store."""
     if is_too_many_files(failure):
         return too_many_files()
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]

@@ -68,9 +68,6 @@ def rendezvous(
 ) -> tuple[SignedStore, list[RankInfo]]:
     """Wait until every rank has joined; return the store, restricted to this world, and all identities by rank.
 
-    Args:
-        timeout_s, report: How long to wait for all ranks, seconds; called with a text every few seconds meanwhile.
-
     Raises:
         LaunchError: Ranks are missing, or contradict each other; equal on all ranks.
     """

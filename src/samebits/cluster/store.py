@@ -166,11 +166,7 @@ def wait_for_listener(
     peer: str,
     command: str = "",
 ) -> None:
-    """Wait until a process listens at an address.
-
-    Args:
-        timeout_s, report: Longest wait, seconds; called with a text every few seconds meanwhile.
-        name, peer, command: Names of this process and of the listener, and the command that starts that, if known.
+    """Wait until a process listens at an address; `command`: the one that starts that process, if known.
 
     Raises:
         LaunchError: No process listens there in time.
@@ -206,9 +202,6 @@ def wait_for_listener(
 
 def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Store:
     """Connect to a store, in a thread: torch waits forever for the answer of a listener that is not a store.
-
-    Args:
-        timeout_s, peer: Timeout of the store's calls, seconds, and the name of the process that should serve it.
 
     Raises:
         LaunchError: The listener is not a store, or has ended.

@@ -75,9 +75,6 @@ def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dic
     """Return the JSON Schema of a YAML file for `model`, for editors.
 
     All keys but `recipe` may be left out of the file, since its values override a preset's.
-
-    Args:
-        model, config, title: The settings' model, the values of its preset (`model_dump(mode="json")`), and a title.
     """
     document = model.model_json_schema()
     definitions = document.pop("$defs", {})

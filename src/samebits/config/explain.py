@@ -54,11 +54,7 @@ def explain(
     origins: Mapping[KeyPath, str],
     source: str | None = None,
 ) -> ConfigError:
-    """Return the first problem in full, and the others in one line each.
-
-    Args:
-        origins, source: Where each key was given, and the argument of `samebits config` that shows the settings.
-    """
+    """Return the first problem in full, and the others in one line each; `origins`: where each key was given."""
     reader = _Reader(model, values, origins)
     # Unknown keys first: one of them often is why another key is missing.
     faults = sorted(

@@ -52,12 +52,7 @@ def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
 
 
 def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
-    """Make a layer of settings that were given in Python.
-
-    Args:
-        values, origin: The settings, nested as in a YAML file, and where they were given, for errors.
-        is_preset: Whether the layer is a preset: settings that differ from it are shown as changed.
-    """
+    """Make a layer of nested settings that were given in Python; what differs from a preset is shown as changed."""
     return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)
 
 

@@ -46,10 +46,7 @@ class RendezvousConfig:
 
 
 def parse_range(text: str, option: str, limit: int = MAX_PROCS) -> ProcessRange:
-    """Parse `4` or `2:4`.
-
-    Args:
-        text, option, limit: The value of an option, its name for errors, and the largest number allowed.
+    """Parse `4` or `2:4`, the value of an option, up to a limit.
 
     Raises:
         ConfigError: The text has neither form, the range is empty, or it exceeds the limit.

@@ -67,10 +67,7 @@ class DecodedPictures:
             ) from error
 
     def read(self, path: Path, scale: int, size: tuple[int, int] | None = None) -> ByteArray | None:
-        """Return a cached image.
-
-        Args:
-            size: Expected (width, height) in pixels; None for any.
+        """Return a cached image; it has to have this (width, height), if given.
 
         Returns:
             (H, W, 3) bytes; None if the file is not cached at this scale, or has changed since.

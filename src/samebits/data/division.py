@@ -99,10 +99,5 @@ def divide(num_micro_batches: int, times: Times) -> tuple[tuple[int, int], ...]:
 
 
 def duration(shares: Sequence[tuple[int, int]], times: Times) -> float:
-    """Return how long a step's micro-batches take on the rank that is done last.
-
-    Args:
-        shares: The micro-batches [first, last) of each rank.
-        times: Seconds per micro-batch on each rank.
-    """
+    """Return how long shares [first, last) of a step take on the rank that is done last, by seconds per micro-batch."""
     return max((last - first) * each for (first, last), each in zip(shares, times, strict=True))

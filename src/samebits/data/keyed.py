@@ -57,12 +57,7 @@ def keys(seed: int, epoch: int, indices: IntArray) -> KeyArray:
 
 
 def uniform(keys: KeyArray, column: int) -> npt.NDArray[np.float64]:
-    """Return one uniform number in [0, 1) for each key, (N,). Different columns are independent.
-
-    Args:
-        keys: (N,) keys of samples.
-        column: Index of the number among a sample's random numbers, from 0.
-    """
+    """Return one uniform number in [0, 1) for each key, (N,). Different columns, from 0, are independent."""
     values = mix_array(keys ^ np.uint64(mix(column)))
     # 53 bits: as many as a float64 holds exactly, so the largest result is still below 1.
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53

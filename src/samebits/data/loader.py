@@ -92,9 +92,6 @@ def choose_num_workers(
 
     "auto": 0 for data in memory; for files, the rank's share of the cores that are free. A rank on a GPU keeps one core
     for itself and has at least one worker; a rank on the CPU keeps as many cores as it has threads.
-
-    Args:
-        num_workers: The setting `loader.num_workers`.
     """
     if num_workers != "auto":
         return num_workers

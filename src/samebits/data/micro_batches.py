@@ -10,12 +10,7 @@ def num_micro_batches(num_samples: int, micro_batch: int) -> int:
 
 
 def smallest_micro_batch(num_samples: int, global_batch: int, micro_batch: int) -> int:
-    """Return the number of samples in the smallest micro-batch of an epoch.
-
-    Args:
-        num_samples: Number of training samples, at least 1.
-        global_batch: Samples of a step; the last step of an epoch has the rest.
-    """
+    """Return the number of samples in the smallest micro-batch of an epoch, whose last step has the rest."""
     steps = {min(global_batch, num_samples), num_samples % global_batch or global_batch}
     return min(step // num_micro_batches(step, micro_batch) for step in steps)
 

@@ -43,12 +43,7 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
 
 
 def outside(name: str, root: Path, *, where: str | None, fix: str) -> DataError:
-    """Make the error for a name that leads out of a folder.
-
-    Args:
-        root: The folder that it must be in.
-        fix: What the user can do, an imperative sentence.
-    """
+    """Make the error for a name that leads out of a folder, `root`; `fix`: what the user can do, a sentence."""
     return DataError(
         f"{name} is not in the folder {root}",
         where=where,
@@ -61,19 +56,13 @@ def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[s
     """Choose the files of a validation split: a fraction of them, rounded down but at least one.
 
     The choice depends on the seed and the name of each file, so that added or deleted files move few others.
-
-    Args:
-        fraction: Fraction of them to choose.
     """
     ranked = sorted(names, key=lambda name: hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest())
     return set(ranked[: max(1, int(len(names) * fraction))])
 
 
 def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[str]:
-    """List the images in a folder below the root, recursively. Links are followed.
-
-    Args:
-        left_out: Counts files that are no images by their ending, and those in folders of the system.
+    """List the images in a folder below the root, recursively, through links too; `left_out` counts other files.
 
     Returns:
         Paths relative to the root.
@@ -100,12 +89,7 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
 
 
 def count_left_out(folder: str | Path, inner: Iterable[str], files: Iterable[str], counts: Counter[str] | None) -> None:
-    """Count the files of a folder that are not used.
-
-    Args:
-        inner: Names of the folders in it; only those of the system are counted.
-        counts: Number of files by their ending or their folder, to add to. None: nothing is counted.
-    """
+    """Count the files of a folder that are not used, by their ending, and folders of the system in it."""
     if counts is None:
         return
     for name in files:

@@ -50,10 +50,7 @@ class Place(Protocol):
 
 
 def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntArray:
-    """Return the samples at some positions of a random permutation of `range(num_samples)`.
-
-    Args:
-        positions: (N,) positions, each in [0, num_samples).
+    """Return the samples at (N,) positions, in [0, num_samples), of a random permutation of `range(num_samples)`.
 
     Returns:
         (N,) sample indices. Over all positions, each index occurs exactly once.

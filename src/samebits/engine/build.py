@@ -127,14 +127,11 @@ def _kind(value: object) -> str:
 
 
 def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
-    """Move a model to its device, make its parameters dense and set its precision.
+    """Move a model, in place, to its device, make its parameters dense and set its precision.
 
     Parameters must be dense because fused optimizers ignore strides and would update gaps too. 4-d parameters
     `(O, I, H, W)` are laid out channels last if configured. A model that will be sharded stays on the CPU, with
     contiguous parameters, the only layout that torch can shard.
-
-    Args:
-        model: The model; changed in place.
 
     Raises:
         ConfigError: The device does not support the precision.
@@ -160,12 +157,7 @@ def check_not_empty(sizes: Mapping[str, int]) -> None:
 
 
 def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sharded: bool) -> Order:
-    """Return the order of the training samples.
-
-    Args:
-        world_size: Number of ranks: one alone cannot recheck.
-        is_sharded: Whether the model is sharded: it needs equally many forward passes on all ranks.
-    """
+    """Return the order of the training samples. One rank alone cannot recheck; a sharded model pads its passes."""
     return Order(
         len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data),
         division=EVEN if not is_sharded else IN_TURN if config.mode == "exact" else PADDED,

@@ -98,11 +98,7 @@ def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run
 
 
 def dataset_info_for(recipe: Recipe, config: RunConfig, world: World, origin: Path | None) -> DatasetInfo:
-    """Return the dataset info to build a run with, equal on all ranks; only rank 0 reads it.
-
-    Args:
-        recipe: The recipe, which reads its data if no run has dataset info.
-        origin: The run folder to resume from; None for a new run.
+    """Return the dataset info to build a run with, equal on all ranks; rank 0 reads it, from `origin` at a resume.
 
     Raises:
         CheckpointError: The run's dataset info was altered since it started, or is missing and the data has other info.

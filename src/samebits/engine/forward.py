@@ -16,10 +16,7 @@ _SHOWN = 8  # samples, in an error
 
 
 def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
-    """Run the forward pass of a micro-batch.
-
-    Args:
-        batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
+    """Run the forward pass of a micro-batch, whose tensors, on the device, have any shape `(N, ...)`.
 
     Returns:
         The names of the loss's terms, their sum (0-d), and their detached values (MAX_TERMS,), padded with zeros.

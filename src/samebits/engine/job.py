@@ -91,12 +91,7 @@ class Job:
     def open_loader(
         self, stop: int | None = None, steps: Iterable[Step] | None = None
     ) -> tuple[Loader, Iterator[Step]]:
-        """Open the loader of this process's batches, with the plans of its steps, from the current step on.
-
-        Args:
-            stop: The step after the last one; None: the end of the run.
-            steps: The plans; None: those of the order.
-        """
+        """Open the loader of this process's batches from the current step up to `stop`, with its steps' plans."""
         if steps is None:
             start, stop = self.progress.step, self.planned_stop if stop is None else stop
             first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []

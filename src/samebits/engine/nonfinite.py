@@ -32,9 +32,6 @@ class RollBack(Exception):
 def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, reports: Reports) -> None:
     """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
 
-    Args:
-        reports: Reports to the user, on rank 0.
-
     Raises:
         TrainError: The policy is "stop", or a rollback is impossible or did not help.
         RollBack: The policy is "rollback".

@@ -131,11 +131,7 @@ class OpenRun:
 
 
 def open_run(spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, stop: StopSignal) -> OpenRun:
-    """Build a run in one process.
-
-    Args:
-        world: The first world, or that of a replacement, which has no state of the run yet.
-        folder: The run folder, locked by rank 0.
+    """Build a run in one process, for its first world or as a replacement, which has no state of the run yet.
 
     Raises:
         SamebitsError: The settings, the data or a checkpoint cannot be used.
@@ -155,9 +151,6 @@ def open_run(spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, sto
 @contextmanager
 def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
     """Open a run as one process of a world, to train it: `with opened(...) as run: code = run.end(train(run))`.
-
-    Args:
-        spec: The run, with its folder; equal on all ranks.
 
     Yields:
         The run in this process. It reports its start.

@@ -29,11 +29,7 @@ from samebits.storage.run_folder import RunFolder, write_atomically
 def prepare(
     spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, origin: Path | None
 ) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
-    """Assemble the job, restore or initialize it, and write the settings into the run folder.
-
-    Args:
-        folder: The run folder, locked by rank 0.
-        origin: The run folder that the run resumes from; None for a new run.
+    """Assemble the job, restore it from `origin` or initialize it, and write the settings into the folder.
 
     Returns:
         The job, its checkpoint manager, notes for the user, and title and rows of the header.

@@ -22,12 +22,7 @@ from samebits.optim.schedule import factor
 
 
 def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)) -> StepResult:
-    """Run one optimizer step.
-
-    Args:
-        job: The run; its model and optimizer change.
-        flags: Returns rank 0's decisions, which all ranks get with the gradients. Called late, after the passes.
-    """
+    """Run one optimizer step. `flags` returns rank 0's decisions for all ranks, and is called after the passes."""
     optim = job.config.optim
     # From the step number, not from a scheduler's state: a resumed run has the same rate.
     lr = job.config.peak_lr * factor(step.number, job.num_steps, job.order.steps_per_epoch, optim)

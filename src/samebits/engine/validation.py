@@ -164,10 +164,7 @@ def _first_samples(job: Job) -> Batch | None:
 
 
 def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
-    """Count a batch as a validation does, and merge it.
-
-    Args:
-        make: Makes an empty metric.
+    """Count a batch as a validation does, and merge it; `make` makes an empty metric.
 
     Returns:
         The names of the values; None if these few samples have no values.

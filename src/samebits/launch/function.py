@@ -80,10 +80,7 @@ def read_call(path: Path) -> bytes:
 
 
 def call_in_worker(content: bytes) -> None:
-    """Call the function as one of the launched processes; rank 0 writes its result.
-
-    Args:
-        content: The pickle that `launch` wrote.
+    """Call the function, from the pickle of `launch`, as one of its processes; rank 0 writes the result.
 
     Raises:
         ConfigError: The result cannot be pickled.

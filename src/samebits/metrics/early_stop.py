@@ -19,12 +19,7 @@ class Patience:
     num_stale: int = 0  #: Number of validations since then.
 
     def after(self, value: float, sign: float, config: StopEarlyConfig) -> "Patience":
-        """Return what is remembered after one more validation.
-
-        Args:
-            value: The value of its metric; NaN is never an improvement.
-            sign: 1 if larger values are better, -1 if smaller ones are.
-        """
+        """Return what is remembered after one more validation; `sign`: 1 if larger values are better, else -1."""
         # NaN never is the best: every comparison with it is false, so no later value could replace it.
         is_better = not math.isnan(value) and (self.best is None or sign * value > sign * self.best + config.min_delta)
         return Patience(value, 0) if is_better else Patience(self.best, self.num_stale + 1)
@@ -43,12 +38,7 @@ def metric_of(config: StopEarlyConfig, monitor: tuple[str, str]) -> tuple[str, f
 def last_step(
     evaluations: Iterable[tuple[int, Mapping[str, float | None]]], config: StopEarlyConfig, monitor: tuple[str, str]
 ) -> int | None:
-    """Return the step after which recorded validations end a run; None if they do not.
-
-    Args:
-        evaluations: Step and metrics of each validation, in order; None is a value that is not finite.
-        config, monitor: The settings, and `Parts.monitor`.
-    """
+    """Return the step after which recorded validations, in order, end a run; None if they do not."""
     name, sign = metric_of(config, monitor)
     patience = Patience()
     for step, metrics in evaluations:

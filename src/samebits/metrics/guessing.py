@@ -33,10 +33,7 @@ def guess(labels: Tensor, answers: Tensor) -> Guess:
 def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
     """Return whether an accuracy is within two standard deviations of answers that ignore the input.
 
-    With so few samples that a perfect classifier could not be distinguished from these, it is False.
-
-    Args:
-        labels, answers: (C,) number of samples of each class, and of times that it was the answer.
+    With so few samples that a perfect classifier could not be distinguished from these, it is False. Counts are (C,).
     """
     num_samples = int(labels.sum())
     if num_samples < _MIN_SAMPLES:

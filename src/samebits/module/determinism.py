@@ -21,11 +21,7 @@ def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> Non
 
 
 def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
-    """Set torch's switches, as `use_deterministic_algorithms` does for the settings of a run.
-
-    Args:
-        num_threads, device, exact: CPU threads, device of the computation, and whether kernels are deterministic.
-    """
+    """Set torch's switches, as `use_deterministic_algorithms` does for the settings of a run."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(exact)
     # Filling fresh memory only protects against reading it by mistake, and costs a pass over it.

@@ -33,12 +33,7 @@ _library: torch.library.Library | None = None
 
 
 def use_deterministic_forms(on: bool, key: str = "CUDA") -> None:
-    """Replace torch's kernels of these operations, or bring them back.
-
-    Args:
-        on: Whether to replace them.
-        key: Dispatch key of the kernels.
-    """
+    """Replace torch's kernels of these operations with this dispatch key, or bring them back."""
     global _library
     if not on:
         _library = None  # removes what it registered

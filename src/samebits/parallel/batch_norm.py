@@ -60,11 +60,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
         return output
 
     def statistics(self, total: Tensor) -> _Statistics:
-        """Return what all micro-batches need of the sums of a forward pass.
-
-        Args:
-            total: (1 + 2 C,) float64: values a channel in the step, then their sum and their sum of squares.
-        """
+        """Return what all micro-batches need of a total, (1 + 2 C,) float64: count, sums and sums of squares."""
         count, (mean, square) = total[0], (total[1:] / total[0]).chunk(2)
         var = (square - mean * mean).clamp_min_(0.0)  # rounding can make it slightly negative
         mean_32, var_32 = mean.float(), var.float()
@@ -81,11 +77,7 @@ class _SynchronizedBatchNorm(_BatchNorm):
         return _Statistics(mean_32, var_32, count, scale, torch.ones_like(scale), running)
 
     def update(self, running: Sequence[Tensor]) -> None:
-        """Set the running statistics, at each micro-batch from the same values to the same values.
-
-        Args:
-            running: (C,) float64 each, mean and unbiased variance; empty without running statistics.
-        """
+        """Set the running statistics, (C,) float64 each or none, at each micro-batch from and to equal values."""
         if running:
             assert self.num_batches_tracked is not None
             assert self.running_mean is not None

@@ -179,10 +179,7 @@ class Bucket:
         return leaf
 
     def take(self, leaf: Leaf, index: int, factor: float = 1.0) -> None:
-        """Move a parameter's gradient into a leaf, and set its `grad` to None.
-
-        Args:
-            factor: Multiplies the gradient: a power of two, the inverse of the loss scale.
+        """Move a parameter's gradient, times `factor`, a power of two, into a leaf, and set its `grad` to None.
 
         Raises:
             RuntimeError: The leaf already has this gradient.
@@ -209,9 +206,6 @@ class Bucket:
 
     def give(self, leaf: Leaf, index: int, weight: float) -> None:
         """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`. Only for float32.
-
-        Args:
-            weight: Fraction of the step's samples.
 
         Raises:
             RuntimeError: The leaf already has this gradient.

@@ -16,10 +16,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Compute a tensor's checksum.
-
-    Args:
-        tensor: Of any shape and type.
+    """Compute the checksum of a tensor of any shape and type.
 
     Returns:
         (), int64, on the tensor's device: reading it waits for the device.

@@ -55,11 +55,7 @@ class _Contribution(NamedTuple):
 
 
 class LayerSums:
-    """Sums that the micro-batches of a step wait for in the middle of a pass.
-
-    Args:
-        locations: Names of all points of the model at which `sum` is called, one for each layer and direction.
-    """
+    """Sums that a step's micro-batches wait for in the middle of a pass, at the named `locations` of the model."""
 
     def __init__(
         self, world: World, device: torch.device, locations: Sequence[str], max_values: int, coroutines: Coroutines

@@ -57,11 +57,7 @@ class _Dispute:
 
 
 class RecheckedReducer(Reducer):
-    """A `Reducer` that compares micro-batches which two ranks computed, and repeats the step if they differ.
-
-    Args:
-        order: Plans the rechecks; the steps have to be its own.
-    """
+    """A `Reducer` that compares what two ranks computed by its `order`, and repeats a step in which they differ."""
 
     def __init__(self, model: nn.Module, world: World, order: Order, *, num_extras: int, compress: str) -> None:
         super().__init__(model, world, num_extras=num_extras, compress=compress)

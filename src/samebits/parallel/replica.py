@@ -62,10 +62,7 @@ class WholeReplica:
         return state
 
     def gather_all(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a state with whole tensors, on rank 0; called by all ranks together.
-
-        Args:
-            state: Tensors of the shapes that `state` returns: the weights or their moving average.
+        """Return a state, the weights or their average, with whole tensors, on rank 0; called by all ranks together.
 
         Returns:
             The tensors by name, in the shapes of the unsharded model: here the state itself, whole on every rank.
@@ -75,11 +72,7 @@ class WholeReplica:
     # Parameters can be changed in place only without autograd.
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | None) -> None:
-        """Load a whole model's state_dict from rank 0 on all ranks.
-
-        Args:
-            state: Tensors by name, in the shapes of the unsharded model, on rank 0; None on the others.
-        """
+        """Load a state_dict, in the shapes of the unsharded model, from rank 0 on all ranks; None on the others."""
         mine = self.state()
         for name, tensor in (state or {}).items():
             if mine[name].data_ptr() != tensor.data_ptr():  # rank 0 may pass the model's own state
@@ -87,12 +80,7 @@ class WholeReplica:
         collectives.broadcast_tensors(self._world, list(mine.values()))
 
     def comparable(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return those tensors of a checkpoint that must be equal on all ranks, by name: here all of them.
-
-        Args:
-            tensors: Tensors of any shape, by name, from `checkpoint.pack`.
-            optimizer: The optimizer, whose state may be sharded like the parameters.
-        """
+        """Return those tensors of a checkpoint, of any shape, that must be equal on all ranks, by name: here all."""
         return dict(tensors)
 
 

@@ -39,10 +39,7 @@ class ShardedReplica(ABC):
 
     @abstractmethod
     def gather(self, name: str, part: Tensor) -> Tensor | None:
-        """Gather a tensor that is sharded like a parameter. A collective call.
-
-        Args:
-            part: (rows, ...) this rank's part of the parameter, or of an optimizer state of the same shape.
+        """Gather a part, (rows, ...), of a parameter or of an optimizer state of its shape. A collective call.
 
         Returns:
             The complete tensor in host memory on rank 0; None on the others.
@@ -60,12 +57,7 @@ class ShardedReplica(ABC):
         """
 
     def sharded_like(self, name: str, tensor: Tensor, optimizer: Optimizer) -> str | None:
-        """Return the parameter that a checkpoint's tensor is sharded like; None for a tensor that all ranks have.
-
-        Args:
-            name: Name in a checkpoint, from `checkpoint.pack`.
-            tensor: The tensor, of any shape, complete or a rank's part.
-        """
+        """Return the parameter that a checkpoint's tensor, of any shape, is sharded like; None if all ranks have it."""
         if not name.startswith("optimizer:"):
             name = name.removeprefix("average:")
             return name if name in self.parameters else None

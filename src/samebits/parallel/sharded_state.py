@@ -17,10 +17,7 @@ from samebits.storage.tensor_file import header
 def gathering(
     shards: ShardedReplica, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
-    """Prepare the writing of a checkpoint of unsharded tensors.
-
-    Args:
-        tensors: This rank's tensors of any shape, by name, from `checkpoint.pack`.
+    """Prepare the writing of a checkpoint of unsharded tensors from this rank's, of any shape, by name.
 
     Returns:
         Meta tensors of the unsharded shapes; and a function that gathers one tensor by name. It is a collective call:

@@ -20,12 +20,7 @@ T = TypeVar("T")
 
 
 def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
-    """Return whether two nodes have the same parent in the tree.
-
-    Args:
-        left: Leaves [first, last) of the left node.
-        right: Leaves [first, last) of the right node. Nodes that are not adjacent are no siblings.
-    """
+    """Return whether two nodes, of leaves [first, last), are adjacent and have the same parent in the tree."""
     size = left[1] - left[0]
     return (
         left[1] == right[0]
@@ -52,9 +47,6 @@ def partials(first: int, last: int, num_leaves: int) -> list[Node]:
     """Return the fewest nodes that cover the leaves [first, last).
 
     These are the partial sums of a process that runs these micro-batches, after it has merged all siblings.
-
-    Args:
-        last: The leaf after the last one.
     """
     return list(_partials(first, last, num_leaves))
 

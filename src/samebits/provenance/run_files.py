@@ -25,9 +25,6 @@ class RunFiles:
     """The files of a run, which may be a stranger's.
 
     A property raises CheckpointError if its file is missing or damaged, `settings` ConfigError.
-
-    Args:
-        path: The run folder.
     """
 
     def __init__(self, path: Path) -> None:

@@ -23,12 +23,7 @@ def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, An
 
 
 def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is_resume: bool) -> None:
-    """Compare settings with those in a checkpoint.
-
-    Args:
-        kept: The checkpoint's identity; empty if the checkpoint predates it.
-        is_resume: Whether training is resumed from it. Otherwise `config` is the run folder's `config.yaml`.
-    """
+    """Compare settings with those in a checkpoint, at a resume from it or in the `config.yaml` of its run folder."""
     settings = kept.get(SETTINGS)
     if not isinstance(settings, Mapping):
         return
@@ -57,11 +52,7 @@ def is_vouched(kept: Mapping[str, Any]) -> bool:
 
 
 def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any], run: Path) -> None:
-    """Compare dataset info with the hash in a checkpoint.
-
-    Args:
-        dataset_info: The content of `dataset_info.json`, or if that is missing, what the recipe reads from its data.
-    """
+    """Compare dataset info, as in `dataset_info.json` or as the recipe reads it, with the hash in a checkpoint."""
     before, now = kept.get(DATASET_INFO), _sha256(dataset_info)
     if before is None or before == now:
         return

@@ -56,9 +56,6 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
     """Check that training can resume from a checkpoint of another run folder.
 
     The step and the optimizer state have another meaning under other settings.
-
-    Args:
-        folder: The folder of the checkpoint's run; it may be no run folder.
     """
     if not folder.config.exists():
         return
@@ -72,12 +69,7 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 
 
 def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False) -> None:
-    """Check that the steps of a run can be repeated bit for bit with these settings.
-
-    Args:
-        purpose: What the run is to be trained for, such as "verify a run".
-        is_other_recipe: Whether the recipe may be another file than the run's.
-    """
+    """Check that the steps of a run can be repeated bit for bit with these settings, in order to "verify a run"."""
     if config.mode != "exact":
         raise ConfigError(
             f"{run} was trained with mode={config.mode}, whose bits no replay has to repeat",
@@ -148,11 +140,7 @@ def _longer(other: list[str], config: RunConfig, folder: RunFolder) -> str:
 
 
 def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | None = None) -> str:
-    """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start.
-
-    Args:
-        length: The setting of the new length, such as epochs=20. None: epochs=N or max_steps=N.
-    """
+    """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start."""
     length = length or ("epochs=N" if config.max_steps is None else "max_steps=N")
     command = f"samebits train {shlex.quote(str(folder.config))} --run-dir NEW {length}"
     if not hasattr(getattr(config, "model", None), "weights"):

@@ -32,11 +32,7 @@ class _Pass:
 
 
 def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, str]) -> None:
-    """Compare the digests of two readings of samples with the same keys.
-
-    Args:
-        name, first, again: "training" or "evaluation", and the digests of both readings by the sample's index.
-    """
+    """Compare the digests of two readings, `first` and `again`, of samples with the same keys, by index."""
     differing = [index for index, digest in first.items() if digest != again[index]]
     if not differing:
         return
@@ -60,11 +56,7 @@ def try_micro_batch(
     *,
     twice: bool,
 ) -> dict[str, str]:
-    """Run a micro-batch forward and backward, and digest the result. The model's state is restored.
-
-    Args:
-        batch: The micro-batch's samples, on the device; its tensors have any shape `(N, ...)`.
-        forward_key, twice: The seed of the forward pass, and whether to run a second one and compare.
+    """Run a micro-batch, (N, ...), forward and backward, and digest the result; the model's state is restored.
 
     Returns:
         Digests of initial weights, loss and gradients, by name. Empty if the pass raises an error: step 0 then raises

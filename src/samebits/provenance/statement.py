@@ -89,12 +89,7 @@ def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 def make_statement(
     record: RunRecord, files: Mapping[str, str], run: str, started_at: float, finished_at: float
 ) -> dict[str, Any]:
-    """Return the statement.
-
-    Args:
-        files: Path in the run folder -> SHA-256 of its content.
-        started_at, finished_at: Unix times, seconds.
-    """
+    """Return the statement; `files`: path in the run folder -> SHA-256 of its content. Times: Unix, seconds."""
     from samebits.provenance.environment import COMPUTING  # late: it loads torch, which readers do without
 
     packages = record.environment[-1] if record.environment else {}

@@ -23,12 +23,7 @@ class DataWait:
         return share
 
     def notice(self, seconds: float, waited_s: float, advice: str) -> str | None:
-        """Return a notice, once, if data was the bottleneck over a window; else None.
-
-        Args:
-            seconds, waited_s: Training time of this process so far, and seconds of it that waited for data.
-            advice: What to do; see `advice`.
-        """
+        """Return a notice with `advice`, once, if data was the bottleneck over a window of these totals; else None."""
         now = (seconds, waited_s)
         if self._said or seconds - self._window[0] < WINDOW_S:
             return None

@@ -60,10 +60,7 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
 def draw_rates(
     rates: Sequence[float], losses: Sequence[float], path: Path, *, suggestion: float | None, name: str
 ) -> None:
-    """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis.
-
-    Args:
-        path, name, suggestion: Where the PNG goes, what was trained, and the rate to mark, if any.
+    """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis, with the suggestion.
 
     Raises:
         CheckpointError: The PNG cannot be written.
@@ -81,10 +78,6 @@ def draw_rates(
 
 def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str) -> None:
     """Plot the training and validation loss of a run, and its monitored validation metric in a second chart.
-
-    Args:
-        train, evaluations: Records of steps and of evaluations, with `epoch`, `loss` and metrics.
-        path, name: Where the PNG goes, and the name of the run.
 
     Raises:
         CheckpointError: The PNG cannot be written.

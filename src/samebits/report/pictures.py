@@ -210,10 +210,7 @@ def is_drawing(path: Path) -> bool:
 
 
 def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
-    """Choose the output path of the drawing of each file, by input file.
-
-    Args:
-        draw: The option `--draw`: a file for a single input, or a folder (existing, or without a file extension).
+    """Choose where each file's drawing goes; `draw`: a file for one input, or a folder, existing or without extension.
 
     Raises:
         ConfigError: `draw` is one file for several images, has an unknown extension, or would overwrite an input.

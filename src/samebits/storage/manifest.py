@@ -41,11 +41,7 @@ def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
-    """Check a file's size and hash against its entry in the manifest.
-
-    Args:
-        num_bytes, sha256: Size and hash (64 hex digits) of its content.
-    """
+    """Check a file's size and hash (64 hex digits) against its entry in the manifest."""
     if num_bytes != expected.get("bytes"):
         raise CheckpointError(f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER)
     if sha256 != expected.get("sha256"):
@@ -95,10 +91,7 @@ def check_size(path: Path, expected: dict[str, Any]) -> None:
 
 
 def verified(path: Path, expected: dict[str, Any], max_bytes: int | None = None) -> bytes:
-    """Read a file and verify it against the manifest. At most the manifest's size is read.
-
-    Args:
-        path, expected, max_bytes: The file, its entry in the manifest, and the limit in bytes; None for no limit.
+    """Read a file and verify it against its manifest entry. At most that size is read; `max_bytes` None: no limit.
 
     Raises:
         CheckpointError: The file is missing, truncated, altered or too large.

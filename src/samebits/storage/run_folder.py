@@ -222,11 +222,7 @@ class RunFolder:
 
 
 def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) -> None:
-    """Check that a run folder can be created and written, before processes start. Leaves nothing behind.
-
-    Args:
-        is_first: No other process can have started this run in the meantime.
-    """
+    """Check that a run folder can be created and written, before processes start. Leaves nothing behind."""
     check_utf8(path)
     try:
         _try_out(_nearest(path))

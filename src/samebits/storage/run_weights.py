@@ -17,13 +17,10 @@ from samebits.storage.weights import check_fits, file_limits, read, weights_sha2
 
 
 def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[Path, dict[str, Tensor]]:
-    """Read the weights of a run: the final ones ("last"), those of the best checkpoint ("best"), or of a named one.
+    """Read a run's weights that fit a model: the final ones ("last"), the best checkpoint's ("best"), or a named one.
 
     If the run keeps a moving average, its values are returned. Before the end of the run, "last" is the newest
     checkpoint that is whole.
-
-    Args:
-        model: The model that the weights must fit; compared before any tensor is read into memory.
 
     Returns:
         The file or checkpoint folder, and the tensors by name, in the shapes of the unsharded model.

@@ -46,11 +46,7 @@ def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def read(path: Path, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """Read the tensors, of any shape, of a safetensors file, on the CPU. Runs no code from the file.
-
-    Args:
-        model: The model whose names and shapes the file must have; compared before any tensor is read, so that a wrong
-            file takes no memory.
+    """Read the tensors, of any shape, of a safetensors file that fits the model, on the CPU. Runs no code from it.
 
     Raises:
         CheckpointError: The file is missing or damaged, or belongs to another model.
@@ -128,11 +124,7 @@ def check_kinds(state: Mapping[str, Tensor], origin: Path) -> None:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """Load all weights of a state_dict into a model.
-
-    Args:
-        model, state, origin: The model, unchanged after an error; tensors of any shape, by name; their file, for
-            errors.
+    """Load all weights of a state_dict, tensors of any shape by name, into a model, or none; `origin`: their file.
 
     Raises:
         CheckpointError: Names, shapes or dtypes differ; the error names the first few.

@@ -24,10 +24,7 @@ OWN_END_S = 0.2
 
 
 def wait_for_peers(membership: Membership | None, call: Callable[[], T]) -> T:
-    """Make a call that waits for other ranks.
-
-    Args:
-        membership: The world's; None: its members never change, so the launcher ends all processes after a loss.
+    """Make a call that waits for other ranks. Without a `membership`, the launcher ends all processes after a loss.
 
     Raises:
         ViewEnded: The group has ended, and the call still waits.

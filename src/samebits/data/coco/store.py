@@ -40,10 +40,7 @@ class Folder:
         return read_content(self.path / name)
 
     def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
-        """Decode an image to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
-
-        Args:
-            size: (width, height) that it has to have.
+        """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
         Raises:
             DataError: It is no image, is damaged, or has another size.
@@ -125,10 +122,7 @@ class Zip(Folder):
 
 
 def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Folder:
-    """Open the first folder or zip file that exists.
-
-    Args:
-        fix: What the user can do if some are missing, an imperative sentence.
+    """Open the first folder or zip file that exists; `fix`: what the user can do if some are missing, a sentence.
 
     Raises:
         DataError: None of them exists, or images are missing.

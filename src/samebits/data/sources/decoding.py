@@ -36,10 +36,7 @@ def decode_rgb(content: bytes | Mapping[str, Any], name: str = "image") -> ByteA
 
 
 def encoded_content(value: object, name: str) -> bytes:
-    """Return the content of an image file from the value of a column.
-
-    Args:
-        value: The content, or a mapping with it as `bytes`.
+    """Return the content of an image file from a column's value: the content, or a mapping with it as `bytes`.
 
     Raises:
         DataError: It is neither, or too large.
@@ -58,11 +55,7 @@ def encoded_content(value: object, name: str) -> bytes:
 
 
 def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]) -> Any:
-    """Decode a file of a sample.
-
-    Args:
-        extension: Its extension in lower case, such as `jpg` or `seg.png`.
-        decoders: The user's functions by extension, before the included ones.
+    """Decode a file of a sample by its extension in lower case, such as `seg.png`; the user's `decoders` come first.
 
     Returns:
         The value; the content itself for other extensions.

@@ -32,10 +32,7 @@ class Received:
 
 
 def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | None:
-    """Send this rank's state if it is the agreement's source; called by all ranks of a new world.
-
-    Args:
-        job: The run; unchanged.
+    """Send this rank's state, unchanged, if it is the agreement's source; called by all ranks of a new world.
 
     Returns:
         The state, on receivers.

@@ -20,10 +20,6 @@ from samebits.storage.run_folder import RunFolder
 def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
     """Write `provenance.json` into the folder of a complete run, and return its root. Called on rank 0.
 
-    Args:
-        spec, job: The specification of the run, and the run.
-        folder, weights_sha256: Its folder, with the final weights, and their hash.
-
     Raises:
         CheckpointError: The file cannot be written.
     """

@@ -131,9 +131,6 @@ class StepRecorder:
     def step(self, job: Job, step: Step, result: StepResult) -> None:
         """Record a completed step. Called on all ranks.
 
-        Args:
-            job, step, result: The run after the step, and the step's plan and result.
-
         Raises:
             CheckpointError: The record cannot be written.
         """

@@ -30,12 +30,7 @@ LOGGER = logging.getLogger("samebits")
 
 
 def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the title and rows of the block that a run prints at its start.
-
-    Args:
-        spec, job: The specification of the run, and the run before its first step.
-        started: The recipe's rows on where training starts, such as pretrained weights.
-    """
+    """Return title and rows of the block of a run's start; `started`: the recipe's rows, such as pretrained weights."""
     config, world, order = job.config, job.world, job.order
     batch = min(config.global_batch, order.num_samples)
     num_micro = num_micro_batches(batch, config.micro_batch)

@@ -25,12 +25,7 @@ class Recovery:
 
 
 def choose_recovery(config: RunConfig, nodes: RendezvousConfig | None, num_procs: int, max_restarts: int) -> Recovery:
-    """Return how a run recovers; if recovery in the step was configured and is not possible, print why.
-
-    Args:
-        nodes: The other machines; None: this one only.
-        max_restarts: How many lost processes are replaced.
-    """
+    """Return how a run recovers; if recovery in the step was configured and is not possible, print why."""
     chosen = config.cluster.recovery
     # On several machines it needs a shared disk, and some losses end the run that a restart survives (ADR 62).
     if chosen == "restart" or (chosen == "auto" and (nodes is not None or not max_restarts)):

@@ -29,10 +29,7 @@ SHARE = "crew"  # key of the launchers' store with the name of the shared folder
 
 
 def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
-    """Write what later launchers need. Only the launcher that has created the folder calls this.
-
-    Args:
-        path: The folder `.crew/NONCE`.
+    """Write what later launchers need into `.crew/NONCE`. Only the launcher that has created that folder calls this.
 
     Raises:
         CheckpointError: The key cannot be written.
@@ -46,10 +43,7 @@ def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
 
 
 def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, nonce: str | None) -> SharedFolder:
-    """Open the files of all launchers, which the first one creates.
-
-    Args:
-        nonce: A new name for the files, on the launcher that creates them.
+    """Open the files of all launchers, which the first one creates under a new name, its `nonce`.
 
     Raises:
         LaunchError: The run folder is not on a disk that the machines share.

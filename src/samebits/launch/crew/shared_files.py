@@ -65,12 +65,7 @@ def make_shared_folder(run_folder: Path, nonce: str) -> Path:
 
 
 def has_heartbeat(path: Path, limit_s: float) -> bool:
-    """Return whether a launcher writes its status into a folder now.
-
-    Args:
-        path: The folder `.crew/NONCE`.
-        limit_s: How long to wait for it, seconds.
-    """
+    """Return whether a launcher writes its status into a folder `.crew/NONCE` within `limit_s`, in seconds."""
     first, end = _beats(path), time.monotonic() + limit_s
     while first and time.monotonic() < end:
         time.sleep(0.02)

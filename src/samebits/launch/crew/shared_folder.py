@@ -36,12 +36,7 @@ BEATS = 20
 
 
 class SharedFolder:
-    """One launcher's view of the files.
-
-    Args:
-        path: The folder `.crew/NONCE`.
-        node_timeout_s: A node whose status does not change for this long is lost, seconds by this machine's clock.
-    """
+    """One launcher's view of the files in `.crew/NONCE`. A status that stays the same for `node_timeout_s`: a loss."""
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
         self._path, self._node_timeout_s = path, node_timeout_s
@@ -158,13 +153,10 @@ class SharedFolder:
         return found
 
     def begin(self, view: View) -> View | None:
-        """Publish a view, and return the one that has its number now: another launcher may have been first.
+        """Publish the next view, and return the one that has its number now: another launcher may have been first.
 
         The status of each node that is lost to this launcher goes, so that it is lost to all, and to those that join
         later. One that only seemed lost writes it again.
-
-        Args:
-            view: The view after the newest one.
 
         Returns:
             None: The disk does not take it now. `publish` raises an error if that lasts.

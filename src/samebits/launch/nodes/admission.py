@@ -108,11 +108,7 @@ def report_refusal(store: Store, note: str) -> None:
 
 
 def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:
-    """Return the differences between two launchers' records, one line each, at most five.
-
-    Args:
-        has_own_id: The user has given both the same --rdzv-id, so their run folders may differ.
-    """
+    """Return how two launchers' records differ, in at most five lines; with `has_own_id`, folders may differ."""
     if theirs["run"] != mine["run"]:
         return [f"run: {theirs['run']} there, {mine['run']} here"]
     lines: list[str] = []

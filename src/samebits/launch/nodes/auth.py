@@ -43,10 +43,7 @@ def nodes_seal(key: str, nodes: RendezvousConfig) -> Seal:
 
 
 class KeyFile:
-    """A key in a folder for the other launchers of the run; `remove` deletes it.
-
-    Args:
-        key: The key; default: a new one.
+    """A key, by default a new one, in a folder for the other launchers of the run; `remove` deletes it.
 
     Raises:
         CheckpointError: It cannot be written.

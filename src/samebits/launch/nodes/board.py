@@ -67,12 +67,7 @@ class EndedOnOtherNode(Exception):
 
 
 def next_view(number: int, ready: list[NodeState], members: set[int], most: int) -> NodeView:
-    """Give each node that is ready its ranks.
-
-    Args:
-        members: Those of the last view: they come before new ones, if there are too many.
-        most: How many nodes the run may have.
-    """
+    """Give each node that is ready its ranks: at most `most` nodes, and the `members` of the last view first."""
     chosen = sorted(ready, key=lambda state: (state.node not in members, state.node))[:most]
     # Rank 0, and with it the run folder, is on the node that serves the store, unless the user has numbered the nodes.
     chosen.sort(key=lambda state: (state.rank or 0, not state.serves, state.node))
@@ -84,12 +79,7 @@ def next_view(number: int, ready: list[NodeState], members: set[int], most: int)
 
 
 class StoreBoard:
-    """One launcher's part in the exchange.
-
-    Args:
-        node_timeout_s: A node whose state does not change for this long is lost, seconds by this machine's clock.
-        mine: This node's first state, whose number is chosen here.
-    """
+    """One launcher's part in the exchange. A node whose state stays the same for `node_timeout_s` is lost."""
 
     def __init__(self, store: SignedStore, node_timeout_s: float, mine: NodeState) -> None:
         self._shared, self._node_timeout_s = store, node_timeout_s

@@ -118,12 +118,7 @@ class NodeRendezvous:
             self.query(lambda: rank_claims.release(self.store, rank))
 
     def end(self, code: int, text: str, num_nodes: int = 0) -> None:
-        """End the run on all nodes; the first node to call this sets the result.
-
-        Args:
-            text: Error text for all commands; empty after success.
-            num_nodes: How many launchers read it; the one that serves the store waits for them.
-        """
+        """End the run on all nodes; the first to call this sets the result. It is read by `num_nodes`."""
 
         def close() -> None:
             self.store.put_first("ended", {"code": code, "text": text})

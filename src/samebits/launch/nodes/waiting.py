@@ -38,12 +38,7 @@ def read_refusal(store: Store) -> str:
 
 
 def describe_wait(nodes: RendezvousConfig, num_ready: int, names: str, wait: Wait, waited_s: float) -> str:
-    """Describe what this launcher waits for.
-
-    Args:
-        num_ready: How many nodes wait, or are in the present view if that is what this one waits for.
-        waited_s: How long it has waited, seconds.
-    """
+    """Describe what this launcher waits for; `num_ready` nodes wait, or are in the view that it waits for."""
     size, endpoint = nodes.size, nodes.endpoint
     shown, have = f" ({names})" if names else "", "has" if num_ready == 1 else "have"
     left = f"giving up in {as_clock(nodes.join_timeout_s - waited_s)} (cluster.join_timeout_s)"

@@ -73,13 +73,7 @@ class Piece:
         self.values.untyped_storage().resize_(0)
 
     def put(self, index: int, gradient: Tensor | None, factor: float) -> None:
-        """Copy a gradient into the leaf.
-
-        Args:
-            index: Index in `trained`.
-            gradient: Of any shape, that of the parameter; None: zeros.
-            factor: A power of two that multiplies it.
-        """
+        """Copy a gradient, of any shape, of the parameter `trained[index]`, times a power of two; None: zeros."""
         if self.leaf is None:
             self.leaf = self.gradients.allocate()
         view = self.gradients.view(self.leaf, index)
@@ -160,11 +154,7 @@ class ShardUnit:
         self.missing = set(self._places)
 
     def take(self, parameter: nn.Parameter, factor: float) -> None:
-        """Move a parameter's gradient into this micro-batch's leaf.
-
-        Args:
-            parameter: Its `grad` is set to None.
-            factor: A power of two that multiplies the gradient; 0: drop it.
+        """Move a parameter's gradient into this micro-batch's leaf, times a power of two, or times 0: drop it.
 
         Raises:
             RuntimeError: The leaf already has this gradient.

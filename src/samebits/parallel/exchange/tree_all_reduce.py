@@ -63,10 +63,7 @@ def wait_all(works: Sequence[Work]) -> None:
 class TreeAllReduce:
     """The all-reduce of one bucket in one step: `start`, then `advance` until it returns True.
 
-    All ranks make these calls in the same order.
-
-    Args:
-        bucket: Its `nodes` are this rank's partial sums. The last `advance` sets its `result`.
+    All ranks make these calls in the same order. The last `advance` sets the bucket's `result`.
     """
 
     def __init__(self, bucket: Bucket, world: World, nodes: list[list[Node]], tag: int) -> None:

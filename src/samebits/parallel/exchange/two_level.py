@@ -103,13 +103,10 @@ def _layout(
 
 @lru_cache(64)
 def shares(num_nodes: tuple[int, ...]) -> list[int]:
-    """Return the share of the values that each machine adds, so that the busiest link carries as little as possible.
+    """Return the share of the values that each machine adds, by its nodes, so that the busiest link carries the least.
 
     A machine sends its nodes of what others add, and the sum of what it adds to all others. So a machine with several
     nodes adds more: of two machines, one with 2 nodes adds all, and both send each value once instead of 1.5 times.
-
-    Args:
-        num_nodes: For each machine, the number of its nodes.
     """
     size, every = len(num_nodes), sum(num_nodes)
     if {*num_nodes} == {1}:

@@ -28,11 +28,7 @@ _SHARE, _LEAST_S, _MOST_S = 0.01, 3.0, 30.0
 
 
 class Trackers:
-    """The trackers of a run. Nothing here raises once they are started.
-
-    Args:
-        names: `report.trackers`; empty on all ranks but 0.
-        run, notify: The run folder; reports a text to the user, from any thread.
+    """The trackers of a run, on rank 0. Nothing here raises once they are started; any thread may notify.
 
     Raises:
         ConfigError: A tracker cannot be imported.
@@ -65,10 +61,7 @@ class Trackers:
 
 
 class TrackerProcess:
-    """One tracker's process, as seen by the training process.
-
-    Args:
-        name, run, notify: The tracker, the run folder; reports a text to the user, from any thread.
+    """One tracker's process, as seen by the training process, in which any thread may notify.
 
     Raises:
         OSError: It cannot be started.
