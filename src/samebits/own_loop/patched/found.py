@@ -72,7 +72,7 @@ class AverageWatch:
         if self._before is None:
             return False
         follow_data(is_on=False)
-        # One that it makes anew each time has replaced one that is known.
+        # One that it makes each time has replaced one that is known.
         changed = [shape for ref, version, shape in self._before if (each := ref()) is None or each._version != version]
         if self._is_first:
             changed = [each.shape for each in changed_tensors(self._models, self._before)]
