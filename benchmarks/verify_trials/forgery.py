@@ -15,7 +15,7 @@ from torch import Tensor
 from samebits.config import document
 from samebits.provenance import statement, step_log
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import RunRecord, make_statement, read_statement
+from samebits.provenance.statement import RunRecord, make_statement, read_statement_and_files
 from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
@@ -53,7 +53,7 @@ def forge(run: Path, **changes: Any) -> None:
 
 def read_record(run: Path) -> RunRecord:
     """Return a run's record."""
-    return read_statement(run / statement.FILE_NAME)
+    return read_statement_and_files(run / statement.FILE_NAME)[0]
 
 
 def edit_json(path: Path, edit: Callable[[Any], None]) -> None:

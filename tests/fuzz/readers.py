@@ -189,7 +189,7 @@ def message(path: Path) -> None:
 
 def verified(path: Path) -> None:
     """What a stranger publishes to have a run verified: its record of steps, its statement, a verdict."""
-    from samebits.provenance.statement import read_statement
+    from samebits.provenance.statement import read_statement_and_files
     from samebits.provenance.step_log import StepWriter, read_steps
     from samebits.verify.verdict import lines, merge, read_verdict
 
@@ -200,7 +200,7 @@ def verified(path: Path) -> None:
         finally:
             StepWriter(path, 3, bytes(32)).close()
     elif path.name == "provenance.json":
-        _ = read_statement(path).root
+        _ = read_statement_and_files(path)[0].root
     else:
         "\n".join(lines(merge([read_verdict(path)] * 2))).encode()
 

@@ -24,7 +24,7 @@ FOLDERS = {
         "own_loop": 4_300,  # samebits launch: what loops count, schedules by hand, tensors that passes carry
         "parallel": 4_130,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
-        "provenance": 1_620,  # the one reader of a run folder, from engine, verify and diff
+        "provenance": 1_570,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
         "storage": 2_160,  # names nodes that are waited for, lost or refused
         "watchdog": 410,

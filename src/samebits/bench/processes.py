@@ -15,11 +15,7 @@ from samebits.launch.stopped import raise_if_stopped
 
 
 def ask(
-    entry: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    size: ProcessRange,
-    config: RunConfig,
-    failure: LaunchError,
+    entry: Callable[..., Any], arguments: tuple[Any, ...], size: ProcessRange, config: RunConfig, failure: LaunchError
 ) -> list[Any]:
     """Run an entry in new processes, and return what each of them returned, by rank.
 

@@ -92,13 +92,7 @@ def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
 
 
 def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
-    """Return the largest scale at which a JPEG file may be decoded before a box of it is resized.
-
-    Args:
-        shorter_px: Shorter side of the box, pixels.
-        target_px: Shorter side after resizing, pixels.
-        margin: Minimum ratio of decoded to target pixels along a side.
-    """
+    """Return the largest scale of decoding a JPEG file that leaves a box's shorter side `margin` times the target."""
     return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
 
 

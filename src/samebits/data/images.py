@@ -198,11 +198,7 @@ class EncodedImage:
 
 
 def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: bool = True) -> ByteArray:
-    """Decode a JPEG file that Pillow would decode to the same bits, without Pillow's copy of four bytes per pixel.
-
-    Args:
-        content: The file; see `JpegHead.is_plain`.
-        scale: Decode at 1/scale of the size: 1, 2, 4 or 8.
+    """Decode a plain JPEG file at 1/scale (1, 2, 4, 8) to Pillow's bits, without its copy of four bytes per pixel.
 
     Returns:
         (H, W, 3) bytes. H and W are the size divided by the scale, rounded up.

@@ -202,16 +202,7 @@ class Loader:
         return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
 
     def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
-        """Return the next batch, of (N,) samples, as the dataset returned it: without `finish` and on the CPU.
-
-        Args:
-            again: Read the samples of an earlier request again, in this process and outside of the stream.
-            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
-
-        Raises:
-            SamebitsError: Raised by the dataset, in this process or a worker.
-            ConfigError: The dataset returned other samples, or no Batch.
-        """
+        """Return the next batch, of (N,) samples, as the dataset made it: on the CPU, without `finish`; as `batch`."""
         started = time.perf_counter()
         batch = read(self._samples, indices, keys) if again or self._stream is None else self._next()
         self.waited_s += time.perf_counter() - started

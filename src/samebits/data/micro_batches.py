@@ -32,15 +32,7 @@ def two_or_more(num_samples: int, global_batch: int, micro_batch: int) -> str:
 
 
 def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Split [start, stop) into parts whose lengths differ by at most one, longer ones first, and return one of them.
-
-    Args:
-        stop: The position after the last one.
-        index: The part to return, from 0.
-
-    Returns:
-        (first, stop) of the part.
-    """
+    """Split [start, stop) into parts whose lengths differ by at most one, longer first; return (first, stop) of one."""
     size, longer = divmod(stop - start, num_parts)
     first = start + index * size + min(index, longer)
     return first, first + size + (index < longer)

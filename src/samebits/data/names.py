@@ -25,10 +25,6 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
     """Return the first name that leads out of a folder; None if all are inside.
 
     Names are compared as text: a symbolic link below the folder may lead anywhere, since the user made it.
-
-    Args:
-        names: File names, relative to `folder` or absolute.
-        root: Folder that all files must be in.
     """
     # Resolved once, not for each name: a list may have millions.
     base = os.path.abspath(root.expanduser())

@@ -77,10 +77,5 @@ def seed_forward(forward_key: int, device: torch.device, *parts: int) -> None:
 
 
 def seed_between(device: torch.device, seed: int, *parts: int) -> None:
-    """Seed the generators of `seed_forward` outside of micro-batches, such as in an evaluation or after a step.
-
-    Args:
-        seed: Seed of the run; 0 where results must not depend on it.
-        parts: Position that is equal on all ranks, such as the step.
-    """
+    """Seed the generators of `seed_forward` outside of micro-batches, at a position that is equal on all ranks."""
     seed_forward(key(seed, FORWARD, *parts), device)

@@ -10,14 +10,7 @@ from torch import nn
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
-from samebits.engine.build import (
-    build_parts,
-    check_not_empty,
-    make_order,
-    open_data,
-    open_eval_sets,
-    prepare_model,
-)
+from samebits.engine.build import build_parts, check_not_empty, make_order, open_data, open_eval_sets, prepare_model
 from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress, init_scale

@@ -62,12 +62,6 @@ def rank_assignment(
 ) -> RankAssignment | None:
     """Return this process's rank in a world that the user or a scheduler started; None if there is no such world.
 
-    Args:
-        procs: Value of `--procs`.
-        init: Value of `--init`.
-        rank: Value of `--rank`.
-        world_size: Value of `--world-size`.
-
     Raises:
         ConfigError: `--procs` was given to one rank of such a world.
         LaunchError: The rank's variables or options are incomplete, or contradict each other.

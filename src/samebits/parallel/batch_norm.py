@@ -201,9 +201,4 @@ class _Normalize(torch.autograd.Function):
             )[0]
             shape = [1, -1] + [1] * (inputs.dim() - 2)
             grad_input = offset.addcmul_(grad.float(), times.view(shape)).to(inputs.dtype)
-        return (
-            grad_input,
-            with_normalized if needs_weight else None,
-            plain if needs_bias else None,
-            None,
-        )
+        return (grad_input, with_normalized if needs_weight else None, plain if needs_bias else None, None)

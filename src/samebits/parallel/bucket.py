@@ -56,12 +56,7 @@ class Flat:
 
 
 class Leaf:
-    """A micro-batch's gradients in a bucket, during its backward pass.
-
-    Args:
-        flat: Their memory: a copy of their own, or the copy of the sibling that they are added to.
-        is_joining: Whether `flat` is the sibling's.
-    """
+    """A micro-batch's gradients in a bucket, in memory of their own or, if joining, of the sibling."""
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
         self.index, self.flat, self.is_joining = index, flat, is_joining

@@ -45,12 +45,7 @@ class WholeReplica:
             return RecheckedReducer(self.trained, self._world, order, num_extras=num_extras, compress=compress)
         kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(
-            self.trained,
-            self._world,
-            exact=exact,
-            num_extras=num_extras,
-            synchronized=synchronized,
-            compress=compress,
+            self.trained, self._world, exact=exact, num_extras=num_extras, synchronized=synchronized, compress=compress
         )
 
     def state(self) -> Mapping[str, Tensor]:

@@ -118,11 +118,6 @@ def make_statement(
     }
 
 
-def read_statement(path: Path) -> RunRecord:
-    """Read the record in a `provenance.json`; see `read_statement_and_files`."""
-    return read_statement_and_files(path)[0]
-
-
 def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
     """Read the record in a `provenance.json`, and the SHA-256 of the files that it names, by path in the run folder.
 

@@ -16,7 +16,6 @@ from samebits.provenance.statement import (
     Evaluation,
     RunRecord,
     make_statement,
-    read_statement,
     read_statement_and_files,
     sha256_of_json,
 )
@@ -92,7 +91,7 @@ def test_a_metric_that_is_a_whole_number_gives_the_root_that_is_read_again(path:
     assert record.evaluations[0].metrics == {"errors": 3.0, "top1": 1.0, "huge": 10**400}
     record = replace(RECORD, evaluations=[Evaluation.of(46, {"errors": 3})])
     path.write_text(json.dumps(make_statement(record, FILES, "run-1", 10.0, 20.0)))
-    assert read_statement(path).root == record.root
+    assert read_statement_and_files(path)[0].root == record.root
 
 
 def test_the_order_of_names_does_not_change_the_root() -> None:
@@ -107,7 +106,7 @@ def test_an_entry_that_was_altered_is_found_by_the_root(path: Path, name: str) -
     statement["predicate"]["buildDefinition"]["internalParameters"] = internal
     path.write_text(json.dumps(json.loads(json.dumps(statement))))
     with pytest.raises(CheckpointError, match="was altered: its root is not that of its record"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
 
 
 def test_dependencies_that_are_not_those_of_the_record_are_found(path: Path) -> None:
@@ -121,7 +120,7 @@ def test_dependencies_that_are_not_those_of_the_record_are_found(path: Path) -> 
         edit(statement["predicate"]["buildDefinition"]["resolvedDependencies"])
         path.write_text(json.dumps(statement))
         with pytest.raises(CheckpointError, match="dependencies are not those of its record"):
-            read_statement(path)
+            read_statement_and_files(path)[0]
 
 
 def internal(statement: Any) -> Any:
@@ -164,7 +163,7 @@ def test_a_hostile_statement_is_refused_with_a_fix(path: Path, name: str) -> Non
     with pytest.raises(
         CheckpointError, match=r"is not a statement of this version|its root is not that of its record"
     ) as raised:
-        read_statement(path)
+        read_statement_and_files(path)[0]
     assert "--from-scratch" in raised.value.slots["fix"]
 
 
@@ -173,30 +172,30 @@ def test_settings_nested_deeply_are_refused_without_a_traceback(path: Path, dept
     text = json.dumps(plain()).replace('"epochs": 2', '"epochs": ' + "[" * depth + "]" * depth)
     path.write_text(text)
     with pytest.raises(CheckpointError):
-        read_statement(path)
+        read_statement_and_files(path)[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"\xff\xfe", b"{", b'{"predicate": NaN}', b"[[]]" * 9])
 def test_what_is_no_json_object_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="is not a statement"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
 
 
 def test_a_file_that_is_no_plain_file_or_too_large_is_refused_at_once(path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match="not a regular file"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
     path.unlink()
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match="at most"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
     path.write_bytes(b'{"a": [' + b"{}," * 5_000_000 + b"{}]}")
     with pytest.raises(CheckpointError, match="memory"):
-        read_statement(path)
+        read_statement_and_files(path)[0]
 
 
 JSON = st.recursive(
@@ -222,7 +221,7 @@ def test_a_value_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, da
     path = tmp_path_factory.mktemp("any") / "provenance.json"
     path.write_text(json.dumps(statement))
     try:
-        record = read_statement(path)
+        record = read_statement_and_files(path)[0]
     except CheckpointError:
         return
     assert record == RECORD  # what is outside of the record, such as times

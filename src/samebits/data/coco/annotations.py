@@ -172,14 +172,7 @@ def check_entries(
 
 
 def wrong(entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = ...) -> DataError:
-    """Make the error of a wrong field.
-
-    Args:
-        field: The field, such as `keypoints[3]`.
-        where: The file and the place of the entry in it, such as `a.json: annotations[7]`.
-        expected: What the field may be.
-        value: Its value. `...`: the entry lacks the field.
-    """
+    """Make the error of a field such as `keypoints[3]` in `a.json: annotations[7]`; the value `...`: it is missing."""
     part, _, place = where.rpartition(": ")[2].partition("[")
     number = entry.get("id")
     is_id = type(number) is int and abs(number) < 2**64

@@ -182,16 +182,7 @@ class CheckpointManager:
         return collectives.broadcast_object(world, self._saved_step)
 
     def restore(self, job: Job, resume: str, notify: Callable[[CheckpointError], None]) -> bool:
-        """Restore a job from a checkpoint; see `restore_job`.
-
-        Args:
-            job: The run; model, optimizer and progress change.
-            resume: "auto" for the newest whole checkpoint of the run folder, or a checkpoint's folder.
-            notify: Called on rank 0 with the error of each checkpoint that is skipped.
-
-        Returns:
-            Whether there was a checkpoint.
-        """
+        """Restore a job from a checkpoint, and return whether there was one; see `restore_job`."""
         self.wait()  # a rollback must not read a checkpoint that is still being written
         self._copied = None  # the restored state may differ at the same step
         if not restore_job(job, self.folder.checkpoints, resume, notify):

@@ -24,10 +24,10 @@ from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess
-from samebits.launch.crew.node_errors import FIX, gave_up_waiting, too_few_nodes
 from samebits.launch.crew.recovery import STOPPED_S, Recovery
 from samebits.launch.crew.shared_files import MemberState, NodeStatus
 from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.nodes.waiting import FIX, gave_up_waiting, too_few_nodes
 from samebits.launch.supervisor import Supervisor, send_signal
 from samebits.launch.worker import WorkerResult
 
@@ -41,12 +41,7 @@ LEAVING = "this machine leaves the run if the others stay"
 
 
 class NodeCrew(Crew):
-    """The processes of one machine of several.
-
-    Args:
-        min_procs: Leave the run with fewer than this.
-        max_restarts: How many lost processes of this machine are replaced.
-    """
+    """The processes of one machine of several: `max_restarts` are replaced; it leaves with less than `min_procs`."""
 
     def __init__(
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,

@@ -23,11 +23,10 @@ from samebits.cluster.timeout import REPORT_EVERY_S
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import POLL_S, Crew
 from samebits.launch.crew.crew_process import Entry, LocalRanks, MemberProcess, start_member
-from samebits.launch.crew.node_errors import gave_up_waiting
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard, next_view
 from samebits.launch.nodes.rendezvous import ANSWER_S, NodeRendezvous
-from samebits.launch.nodes.waiting import Wait, describe_wait, describe_world
+from samebits.launch.nodes.waiting import Wait, describe_wait, describe_world, gave_up_waiting
 from samebits.launch.supervisor import GRACE_S, Supervisor, send_signal
 from samebits.launch.worker import WorkerResult
 
@@ -36,12 +35,7 @@ STOP_REASON_S = 3.0
 
 
 class RoundCrew(Crew):
-    """The processes of one machine of several.
-
-    Args:
-        min_procs: When no restart is left, continue with fewer processes, down to this many.
-        max_restarts: How often a failure of this machine restarts all.
-    """
+    """The processes of one machine of several: all restart `max_restarts` times, then fewer, down to `min_procs`."""
 
     def __init__(
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,

@@ -1,4 +1,4 @@
-"""What a launcher that waits for other nodes reports: which have joined or were refused, and how long it waits."""
+"""What a launcher that waits for other nodes reports: who has joined or was refused, and why it gives up."""
 
 import json
 import socket
@@ -9,10 +9,11 @@ from torch.distributed import Store
 
 from samebits.cluster.signed import peek
 from samebits.cluster.timeout import as_clock
-from samebits.config.process_range import RendezvousConfig
+from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError, printable
 
 REFUSED = "samebits/refused"
+FIX = "Resume the run with --resume auto on all machines."
 # first: the first view has not begun; others: nodes of the last view still have processes; turn: others train.
 Wait = Literal["first", "others", "turn"]
 _MAX_CHARS = 600  # of a note, which is not signed: any program that reaches the port may have written it
@@ -67,3 +68,23 @@ def describe_world(size: int, num_nodes: int, gone: str, new: str) -> str:
 def count(number: int, noun: str, plural: str = "s") -> str:
     """Return a number with its noun."""
     return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchError:
+    """Return the error of a run that has lost more nodes than it can do without. `size`: how many the run may have."""
+    return LaunchError(
+        f"{num_nodes} of {size} nodes remain",
+        given=f"lost: {', '.join(f'node {node}' for node in sorted(lost))}",
+        fix=f"{FIX} With --nodes MIN:MAX, a run continues down to MIN machines.",
+    )
+
+
+def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> LaunchError:
+    """Return the error of a run that too few launchers have joined in time; `cause`: why one was refused."""
+    return LaunchError(
+        f"gave up waiting for {nodes.size.least} nodes at {nodes.endpoint}",
+        given=given,
+        where=f"after {nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+        cause=cause,
+        fix="Start the same command on the missing machines.",
+    )

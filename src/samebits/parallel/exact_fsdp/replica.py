@@ -150,12 +150,7 @@ class ExactShards(ShardedReplica):
 
 
 class ExactShardedReducer(StepSum):
-    """The sum over shards of a model in exact mode.
-
-    Args:
-        shards: The sharded model; `reduce` sets the `grad` of this rank's parts.
-        num_extras: Number of extra values for each `backward`.
-    """
+    """The sum over shards of a model in exact mode; `reduce` sets the `grad` of this rank's parts."""
 
     def __init__(
         self,

@@ -115,13 +115,7 @@ def cuts(length: int, shares: Sequence[int]) -> list[int]:
 
 
 def exchange_directly(part: Part, *, in_chunks: bool, shares: Sequence[int] = ()) -> Rounds:
-    """Sum a part by messages to all other members at once, in one round or, in chunks, in two.
-
-    Args:
-        part: What is summed.
-        in_chunks: Whether each member adds a chunk only.
-        shares: For each member, its share of the chunks; empty: equal ones.
-    """
+    """Sum a part by messages to all members, in one round or in two, in chunks; `shares`: of each, if not equal."""
     size, me = len(part.members), part.place
     bounds = cuts(part.total.numel(), shares or (1,) * size)
 

@@ -30,13 +30,7 @@ from samebits.parallel.tree import Node, merged
 
 
 def exchange_in_two_levels(part: Part, *, machines: Sequence[int], between: Callable[[Part], Rounds]) -> Rounds:
-    """Sum a part inside machines, and slices of it between them.
-
-    Args:
-        part: Its members are all ranks.
-        machines: For each member, the number of its machine.
-        between: The way of exchanging a slice between the machines.
-    """
+    """Sum a part inside machines, one number for each member, and slices of it `between` them."""
     groups, nodes = _layout(tuple(machines), tuple(map(tuple, part.nodes)), part.num_leaves, part.exact)
     num_slices = max(map(len, groups))
     bounds = cuts(part.total.numel(), (1,) * num_slices)
