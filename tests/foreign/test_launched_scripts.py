@@ -27,7 +27,9 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
     return starter.run_files([FOLDER / "launch_worker.py"], procs, sizes, script, *arguments)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "spawned", "gan", "averaged", "mnist", "accumulation", "numbered number"])
+@pytest.mark.parametrize(
+    "name", ["imagenet", "spawned", "gan", "averaged", "mnist", "accumulation", "numbered number", "best_weights"]
+)
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
     assert len({launch(warm, *name.split()[:1], procs, *name.split()[1:]).sha256 for procs in (1, 2, 3, 4)}) == 1
 

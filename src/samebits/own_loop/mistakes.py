@@ -56,8 +56,8 @@ def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> 
                     if is_scheduled
                     else f"Set it from loader.step, equal in all passes of a step: {names[0]} = f(loader.step).",
                 )
-        if not is_last:
-            each.restore_settings()
+        for group, before in zip(each.optimizer.param_groups, [] if is_last else each.settings, strict=False):
+            group.update(before)
 
 
 def check_strays(trained: Trained, step: Step) -> None:

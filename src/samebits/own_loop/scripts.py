@@ -79,6 +79,12 @@ class LoopText:
             self.counted_end = f"{file}:{counter}" if counter else ""
 
 
+def makes_list(frames: Iterable[FrameType], data: object) -> bool:
+    """Return whether the script makes a list of the batches of `data`, as in `len(list(loader))`: it trains on none."""
+    frame = next(each for each in frames if is_user(each.f_code.co_filename))
+    return f"list({_name_in(frame, data)})" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
 def _name_in(frame: FrameType, data: object) -> str:
     attributes = {f"self.{name}": each for name, each in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
     return next((name for name, each in (frame.f_locals | attributes).items() if each is data), "")

@@ -73,11 +73,6 @@ class Trained:
             for group in self.optimizer.param_groups
         ]
 
-    def restore_settings(self) -> None:
-        """Set those from the start of the step."""
-        for group, before in zip(self.optimizer.param_groups, self.settings, strict=False):
-            group.update(before)
-
     def refresh(self) -> list[nn.Parameter]:
         """Follow parameters that were frozen, unfrozen or added since the last step.
 

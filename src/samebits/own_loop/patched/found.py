@@ -61,7 +61,7 @@ class AverageWatch:
         self._is_first = self._known is None
         if self._known is None:
             shapes = set(self._shapes())
-            self._before = note_tensors(self._models)
+            self._before = [(weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)]
             self._known = [ref for ref, _, shape in self._before if shape in shapes]
         else:
             self._before = [(ref, each._version, each.shape) for ref in self._known if (each := ref()) is not None]
@@ -94,11 +94,6 @@ def follow_data(*, is_on: bool) -> None:
 def _set_data(tensor: Tensor, value: Tensor) -> None:
     torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
     torch.autograd.graph.increment_version(tensor)
-
-
-def note_tensors(models: list[nn.Module]) -> Noted:
-    """Note the tensors of the process, but for those of the models and what was computed with gradients."""
-    return [(weakref.ref(each), each._version, each.shape) for each in _tensors(models)]
 
 
 def changed_tensors(models: list[nn.Module], before: Noted) -> list[Tensor]:

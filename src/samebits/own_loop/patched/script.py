@@ -34,7 +34,7 @@ from samebits.own_loop.patched.found import AverageWatch, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
 from samebits.own_loop.repeat import RepeatCheck
 from samebits.own_loop.samples import shuffles
-from samebits.own_loop.scripts import LoopText
+from samebits.own_loop.scripts import LoopText, makes_list
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
@@ -127,7 +127,7 @@ class Script:
         if self.is_by_hand or type(data.dataset).__module__.startswith("samebits."):  # the engine's own
             return plain()
         is_other = self.exact is not None and data is not self._data
-        if is_other or not self._trains_on(data):
+        if is_other or not self._trains_on(data) or makes_list(callers(sys._getframe()), data):
             self._read = f"the DataLoader of {self._made.get(data)}"
             return self._others(data, plain())
         if self.exact is None:

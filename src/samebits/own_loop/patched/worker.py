@@ -9,6 +9,7 @@ that it does not matter by which name a script imports them.
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial, wraps
@@ -139,10 +140,18 @@ def install(script: Script) -> None:
 
 
 def _replace_files(script: Script) -> None:
+    folders: set[str] = set()  # that this process has for itself
+
+    @_replace(tempfile, "mkdtemp")
+    def make(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        folders.add(os.path.realpath(folder := plain(*args, **kwargs)))
+        return folder
+
     @_replace(torch, "save")
     def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_shared = isinstance(f, str | os.PathLike) and folders.isdisjoint(map(str, Path(os.path.realpath(f)).parents))
         # All ranks of a script for one process would write the same file at once.
-        if script.has_world or script.rank == 0 or not isinstance(f, str | os.PathLike):
+        if script.has_world or script.rank == 0 or not is_shared:
             if script.exact is None:
                 plain(obj, f, *args, **kwargs)
             else:
@@ -152,6 +161,9 @@ def _replace_files(script: Script) -> None:
     def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if script.exact is None:
             script.record = read_record(f) or script.record
+        elif not script.has_world:  # rank 0 may still write the file
+            with script.launcher_environment():
+                collectives.any_rank(current_world(torch.device("cpu")), flag=False)
         return plain(f, *args, **kwargs)
 
     @_replace(Optimizer, "load_state_dict")
