@@ -36,14 +36,11 @@ def describe(value: object) -> str:
 def collate(
     items: Sequence[Any], function: Callable[[Sequence[Any]], Any] | None, dataset: Any, indices: IntArray
 ) -> tuple[Any, Any]:
-    """Join samples to inputs and targets.
+    """Join samples to inputs and targets, and return both.
 
     Args:
         function: List of samples -> (inputs, targets). None: torch's `default_collate`.
         indices: (N,) indices of the samples.
-
-    Returns:
-        Inputs and targets.
 
     Raises:
         ConfigError: A sample is not a pair of an input that a model can take and a target, or they can't be joined.

@@ -246,11 +246,7 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
 
 
 def _to_rgb(image: Image.Image) -> ByteArray:
-    """Convert an image of any mode to 8-bit RGB. 16 and 32 bits are scaled, transparent parts blended over white.
-
-    Returns:
-        (H, W, 3) bytes.
-    """
+    """Convert any image to (H, W, 3) RGB bytes: 16 and 32 bits are scaled, transparent parts blended over white."""
     width, height = image.size
     if image.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema()[1] == 0:
         image = image.convert("RGB")  # Windows leaves the fourth byte of a pixel unused

@@ -58,10 +58,7 @@ def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[s
 
 
 def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[str]:
-    """List the images in a folder below the root, recursively, through links too; `left_out` counts other files.
-
-    Returns:
-        Paths relative to the root.
+    """List the images in a folder below the root, by relative paths, through links too; `left_out` counts others.
 
     Raises:
         DataError: A link points to a parent folder of the root, or to a folder of the system.
@@ -111,11 +108,7 @@ def left_out_row(counts: Mapping[str, int]) -> str:
 
 
 def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, str]:
-    """Warn of images in both sets and of repeated training images, for the header of a run.
-
-    Returns:
-        Rows by name; empty if there are none.
-    """
+    """Return header rows that warn of images in both sets and of repeated training images; empty without any."""
     known: set[str] = set()
     num_train = num_validation = num_shared = 0
     for path in train:

@@ -107,12 +107,9 @@ def _compile(model: nn.Module, world: World) -> Compiled:
 
 
 def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
-    """Initialize the fresh model on rank 0 and broadcast it.
+    """Initialize the fresh model on rank 0 and broadcast it; return the recipe's rows for the run's header.
 
     `build` builds the recipe's parts again, for a whole model if this one is sharded.
-
-    Returns:
-        The recipe's rows for the run's header.
     """
     start = job.parts.init_weights
     if start is None:

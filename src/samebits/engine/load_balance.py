@@ -46,11 +46,7 @@ class LoadBalance:
         return time.monotonic() - self._began >= INTERVAL_S
 
     def update(self, job: Job) -> str:
-        """Measure all ranks. Called on all of them.
-
-        Returns:
-            A text on the new division, if the next steps are to be divided by it; otherwise an empty text.
-        """
+        """Measure all ranks, on all of them; return a text on a new division of the next steps, or "" if it stays."""
         activity = job.world.activity
         work_s, count = activity.work_s - self._before[0], activity.num_micro_batches - self._before[1]
         found = collectives.all_gather_object(job.world, work_s / count if count else 0.0)

@@ -26,10 +26,7 @@ from samebits.engine.validation import validate
 
 
 def train(run: OpenRun) -> bool:
-    """Train as one process, from the run's progress to its last step: the engine's entry.
-
-    Returns:
-        Whether the run is complete; False if it was stopped, with its position saved.
+    """Train as one process to the last step: the engine's entry; return whether the run is complete, and not stopped.
 
     Raises:
         ConfigError: The validation has no metric of the name in `Parts.monitor`.

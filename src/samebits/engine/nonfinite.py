@@ -56,13 +56,10 @@ def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, repor
 
 
 def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
-    """Find the micro-batch that caused it. Called on all ranks, with the weights as they were before the step.
+    """Return the error, equal on all ranks, with the micro-batch that caused it, given the weights before the step.
 
     Args:
         folder: The run folder; rank 0 writes `nonfinite-STEP.json` with all samples of the micro-batch into it.
-
-    Returns:
-        The error, equal on all ranks.
     """
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)

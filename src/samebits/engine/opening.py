@@ -150,10 +150,7 @@ def open_run(spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, sto
 
 @contextmanager
 def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
-    """Open a run as one process of a world, to train it: `with opened(...) as run: code = run.end(train(run))`.
-
-    Yields:
-        The run in this process. It reports its start.
+    """Open a run as one process of a world, and train it: `with opened(...) as run: code = run.end(train(run))`.
 
     Raises:
         SamebitsError: A failure that the user can act on.
@@ -185,11 +182,7 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
 
 
 def announce(folder: RunFolder, world: World) -> Callable[[str], None]:
-    """Print on a rank that was started by hand, in a terminal of its own, that it joined.
-
-    Returns:
-        A function that prints how the rank ended.
-    """
+    """Print on a rank that was started by hand, in its own terminal, that it joined; return what prints its end."""
     if world.is_main or world.assignment.started_by != "command line":
         return lambda _: None
     console, me = Console(sys.stdout), f"rank {world.rank} of {world.size}"

@@ -29,11 +29,7 @@ from samebits.storage.run_folder import RunFolder, write_atomically
 def prepare(
     spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, origin: Path | None
 ) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
-    """Assemble the job, restore it from `origin` or initialize it, and write the settings into the folder.
-
-    Returns:
-        The job, its checkpoint manager, notes for the user, and title and rows of the header.
-    """
+    """Assemble the job, restore or initialize it, and write the settings; return it, its manager, notes and header."""
     config = spec.config
     # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
     if world.is_main:

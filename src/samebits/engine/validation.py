@@ -164,11 +164,7 @@ def _first_samples(job: Job) -> Batch | None:
 
 
 def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
-    """Count a batch as a validation does, and merge it; `make` makes an empty metric.
-
-    Returns:
-        The names of the values; None if these few samples have no values.
-    """
+    """Count a batch as a validation does, and merge it; return the names of its values, or None without any."""
     counted: Metric = make()
     what = f"the metric {type(counted).__name__}"
     with _faults_of(what):

@@ -209,7 +209,7 @@ def launch_here(
     max_restarts: int = 0,
     nodes: RendezvousConfig | None = None,
 ) -> int:
-    """Run an entry in processes of this machine with the settings' timeouts; see `launch.launch`.
+    """Run an entry in processes of this machine with the settings' timeouts; return the exit code. See `launch.launch`.
 
     Args:
         procs: How many processes; fewer may remain after losses.
@@ -217,9 +217,6 @@ def launch_here(
         folder: The run folder, for the launcher's log; a stop then saves. None: there is no run.
         max_restarts: How often all processes are restarted after a failure.
         nodes: The other machines; None: this machine only.
-
-    Returns:
-        The exit code.
     """
     # Late, because of torch: the fork server imports it first.
     from samebits.launch.launch import launch

@@ -71,10 +71,7 @@ class Subcommand:
 def run_subcommand(
     command: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[int, SamebitsError | None]:
-    """Run a command of Samebits in a process of its own.
-
-    Returns:
-        Its exit code, and its error. None if it had none, or if a signal stopped it.
+    """Run a command of Samebits in a process of its own; return its exit code, and its error if it wrote one.
 
     Raises:
         Stopped: The user pressed Ctrl-C; raised after the command has ended.

@@ -53,15 +53,12 @@ def run_worker(
     key: str,
     failure_path: Path,
 ) -> WorkerResult:
-    """Run `entry(*args)`, and report every kind of end to the launcher.
+    """Run `entry(*args)`, report every kind of end to the launcher, and return the end if it has not failed.
 
     Args:
         entry: The work; reads its rank from the environment.
         folder: The launcher's; contains a file called stop once all workers shall stop.
         stop_timeout_s: How long it may continue after the launcher has died, seconds.
-
-    Returns:
-        How it ended, if it has not failed.
     """
     if multiprocessing.parent_process() is not None:
         gc.freeze()  # what the fork server has imported; see `cleanup`

@@ -16,11 +16,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Compute the checksum of a tensor of any shape and type.
-
-    Returns:
-        (), int64, on the tensor's device: reading it waits for the device.
-    """
+    """Compute the checksum of a tensor of any shape and type, () int64 on its device: reading it waits for that."""
     values = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
     weights = _odd_numbers(_PIECE, tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)

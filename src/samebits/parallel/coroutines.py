@@ -164,11 +164,7 @@ class Coroutines:
         self._threads.close()
 
     def wait(self, value: Any) -> Any:
-        """Wait for all other functions. Called inside one of them. `value`, for `combine`, is not None.
-
-        Returns:
-            The result of `combine`.
-        """
+        """Wait for all other functions, inside one; return the result of `combine`, which gets `value`, not None."""
         assert self._combine is not None, "wait is called inside of run"
         me = self._current
         if me is None:

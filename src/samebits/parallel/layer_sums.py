@@ -93,13 +93,10 @@ class LayerSums:
         body: Callable[[MicroBatch], T],
         suspects: Suspects | None = None,
     ) -> list[T]:
-        """Call `body(micro_batch)` for each micro-batch of this process; inside it, `sum` can be called.
+        """Call `body(micro_batch)`, which may call `sum`, for each micro-batch of this process; return the results.
 
         Args:
             suspects: Receives the micro-batches that contributed a value that is not finite, with the first location.
-
-        Returns:
-            The result of each call.
 
         Raises:
             TrainError: Two micro-batches did not reach the same layers in the same order.
@@ -123,16 +120,13 @@ class LayerSums:
             self.is_open = False
 
     def sum(self, location: int, values: Tensor, finish: Callable[[Tensor], T]) -> T:
-        """Add values up over all micro-batches of the step. Waits for all of them.
+        """Add values up over all micro-batches of the step, wait for all of them, and return the result of `finish`.
 
         Args:
             location: Where the caller is, an index of `locations`.
             values: (n,) float64, the micro-batch's contribution.
             finish: Called with the total, (n,) float64, the same bits on all ranks: what all micro-batches compute from
                 it. Called once in each process, for one of its micro-batches, before the others resume.
-
-        Returns:
-            The result of `finish`.
         """
         result: T = self._coroutines.wait(_Contribution(float(location), values, finish))
         # Other micro-batches may have used the host's generator meanwhile. Seeding by a key of the micro-batch and

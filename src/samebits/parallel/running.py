@@ -76,10 +76,7 @@ class RunningBuffers:
         return change
 
     def change(self) -> Tensor:
-        """Return the change since the last call of this function, or since the step's start.
-
-        Returns:
-            (length,) float32, where length is `len(self)`: all buffers in one flat tensor.
+        """Return the change since the last call, or since the step's start: (length,) float32 of length `len(self)`.
 
         Raises:
             ConfigError: The model replaced a buffer instead of writing into it, or changed one of type bool, or one
@@ -137,11 +134,7 @@ class RunningBuffers:
         self._bases = self._olds
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the buffers for `restore`, and reset them.
-
-        Returns:
-            For each dtype, its buffers in one flat tensor, (length,).
-        """
+        """Return a copy of the buffers for `restore`, one flat tensor (length,) for each dtype, and reset them."""
         copies = [flat.clone() for flat in self._flats]
         self.reset()
         return copies

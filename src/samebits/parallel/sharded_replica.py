@@ -39,22 +39,11 @@ class ShardedReplica(ABC):
 
     @abstractmethod
     def gather(self, name: str, part: Tensor) -> Tensor | None:
-        """Gather a part, (rows, ...), of a parameter or of an optimizer state of its shape. A collective call.
-
-        Returns:
-            The complete tensor in host memory on rank 0; None on the others.
-        """
+        """Gather a part, (rows, ...), of a parameter or a state, on rank 0's host; None on others. Collective"""
 
     @abstractmethod
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a complete tensor.
-
-        Args:
-            whole: (n, ...) the complete tensor.
-
-        Returns:
-            (rows, ...), a view.
-        """
+        """Return this rank's part, (rows, ...) and a view, of a complete tensor, (n, ...)."""
 
     def sharded_like(self, name: str, tensor: Tensor, optimizer: Optimizer) -> str | None:
         """Return the parameter that a checkpoint's tensor, of any shape, is sharded like; None if all ranks have it."""

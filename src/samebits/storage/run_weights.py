@@ -51,11 +51,7 @@ def weights_of(run: Path, which: str, model: nn.Module | None = None) -> tuple[P
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
-    """Read the identity of a run from one of its checkpoints, as in `weights_of`; "last" is the newest whole one.
-
-    Returns:
-        The checkpoint's folder and the identity; an empty one if there is no whole checkpoint.
-    """
+    """Read the checkpoint's folder and identity from a run as in `weights_of`; the identity is empty without any."""
     folder = run / "checkpoints"
     paths = [folder / name_of(step) for step in reversed(steps(folder))] if which == "last" else [_path_of(run, which)]
     for path in paths:

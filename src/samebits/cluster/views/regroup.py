@@ -93,14 +93,11 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
 
 
 def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None) -> World:
-    """Leave the world's group, and form the group of the newest view.
+    """Leave the world's group, and form that of the newest view. The new world keeps activity and membership.
 
     Args:
         join_timeout_s: How long to wait until all members have checked in, seconds; None: `timeout_s`. They may have
             to finish a step, a validation or a checkpoint before.
-
-    Returns:
-        The new world. It has the activity and the membership of the old one.
 
     Raises:
         ViewEnded: Another view has begun meanwhile.

@@ -17,10 +17,7 @@ MAX_OUTLINES_PX = 10_000_000  # of all regions of an image
 
 
 def draw_regions(coco: COCO, annotations: Iterable[Mapping[str, Any]], image_id: int) -> ByteArray:
-    """Draw regions of an image into one mask; an annotation without a region is drawn as its box, if it has one.
-
-    Returns:
-        (H, W), 1 inside of a region, 0 elsewhere.
+    """Draw regions of an image into one mask (H, W) of 0 and 1; an annotation without a region is drawn as its box.
 
     Raises:
         DataError: A region has another form, or does not fit the image.

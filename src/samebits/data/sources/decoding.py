@@ -55,10 +55,7 @@ def encoded_content(value: object, name: str) -> bytes:
 
 
 def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]) -> Any:
-    """Decode a file of a sample by its extension in lower case, such as `seg.png`; the user's `decoders` come first.
-
-    Returns:
-        The value; the content itself for other extensions.
+    """Decode a file of a sample by its extension, such as `seg.png`, the user's `decoders` first; others stay bytes.
 
     Raises:
         DataError: The content does not have the form of the extension.

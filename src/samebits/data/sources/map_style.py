@@ -52,9 +52,6 @@ def files_of(dataset: Any) -> list[str | PathLike[str]] | None:
 def read_items(dataset: Any, indices: IntArray, keys: KeyArray) -> list[Any]:
     """Read (N,) samples of a map-style dataset. The generators of torch, numpy and Python are seeded for each.
 
-    Returns:
-        The N samples, in the order of the indices.
-
     Raises:
         SampleError: The dataset raised an exception.
     """

@@ -33,15 +33,12 @@ Described = tuple[dict[str, Any] | None, dict[str, Shape]]
 
 
 def restore_job(job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]) -> bool:
-    """Restore a job from a checkpoint. Rank 0 reads it and broadcasts it, so only rank 0 needs the disk.
+    """Restore a job from a checkpoint, and return whether there was one. Only rank 0 needs the disk.
 
     Args:
         job: The run; model, optimizer and progress change.
         resume: "auto" for the newest whole checkpoint in it, or a checkpoint's folder.
         notify: Called on rank 0 with the error of each checkpoint that is skipped.
-
-    Returns:
-        Whether there was a checkpoint.
 
     Raises:
         CheckpointError: No checkpoint of the run is whole, the requested one is not, or it belongs to another

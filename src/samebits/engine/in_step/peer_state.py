@@ -32,11 +32,7 @@ class Received:
 
 
 def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | None:
-    """Send this rank's state, unchanged, if it is the agreement's source; called by all ranks of a new world.
-
-    Returns:
-        The state, on receivers.
-    """
+    """Send this rank's state, unchanged, if it is the agreement's source; return that state on its receivers."""
     if not agreement.receivers:
         return None
     is_source, is_receiver = world.rank == agreement.source, world.rank in agreement.receivers

@@ -64,11 +64,7 @@ class Crew:
         return [member.process.pid for member in self._processes.values() if member.process.pid]
 
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
-        """Run until all processes are done, or the run has failed.
-
-        Returns:
-            Whether it has failed, and the results of the processes that are done.
-        """
+        """Run until all are done or the run has failed; return whether it has, and the results of what is done."""
         try:
             self._start_all(self._num_procs)
             while True:

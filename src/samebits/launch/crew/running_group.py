@@ -70,10 +70,7 @@ def open_shared_folder(store: SignedStore, nodes: RendezvousConfig, key: str, no
 
 
 def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
-    """Join the launchers that train in this run folder now.
-
-    Returns:
-        Their shared folder and key. None: there are none, so the launchers meet at the rendezvous.
+    """Join the launchers that train in this run folder now; return their shared folder and key, or None without any.
 
     Raises:
         LaunchError: They have other settings, or this launcher does not have their key.

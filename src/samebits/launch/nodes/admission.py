@@ -36,10 +36,7 @@ _SHOWN = 5
 
 
 def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
-    """Verify that this launcher may join; the one that serves the store publishes the record for the others.
-
-    Returns:
-        Whether this launcher is the first of its run.
+    """Verify that this launcher may join, and return whether it is the first; the serving one publishes the record.
 
     Raises:
         LaunchError: The address belongs to another run or program.
@@ -74,10 +71,7 @@ def publish(store: Store, nodes: RendezvousConfig) -> None:
 
 
 def check(store: Store, nodes: RendezvousConfig) -> bool:
-    """Verify that the run at the address is this one. All launchers but the serving one call this.
-
-    Returns:
-        Whether this launcher is the first of a run with an id of its own.
+    """Verify that the run at the address is this one, on all launchers but the serving one; return whether it is new.
 
     Raises:
         LaunchError: It is another run, has other settings, or is not a run of Samebits.

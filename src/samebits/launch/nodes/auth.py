@@ -97,11 +97,7 @@ def read_key(folder: Path) -> str | None:
 
 
 def exchange_key(store: Store, nodes: RendezvousConfig) -> tuple[str, KeyFile | None]:
-    """Choose the key and write the greeting. Only the launcher that serves the rendezvous calls this.
-
-    Returns:
-        The key, and its file, if one was written.
-    """
+    """Choose the key and write the greeting, on the launcher that serves; return the key, and its file if any."""
     if key := run_key(os.environ):
         file = None
     else:

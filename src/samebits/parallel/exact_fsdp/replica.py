@@ -271,14 +271,7 @@ class ExactShardedReducer(StepSum):
         return [mine[number] if number < len(mine) else None for mine in self._present.leaves]
 
     def _add_tails(self, tails: Tensor) -> Tensor:
-        """Add the values behind the gradients in tree order.
-
-        Args:
-            tails: (ranks, passes * length), those of each rank's micro-batches.
-
-        Returns:
-            (length,) the sum over the step's micro-batches.
-        """
+        """Add the values behind the gradients, (ranks, passes * length), in tree order; return their sum, (length,)."""
         num_leaves, stack = self._present.num_micro_batches, list[tuple[Node, Tensor]]()
         # By micro-batch: in each pass, the ranks have neighboring ones (`division.IN_TURN`).
         in_order = tails.reshape(self._world.size, len(self._tails), -1).transpose(0, 1).reshape(-1, sum(self._sizes))

@@ -28,13 +28,10 @@ from samebits.parallel.tree import Node, push
 
 
 def assign_owners(sizes: Sequence[int], num_ranks: int) -> list[int]:
-    """Assign tensors to ranks, so that the ranks own about equally many values.
+    """Assign tensors to ranks, so that the ranks own about equally many values; return the owner of each tensor.
 
     Largest tensors first, each to the rank with the fewest values so far; the lowest such rank, so that all ranks
     compute the same. No rank owns more than an even share and one largest tensor.
-
-    Returns:
-        The owner of each tensor.
     """
     owners = [0] * len(sizes)
     loads = [(0, rank) for rank in range(num_ranks)]  # a heap
