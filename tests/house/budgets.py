@@ -16,8 +16,8 @@ FOLDERS = {
         "cluster": 3_700,  # a recovery that does not return is named; waits for half a message end
         "config": 1_780,
         "data": 4_640,  # lost data in JPEG files, 12-bit values, files left out, encodings of lists
-        "engine": 3_970,  # comments at traps; altered evaluations are named
-        "launch": 4_510,  # names nodes that are waited for, lost or refused
+        "engine": 3_840,  # comments at traps; altered evaluations are named
+        "launch": 4_370,  # names nodes that are waited for, lost or refused
         "metrics": 840,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
@@ -26,7 +26,7 @@ FOLDERS = {
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_570,  # the one reader of a run folder, from engine, verify and diff
         "report": 2_470,  # comments at traps
-        "storage": 2_160,  # names nodes that are waited for, lost or refused
+        "storage": 2_100,  # names nodes that are waited for, lost or refused
         "watchdog": 410,
     },
     # Commands that look at a run or its parts. Target: 9,000.

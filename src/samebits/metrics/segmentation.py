@@ -52,13 +52,8 @@ class SegmentationMetric:
     def __init__(self, classes: Sequence[str], num_worst: int = 8) -> None:
         self._classes, self._num_worst = classes, num_worst
         self._counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
-        self._num_samples = 0
+        self.num_samples = 0  #: Number of samples added, merged ones included.
         self._worst: list[tuple[float, int, list[list[int]]]] = []
-
-    @property
-    def num_samples(self) -> int:
-        """Number of images added, merged ones included."""
-        return self._num_samples
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add (N, C, h, w) logits. The batch's targets have `masks`: N tensors (H, W) of bytes."""
@@ -70,7 +65,7 @@ class SegmentationMetric:
             cells = mask[is_counted].to(torch.int64) * num_classes + predicted[is_counted]
             counts = torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
             self._counts += counts
-            self._num_samples += 1
+            self.num_samples += 1
             ious = _ious(counts)
             score = sum(ious) / len(ious) if ious else 1.0
             if len(self._worst) < self._num_worst or (score, index) < self._worst[-1][:2]:
@@ -81,14 +76,14 @@ class SegmentationMetric:
         """Return `confusion[label][prediction]` in pixels, and the worst images as `[IoU, index, reduced labels]`."""
         return {
             "confusion": self._counts.tolist(),
-            "num_samples": self._num_samples,
+            "num_samples": self.num_samples,
             "worst": [list(row) for row in self._worst],
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
         self._counts += torch.tensor(state["confusion"], dtype=torch.int64)
-        self._num_samples += state["num_samples"]
+        self.num_samples += state["num_samples"]
         self._keep_worst([(score, index, labels) for score, index, labels in state["worst"]])
 
     def result(self) -> dict[str, float]:

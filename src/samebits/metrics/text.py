@@ -25,13 +25,9 @@ class TextMetric:
         require("text", "TextMetric")
         self._read, self._truth = read, truth
         self._num_worst = num_worst
-        self._num_edits = self._num_characters = self._num_right = self._num_lines = 0
+        self._num_edits = self._num_characters = self._num_right = 0
+        self.num_samples = 0  #: Number of samples added, merged ones included.
         self._worst: list[tuple[int, int, str, str]] = []
-
-    @property
-    def num_samples(self) -> int:
-        """Number of lines added, merged ones included."""
-        return self._num_lines
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add the model's outputs for one batch."""
@@ -44,7 +40,7 @@ class TextMetric:
             self._num_edits += num_edits
             self._num_characters += len(truth)
             self._num_right += num_edits == 0
-            self._num_lines += 1
+            self.num_samples += 1
             if num_edits:
                 rows.append((num_edits, index, truth, text))
         self._keep_worst(rows)
@@ -55,7 +51,7 @@ class TextMetric:
             "edits": self._num_edits,
             "characters": self._num_characters,
             "right": self._num_right,
-            "lines": self._num_lines,
+            "lines": self.num_samples,
             "worst": [list(row) for row in self._worst],
         }
 
@@ -64,7 +60,7 @@ class TextMetric:
         self._num_edits += state["edits"]
         self._num_characters += state["characters"]
         self._num_right += state["right"]
-        self._num_lines += state["lines"]
+        self.num_samples += state["lines"]
         self._keep_worst([(edits, index, truth, text) for edits, index, truth, text in state["worst"]])
 
     def result(self) -> dict[str, float]:
@@ -76,7 +72,7 @@ class TextMetric:
         if self.num_samples == 0:
             raise ValueError("no lines were added, so there is no accuracy")
         return {
-            "line_accuracy": self._num_right / self._num_lines,
+            "line_accuracy": self._num_right / self.num_samples,
             "cer": self._num_edits / max(1, self._num_characters),
         }
 

@@ -145,32 +145,16 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path  #: The folder.
+        self.checkpoints = path / "checkpoints"  #: The folder of checkpoints.
+        self.weights = path / "weights.safetensors"  #: The final weights, which eval, predict and export open.
+        self.config = path / "config.yaml"  #: The resolved settings.
+        self.pictures = path / "pictures"  #: The folder of charts and image sheets.
         self._lock: RunLock | None = None
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
 
     @property
     def has_checkpoints(self) -> bool:
         """Whether there is a checkpoint to resume from, damaged or not."""
         return any(map(is_checkpoint, self.checkpoints.glob("step-*")))
-
-    @property
-    def weights(self) -> Path:
-        """The final weights, which eval, predict and export open."""
-        return self.path / "weights.safetensors"
-
-    @property
-    def config(self) -> Path:
-        """The resolved settings."""
-        return self.path / "config.yaml"
-
-    @property
-    def pictures(self) -> Path:
-        """The folder of charts and image sheets."""
-        return self.path / "pictures"
 
     def open(self, wait_s: float = 0.0) -> None:
         """Create the folder and lock it for this process, until `close` or the end of the process.
