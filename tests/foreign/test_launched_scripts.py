@@ -34,6 +34,20 @@ def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
     assert len({launch(warm, *name.split()[:1], procs, *name.split()[1:]).sha256 for procs in (1, 2, 3, 4)}) == 1
 
 
+def test_only_rank_0_of_a_script_for_one_process_writes_files(warm: Starter, tmp_path: Path) -> None:
+    written = []
+    for procs in (1, 3):
+        folder, turns = tmp_path / str(procs), tmp_path / f"turns {procs}"
+        folder.mkdir()
+        turns.mkdir()
+        ended = launch(warm, "alone", procs, folder, sizes=f"{SIZES}@{turns}")
+        assert not any(ended.codes), ended
+        assert ended.texts[1:] == [""] * (procs - 1)
+        written.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+    assert set(written[0]) == {"log.txt", "best.pt"}
+    assert written[0] == written[1]
+
+
 def test_a_reduction_before_backward_may_serve_the_log(warm: Starter) -> None:
     assert len({launch(warm, "collective", procs, "log").sha256 for procs in (1, 2)}) == 1
 

@@ -30,8 +30,7 @@ from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop import mistakes
-from samebits.own_loop.habits import Habits
-from samebits.own_loop.repeat import RepeatCheck
+from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from samebits.errors import ConfigError
 
 WORKER = "samebits.own_loop.patched.worker"
+TURNS = "SAMEBITS_TURNS"  # see `own_loop/patched/turns.py`
 Arguments = Annotated[
     list[str],
     typer.Argument(metavar="[FLAGS] SCRIPT [ARGUMENTS]", help="As for torchrun.", show_default=False),
@@ -47,7 +49,8 @@ def launch(arguments: Arguments) -> int:
     args.training_script_args = [*["-m"] * args.module, args.training_script, *args.training_script_args]
     args.module, args.training_script = True, WORKER
     try:
-        run.run(args)
+        with tempfile.TemporaryDirectory(prefix="samebits-") as os.environ[TURNS]:
+            run.run(args)
     except ChildFailedError as failed:
         _, first = failed.get_first_failure()
         message = first.message if isinstance(first.message, str) else ""

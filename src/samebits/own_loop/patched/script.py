@@ -29,10 +29,10 @@ from samebits.errors import ConfigError
 from samebits.frames import callers, is_user
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
+from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
-from samebits.own_loop.repeat import RepeatCheck
 from samebits.own_loop.samples import shuffles
 from samebits.own_loop.scripts import LoopText, makes_list
 from samebits.own_loop.session import ExactLoop
@@ -63,7 +63,7 @@ class Script:
     def __init__(self) -> None:
         self._global_batch, self._micro_batch, self.seed = map(int, os.environ[BATCH_SIZES].split(":"))  # 0: not given
         assignment = read_assignment(os.environ) or ALONE
-        self.rank, self.size = assignment.rank, assignment.world_size
+        self.rank, self.size, self.local_rank = assignment.rank, assignment.world_size, assignment.local_rank
         self._replicas = self._global_batch // self._micro_batch if self._micro_batch else self.size
         self._launcher = {name: os.environ[name] for name in _WORLD if name in os.environ}
         os.environ["WORLD_SIZE"] = str(self._replicas)
@@ -85,6 +85,11 @@ class Script:
         # With their lines, in the order in which the script has made them, which is equal on all ranks.
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the script was written for one process, as far as it has shown."""
+        return bool(self._micro_batch) and not self.has_world
 
     def seen_size(self, file: str) -> int:
         """Return the size of the world that a source file sees now."""

@@ -38,6 +38,7 @@ from samebits.own_loop.patched.records import read_record, save_with_record
 from samebits.own_loop.patched.refuse import refusal
 from samebits.own_loop.patched.samplers import share, share_length
 from samebits.own_loop.patched.script import Script, check_framework, user_line
+from samebits.own_loop.patched.turns import be_silent, end_turn, speak, wait_for_turn
 from samebits.own_loop.session import ExactLoop
 
 _CORE = f"{Path(__file__).parents[2]}/"
@@ -58,6 +59,8 @@ def main(arguments: list[str]) -> None:
     install(script)
     is_module = arguments[0] == "-m"
     target, sys.argv = arguments[is_module], arguments[is_module:]
+    if wait_for_turn(script.local_rank):
+        be_silent()
     try:
         if is_module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
@@ -73,6 +76,9 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         script.explain(error)
         raise
+    finally:
+        speak()
+    end_turn(script.local_rank, is_alone=True)
     script.end()
 
 
@@ -220,6 +226,11 @@ def _replace_wrappers(script: Script) -> None:
 
 
 def _replace_process_group(script: Script) -> None:
+    @_replace(dist.TCPStore, "__init__")  # where the processes meet
+    def meet(plain: Any, *args: Any, **kwargs: Any) -> None:
+        end_turn(script.local_rank, is_alone=script.is_alone)
+        plain(*args, **kwargs)
+
     def caller() -> str:
         return sys._getframe(3).f_code.co_filename  # behind the function here and `replaced`
 
