@@ -59,7 +59,6 @@ class ExactLoader:
 
     def __init__(self, source: LoaderSource, order: Order, loop: ExactLoop, world: World, num_workers: int) -> None:
         self._source, self._order, self.loop, self._world = source, order, loop, world
-        self._num_workers = num_workers
         self.is_padding = False
         self._epoch = 0
         self._is_loaded = False  # whether a loaded position has not been compared with the loop's epochs

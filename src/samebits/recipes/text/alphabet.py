@@ -4,7 +4,6 @@ Whole label files are encoded and whole batches are decoded at once, as arrays o
 """
 
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,12 +81,11 @@ class Alphabet:
         """Decode (L,) classes without blanks: the inverse of `encode`."""
         return text_of(self._codes[classes - 1])
 
-    def decode_paths(self, paths: IntArray, lengths: Sequence[int] | None = None) -> list[str]:
+    def decode_paths(self, paths: IntArray) -> list[str]:
         """Decode CTC paths: merge equal neighbors, then remove blanks.
 
         Args:
             paths: (N, T) classes, one per time step.
-            lengths: Number of valid time steps of each path. None: all T.
 
         Returns:
             N texts.
@@ -95,8 +93,6 @@ class Alphabet:
         before = np.empty_like(paths)
         before[:, :1], before[:, 1:] = BLANK, paths[:, :-1]
         counts = (paths != BLANK) & (paths != before)
-        if lengths is not None:
-            counts &= np.arange(paths.shape[1]) < np.asarray(lengths)[:, None]
         together = self.decode(paths[counts])
         ends = np.cumsum(counts.sum(axis=1)).tolist()
         return [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []

@@ -40,27 +40,24 @@ def ctc(outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
     return {"ctc": (losses / lengths.clamp(min=1)).mean()}
 
 
-def ctc_loss(logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor | None = None) -> Tensor:
+def ctc_loss(logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
     """Compute the negative log-probability of each text, over all alignments.
 
     Args:
         logits: (N, T, C) float32 or float64, before the softmax.
         targets: (N, L) int64 classes, padded by 0.
         lengths: (N,) int64, number of characters of each text.
-        num_steps: (N,) int64, number of valid time steps. None: all T.
 
     Returns:
         (N,) in nats; infinite, with zero gradient, if a text needs more time steps.
     """
-    if num_steps is None:
-        num_steps = torch.full_like(lengths, logits.shape[1])
-    losses: Tensor = _Ctc.apply(logits, targets, lengths, num_steps)
+    losses: Tensor = _Ctc.apply(logits, targets, lengths)
     return losses
 
 
 class _Ctc(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, lengths: Tensor, num_steps: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         # (N, S) blank, first character, blank, second, ..., blank.
         states = targets.new_zeros(targets.shape[0], 2 * targets.shape[1] + 1)
         states[:, 1::2] = targets
@@ -69,31 +66,29 @@ class _Ctc(torch.autograd.Function):
         log_sums = logits.amax(dim=2).double() - shares.amax(dim=2).double().log()
         places = states[:, None, :].expand(-1, logits.shape[1], -1)
         scores = logits.gather(2, places).double() - log_sums[:, :, None]
-        forwards, backwards, totals = _both_ways(scores, states, lengths, num_steps)
+        forwards, backwards, totals = _both_ways(scores, states, lengths)
         if ctx.needs_input_grad[0]:
             posts = (forwards + backwards - scores - totals[:, None, None]).exp()
-            time = torch.arange(logits.shape[1], device=logits.device)
-            state = torch.arange(states.shape[1], device=logits.device)
-            counts = (time < num_steps[:, None])[:, :, None] & (state < 2 * lengths[:, None] + 1)[:, None, :]
+            counts = (torch.arange(states.shape[1], device=logits.device) < 2 * lengths[:, None] + 1)[:, None, :]
             # -inf - (-inf) is NaN where a score is -inf: no path goes through such a state.
             posts = torch.where(counts & posts.isfinite(), posts, 0.0)
-            is_possible = totals > -math.inf
-            ctx.saved = (shares, _added_up(posts, states), places, (time < num_steps[:, None]) & is_possible[:, None])
+            ctx.saved = (shares, _added_up(posts, states), places, totals > -math.inf)
         return -totals.to(logits.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None, None]:
         # In place, because this is by far the largest tensor. So backward can run only once.
-        gradient, posts, places, counts = ctx.saved
+        gradient, posts, places, is_possible = ctx.saved
         ctx.saved = None
-        gradient.mul_((factors[:, None] * counts)[:, :, None])
-        at_states = gradient.gather(2, places) - (posts * (factors[:, None] * counts)[:, :, None]).to(gradient.dtype)
+        factors = (factors * is_possible)[:, None, None]
+        gradient.mul_(factors)
+        at_states = gradient.gather(2, places) - (posts * factors).to(gradient.dtype)
         gradient.scatter_(2, places, at_states)
-        return gradient, None, None, None
+        return gradient, None, None
 
 
-def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Run the forward and the backward recursion.
 
     The backward recursion is the forward one on the reversed text and time, so both run as one batch of 2 N.
@@ -102,20 +97,16 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tenso
         scores: (N, T, S) log-probabilities of the classes of the states.
         states: (N, S) classes.
         lengths: (N,) numbers of characters.
-        num_steps: (N,) numbers of time steps.
 
     Returns:
         (N, T, S) log-probabilities of all paths that lead to a state, and of all that continue from it, both including
         the score of the state itself; and (N,) log-probabilities of the texts.
     """
     num_samples, num_times, num_states = scores.shape
-    time, state = (torch.arange(size, device=scores.device) for size in (num_times, num_states))
-    # States and time steps beyond the end are on no path to the end, so clamping their indices to 0 is harmless.
-    turned_time = (num_steps[:, None] - 1 - time).clamp(min=0)
-    turned_state = (2 * lengths[:, None] - state).clamp(min=0)
-    sample = torch.arange(num_samples, device=scores.device)[:, None, None]
-    turned_scores = scores[sample, turned_time[:, :, None], turned_state[:, None, :]]
-    both = torch.cat([scores, turned_scores]).transpose(0, 1).contiguous()
+    # States beyond the end are on no path to the end, so clamping their indices to 0 is harmless.
+    turned_state = (2 * lengths[:, None] - torch.arange(num_states, device=scores.device)).clamp(min=0)
+    turned_places = turned_state[:, None, :].expand(-1, num_times, -1)
+    both = torch.cat([scores, scores.flip(1).gather(2, turned_places)]).transpose(0, 1).contiguous()
     classes = torch.cat([states, states.gather(1, turned_state)])
 
     may_skip = torch.zeros_like(classes, dtype=torch.bool)
@@ -130,9 +121,8 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor, num_steps: Tenso
         torch.add(torch.logaddexp(stay_or_step, before[:, :-2] + bar), both[now], out=ways[now, :, 2:])
 
     forwards, turned = ways[:, :num_samples, 2:].transpose(0, 1), ways[:, num_samples:, 2:].transpose(0, 1)
-    backwards = turned[sample, turned_time[:, :, None], turned_state[:, None, :]]
-    last = ways[(num_steps - 1).clamp(min=0), sample[:, 0, 0]]
-    ends = last.gather(1, 2 * lengths[:, None] + torch.tensor([2, 1], device=scores.device))
+    backwards = turned.flip(1).gather(2, turned_places)
+    ends = ways[-1, :num_samples].gather(1, 2 * lengths[:, None] + torch.tensor([2, 1], device=scores.device))
     return forwards, backwards, torch.logaddexp(ends[:, 0], ends[:, 1])
 
 
