@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.config.load import Loaded
-from samebits.config.process_range import ProcessRange, parse_range
+from samebits.config.process_range import parse_range
 from samebits.config.schema import RunConfig
 from samebits.doctor.warn import warn_before
 from samebits.engine.run_spec import RunSpec, recipe_of
@@ -81,7 +81,7 @@ def train_command(
     if here is None:  # otherwise every rank would report the same
         check_before_start(config, run_dir, spec.resume)
     default = 1 if here is not None else default_procs(config)
-    procs = parse_range(str(options.procs), "--procs") if options.procs is not None else ProcessRange(default, default)
+    procs = parse_range(str(default if options.procs is None else options.procs), "--procs")
     pin_kernels(config.kernels)
     if procs.most == 1 and nodes is None:
         from samebits.engine.loop import train

@@ -46,6 +46,12 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
     return f"{head}{ellipsis}{tail}"
 
 
+def failure_lines(runs: Sequence[RunSummary]) -> list[str]:
+    """Return why runs failed, the last three of them."""
+    failed = [run for run in runs if run.state == "failed" and run.reason]
+    return [f"{one_line(run.name)} failed: {one_line(run.reason)}" for run in failed[-3:]]
+
+
 def runs_table(
     runs: Sequence[RunSummary], folder: Path, width: int, keys: Sequence[str] = (), *, is_ascii: bool = False
 ) -> Text:

@@ -88,13 +88,11 @@ def _measured(
     config: RunConfig, source: str, settings: list[str], procs: str | None, learning_rates: list[float]
 ) -> dict[str, list[float]]:
     from samebits.bench.processes import ask
-    from samebits.config.process_range import ProcessRange, parse_range
+    from samebits.config.process_range import parse_range
     from samebits.finders.learning_rate import measure
     from samebits.launch.start import default_procs
 
-    default = default_procs(config)
-    size = parse_range(procs, "--procs") if procs is not None else ProcessRange(default, default)
-
+    size = parse_range(str(default_procs(config)) if procs is None else procs, "--procs")
     failure = LaunchError(
         f"{source} could not be trained on {size} process{'es' if size.most > 1 else ''}",
         fix=f"Train it alone: {shlex.join(['samebits', 'train', source, '--procs', str(size)])}",

@@ -189,7 +189,7 @@ def _print(
 ) -> int:
     """Print the trials, best first; return the exit code."""
     from samebits.run_views.repeats import group_by_setting, seed_lines
-    from samebits.run_views.table import one_line, runs_table
+    from samebits.run_views.table import failure_lines, runs_table
     from samebits.sweeps.view import ranked, read_trials
 
     trials = read_trials(folder, found, reasons)
@@ -210,7 +210,6 @@ def _print(
         console.draw(runs_table(rows, folder, columns, found.keys, is_ascii=is_ascii_output()), wraps=False)
     if groups:
         console.say("\n".join(["", *seed_lines(groups, columns, is_ascii=is_ascii_output())]))
-    failed = [run for run in rows if run.state == "failed" and run.reason]
-    for run in failed[-3:]:
-        console.say(f"{one_line(run.name)} failed: {one_line(run.reason)}")
+    for line in failure_lines(rows):
+        console.say(line)
     return 0

@@ -48,7 +48,7 @@ def runs(
         print(json_text([run.to_plain() for run in chosen]))
         return
     from samebits.report.console import Console
-    from samebits.run_views.table import one_line, runs_table
+    from samebits.run_views.table import failure_lines, one_line, runs_table
 
     columns = table_columns()
     console = Console(sys.stdout, strict=True, columns=columns)
@@ -60,6 +60,5 @@ def runs(
     console.draw(
         runs_table(chosen, folder, columns, list(dict.fromkeys(keys)), is_ascii=is_ascii_output()), wraps=False
     )
-    failed = [run for run in chosen if run.state == "failed" and run.reason]
-    for run in failed[-3:]:
-        console.say(f"{one_line(run.name)} failed: {one_line(run.reason)}")
+    for line in failure_lines(chosen):
+        console.say(line)
