@@ -28,7 +28,18 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
 
 
 @pytest.mark.parametrize(
-    "name", ["imagenet", "spawned", "gan", "averaged", "mnist", "accumulation", "numbered number", "best_weights"]
+    "name",
+    [
+        "imagenet",
+        "spawned",
+        "gan",
+        "averaged",
+        "mnist",
+        "accumulation",
+        "numbered number",
+        "ema_by_hand class",
+        "best_weights",
+    ],
 )
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
     assert len({launch(warm, *name.split()[:1], procs, *name.split()[1:]).sha256 for procs in (1, 2, 3, 4)}) == 1

@@ -3,12 +3,15 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+
+_MOVES = ("update", "update_parameters", "step")
 
 Noted = list[tuple[weakref.ref[Tensor], int, torch.Size]]  # tensors with their versions and shapes
 
@@ -38,6 +41,37 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def averages(models: Sequence[nn.Module]) -> list[tuple[Any, list[Tensor]]]:
+    """Return objects that average the weights of models, such as timm's ModelEma, with the tensors that they keep.
+
+    They are known by their class, which has "ema" or "average" in its name and update() or the like, and by their
+    tensors, which have the shapes of all trained parameters. Scripts have classes of their own for it.
+    """
+    own = {id(each) for model in models for each in model.parameters()}
+    found = []
+    for each in gc.get_objects():
+        name = type(each).__name__.lower()
+        if ("ema" in name or "average" in name) and any(hasattr(type(each), method) for method in _MOVES):
+            kept = [tensor for tensor in _kept(getattr(each, "__dict__", {})) if id(tensor) not in own]
+            if _shapes(models) <= Counter(tensor.shape for tensor in kept):
+                found.append((each, kept))
+    return found
+
+
+def _kept(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _kept(each)
+
+
+def _shapes(models: Sequence[nn.Module]) -> Counter[torch.Size]:
+    return Counter(each.shape for model in models for each in model.parameters() if each.requires_grad)
+
+
 class AverageWatch:
     """Finds a moving average of the weights of `models` by hand, which would move once a micro-batch.
 
@@ -60,7 +94,7 @@ class AverageWatch:
         """Note the tensors after a backward pass."""
         self._is_first = self._known is None
         if self._known is None:
-            shapes = set(self._shapes())
+            shapes = set(_shapes(self._models))
             self._before = [(weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)]
             self._known = [ref for ref, _, shape in self._before if shape in shapes]
         else:
@@ -77,10 +111,7 @@ class AverageWatch:
         if self._is_first:
             changed = [each.shape for each in changed_tensors(self._models, self._before)]
         self._before = None
-        return self._shapes() <= Counter(changed)
-
-    def _shapes(self) -> Counter[torch.Size]:
-        return Counter(each.shape for model in self._models for each in model.parameters() if each.requires_grad)
+        return _shapes(self._models) <= Counter(changed)
 
 
 def follow_data(*, is_on: bool) -> None:
@@ -92,8 +123,10 @@ def follow_data(*, is_on: bool) -> None:
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
+    is_moved = value.device == tensor.device and value.data_ptr() != tensor.data_ptr()  # not as module.cpu() on a CPU
     torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
-    torch.autograd.graph.increment_version(tensor)
+    if is_moved:
+        torch.autograd.graph.increment_version(tensor)
 
 
 def changed_tensors(models: list[nn.Module], before: Noted) -> list[Tensor]:

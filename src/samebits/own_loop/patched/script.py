@@ -24,14 +24,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
+from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.errors import ConfigError
 from samebits.frames import callers, is_user
+from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.patched.found import AverageWatch, trained_modules
+from samebits.own_loop.patched.found import AverageWatch, averages, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
 from samebits.own_loop.samples import shuffles
 from samebits.own_loop.scripts import LoopText, makes_list
@@ -357,7 +359,13 @@ class Script:
         schedulers = self.all_of(LRScheduler)
         inner = {id(each) for scheduler in schedulers for each in getattr(scheduler, "_schedulers", ())}
         scalers = [each for each in self.all_of(torch.amp.GradScaler) if each.is_enabled()]
-        for follower in (*schedulers, *scalers, *self.all_of(torch.optim.swa_utils.AveragedModel)):
+        kept = averages(self._models)
+        for follower in (*schedulers, *scalers, *(each for each, _ in kept)):
             if follower not in self._followed and id(follower) not in inner:
                 self._followed.add(follower)
                 loader.per_step(follower)
+                # A copy of the weights that a rank began with: it goes on with rank 0's, as they do.
+                tensors = next((tensors for each, tensors in kept if each is follower), [])
+                if tensors:
+                    with self.launcher_environment():
+                        collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
