@@ -39,6 +39,7 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
         "numbered number",
         "ema_by_hand class",
         "best_weights",
+        "two_loaders shown",
     ],
 )
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
@@ -97,6 +98,7 @@ REFUSED = [
     ("ema_by_hand", ("dict",), 1, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("ema_by_hand", ("later",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("plateau", (), 1, "ReduceLROnPlateau decides by a number of the script", "+scheduler = torch.optim"),
+    ("collective", ("state",), 1, "all_reduce() of weights or buffers of the model", "-    dist.all_reduce(model"),
     ("two_loaders", ("shuffled",), 2, "a second DataLoader is read inside the training loop", ""),
     ("two_loaders", ("in order",), 1, "a second DataLoader is read inside the training loop", ""),
     ("carried", ("hidden",), 1, "the first micro-batch of a step gives another gradient when it is repeated", ""),

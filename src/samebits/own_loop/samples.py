@@ -170,5 +170,6 @@ def _unknown(sampler: object) -> ConfigError:
         f"the sampler {type(sampler).__name__} decides the order itself",
         allowed="shuffle=True, shuffle=False, or a DistributedSampler, which the exact order replaces",
         cause="Its order, or how it splits samples over ranks, can depend on the number of processes.",
-        fix="Leave it out, or write its choice into the dataset, such as an oversampled list of indices.",
+        fix="Write DataLoader(..., shuffle=True) instead of sampler=..., and the choice of an unusual one into the "
+        "dataset, as an oversampled list of indices.",
     )

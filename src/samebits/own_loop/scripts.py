@@ -53,12 +53,13 @@ class LoopText:
         divides: Whether its function divides by the number of `enumerate()`: a mean over passes, not over steps.
         ends_by_number: Whether it ends by that number, before it trains on a batch.
         counted_end: What ends it by a count of passes: the line "FILE:NUMBER" of the counter; empty if nothing does.
+        instead: What to write instead of that line.
         reader: The name that it has for `data`, the DataLoader.
     """
 
     def __init__(self, frames: Iterable[FrameType], data: object) -> None:
         self.divides = self.ends_by_number = False
-        self.counted_end, self.reader = "", ""
+        self.counted_end, self.instead, self.reader = "", "", ""
         whiles: list[ast.While] = []
         loop: ast.For | ast.While | None = None
         for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
@@ -76,7 +77,10 @@ class LoopText:
             early = loop.body[: places[0]] if places else loop.body
             self.ends_by_number = any(number in _compared(each) for each in _ends(early))
             counter = _counter(loop, line, [each.test for each in whiles], number, loop.body[len(early) :])
-            self.counted_end = f"{file}:{counter}" if counter else ""
+            self.counted_end = f"{file}:{counter.lineno}" if counter is not None else ""
+            count = f"{self.reader or 'loader'}.step"
+            name = ast.unparse(counter.target) if isinstance(counter, ast.AugAssign) else ""
+            self.instead = f"{name} = {count}" if name else f"while {count} < STEPS:"
 
 
 def makes_list(frames: Iterable[FrameType], data: object) -> bool:
@@ -92,14 +96,16 @@ def _name_in(frame: FrameType, data: object) -> str:
 
 def _counter(
     loop: ast.For | ast.While, line: int, tests: Sequence[ast.expr], number: str, late: Sequence[ast.stmt]
-) -> int:
-    """Return the line of what ends the loop by a count of passes; 0 if nothing does."""
+) -> ast.For | ast.While | ast.AugAssign | ast.expr | None:
+    """Return what ends the loop by a count of passes: a counter, the loop, or a condition; None if nothing does."""
     if isinstance(loop, ast.For) and not loop.lineno <= line <= (loop.iter.end_lineno or 0):
-        return loop.lineno  # for i in range(...): next(batches)
+        return loop  # for i in range(...): next(batches)
     sums = [each for each in ast.walk(loop) if isinstance(each, ast.AugAssign)]
     compared = set().union(*map(_compared, [*tests, *_ends(loop.body)]))
-    lines = [each.lineno for each in sums if ast.unparse(each.target) in compared]
-    return next(iter([*lines, *(each.lineno for each in _ends(late) if number in _compared(each))]), 0)
+    counters = [each for each in sums if ast.unparse(each.target) in compared]
+    if counters:
+        return counters[0]
+    return next((each for each in _ends(late) if number in _compared(each)), None)
 
 
 def _number(loop: ast.For | ast.While) -> str:
@@ -151,11 +157,11 @@ def _compared(test: ast.expr) -> set[str]:
     return set().union(*map(_names, plain))
 
 
-def _ends(body: Sequence[ast.AST]) -> Iterator[ast.expr]:
+def _ends(body: Iterable[ast.AST]) -> Iterator[ast.expr]:
     """Yield the conditions under which statements leave their loop."""
     for each in body:
         if isinstance(each, ast.For | ast.While | ast.FunctionDef):
             continue  # leaves another one
         if isinstance(each, ast.If) and any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(each)):
             yield each.test
-        yield from _ends(list(ast.iter_child_nodes(each)))
+        yield from _ends(ast.iter_child_nodes(each))

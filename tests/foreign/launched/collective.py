@@ -29,4 +29,6 @@ for x, y in loader:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
     optimizer.step()
+if sys.argv[1] == "state":
+    dist.all_reduce(model.bias.data)
 print_sha256(model)

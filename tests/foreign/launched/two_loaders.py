@@ -1,4 +1,4 @@
-"""Reads two DataLoaders at once, as semi-supervised training does; the second one shuffles or not."""
+"""Reads two DataLoaders at once, as semi-supervised training does, or a batch of another one to show it."""
 
 import sys
 
@@ -7,12 +7,24 @@ import torch.nn.functional as F
 from samples_and_digest import data, print_sha256
 from torch.utils.data import DataLoader
 
-model = torch.nn.Linear(6, 3)
+model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(6, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 labeled = DataLoader(data(), batch_size=4, shuffle=True)
-unlabeled = DataLoader(data(36), batch_size=4, shuffle=sys.argv[1] == "shuffled")
-for (x, y), (other, _) in zip(labeled, unlabeled, strict=False):
+unlabeled = DataLoader(data(36), batch_size=4, shuffle=sys.argv[1] != "in order")
+
+
+def train(x, y, other):
+    """Train on a batch of each."""
     optimizer.zero_grad()
     (F.cross_entropy(model(x), y) + model(other).square().mean()).backward()
     optimizer.step()
+
+
+if sys.argv[1] == "shown":
+    for x, y in labeled:
+        train(x, y, x)
+        print(model(next(iter(unlabeled))[0]))
+else:
+    for (x, y), (other, _) in zip(labeled, unlabeled, strict=False):
+        train(x, y, other)
 print_sha256(model)

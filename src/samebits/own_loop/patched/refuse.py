@@ -89,6 +89,12 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Leave it out, or move it behind optimizer.step() if it is for the log:",
         "",
     ),
+    "state": (
+        "{part}() of weights or buffers of the model",
+        "They are equal on all processes. Their mean over the processes that the script saw at its start is not.",
+        "Leave it out:",
+        "",
+    ),
     "carried": (
         "the first micro-batch of a step gives another gradient when it is repeated",
         "The loop keeps or counts something from one micro-batch to the next: a counter in the loss, a hidden state, a "
@@ -100,9 +106,9 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     "counted": (
         "the training loop ends after a number of passes",
         "A step has several passes on each process, and how many depends on the processes.",
-        "Count steps instead, with `while {loader}.step < STEPS:` around the loop, or with the number of enumerate() "
-        "before the batch is trained on:",
-        "step = {loader}.step  # after optimizer.step()",
+        "Count steps instead, which the DataLoader does, or end by the number of enumerate() before the batch is "
+        "trained on:",
+        "{instead}",
     ),
     "ahead": (
         "a batch is read before the one before it is trained on",

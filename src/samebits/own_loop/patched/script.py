@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, read_assignment
@@ -75,6 +75,7 @@ class Script:
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
         self._reduced = "", ""  # name and line of the last collective before backward()
+        self._has_summed = False  # whether the script has summed a number over the processes
         self._backward = ""  # line of the last backward()
         self._loop: ExactLoop | None = None
         self._text: LoopText | None = None  # of the loop that has read the last batch
@@ -146,9 +147,12 @@ class Script:
         return self._bodies(self.exact, user_line())
 
     def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        is_split, begun = isinstance(data.sampler, DistributedSampler), None
         for batch in batches:
-            # Not when it begins: zip() begins all before it reads any.
-            if self._is_inside() and torch.is_grad_enabled() and any(model.training for model in self._models):
+            # Whole within a pass, as a batch to show is, it has the random numbers of that pass.
+            begun = self._num_bodies if begun is None else begun
+            is_read_along = self._is_inside() and (is_split or begun != self._num_bodies)
+            if is_read_along and torch.is_grad_enabled() and any(model.training for model in self._models):
                 raise refusal("second", self._made.get(data, ""))
             yield batch
 
@@ -219,7 +223,7 @@ class Script:
             raise refusal("backward", user_line(), read=self._read)
         self._backward = user_line()
         if not self._has_trained and self._text is not None and self._text.counted_end:
-            raise refusal("counted", self._text.counted_end, loader=self._text.reader or "loader")
+            raise refusal("counted", self._text.counted_end, instead=self._text.instead)
         self._has_trained = True
         record, self.record = self.record, None
         if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
@@ -281,9 +285,13 @@ class Script:
         Returns:
             Whether to change its result a little, in the repetition of a micro-batch: its gradients must stay equal.
         """
-        if self.exact is None or not self._is_inside() or not any(each.training for each in self._models):
+        if self.exact is None:
             return False
         tensors = [each for each in values if isinstance(each, Tensor)]
+        if name in ("all_reduce", "reduce"):
+            self._check_sum(name, tensors)
+        if not self._is_inside() or not any(each.training for each in self._models):
+            return False
         every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
         gradients = {each.data_ptr() for each in every}
         is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
@@ -294,6 +302,15 @@ class Script:
             return False
         self._reduced = name, user_line()
         return loop.repeat is not None and loop.repeat.is_again
+
+    def _check_sum(self, name: str, tensors: Sequence[Tensor]) -> None:
+        own = {each.data_ptr() for model in self._models for each in (*model.parameters(), *model.buffers())}
+        if any(each.data_ptr() in own for each in tensors):
+            raise refusal("state", user_line(), part=name)
+        if self.size != self._replicas and not self._has_summed and self.rank == 0:
+            text = f"{name}() at {user_line()} sums over the {self.size} processes that run: a mean over the"
+            self._print(f"{text} {self._replicas} that the script saw at its start is too small")
+        self._has_summed = True
 
     def _is_inside(self) -> bool:
         return self.exact is not None and self.exact.loop.is_inside
