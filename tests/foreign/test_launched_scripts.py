@@ -37,6 +37,7 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
         "mnist",
         "accumulation",
         "numbered number",
+        "rebuilt",
         "ema_by_hand class",
         "best_weights",
         "two_loaders shown",

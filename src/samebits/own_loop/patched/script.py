@@ -35,7 +35,7 @@ from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, averages, trained_modules
 from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
-from samebits.own_loop.samples import shuffles
+from samebits.own_loop.samples import shuffles, source_of
 from samebits.own_loop.scripts import LoopText, makes_list
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
@@ -57,6 +57,22 @@ def check_framework() -> None:
     for name, (kind, made) in FRAMEWORKS.items():
         if any(file.startswith((f"{name}/", f"pytorch_{name}/")) for file in files):
             raise refusal("framework", user_line(), framework=name, exact=kind, made=made)
+
+
+class Batches:
+    """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
+
+    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
+        self._batches, self._num_steps = batches, num_steps
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return self._num_steps
 
 
 class Script:
@@ -124,7 +140,7 @@ class Script:
 
     def length(self, data: DataLoader[Any]) -> int | None:
         """Return the number of steps of an epoch over a DataLoader to train on; None for any other."""
-        is_other = self._data is not None and data is not self._data
+        is_other = self._data is not None and data is not self._data and not self._replaces(data)
         if not self._micro_batch or is_other or not self._may_train_on(data) or not hasattr(data.dataset, "__len__"):
             return None
         full, rest = divmod(len(data.dataset), self._global_batch)
@@ -135,6 +151,9 @@ class Script:
         if self.is_by_hand or type(data.dataset).__module__.startswith("samebits."):  # the engine's own
             return plain()
         is_other = self.exact is not None and data is not self._data
+        if is_other and self.exact is not None and self._replaces(data) and self._has_training_model():
+            self.exact.replace_source(source_of(data))
+            self._data, is_other = data, False
         if is_other or not self._trains_on(data) or makes_list(callers(sys._getframe()), data):
             self._read = f"the DataLoader of {self._made.get(data)}"
             return self._others(data, plain())
@@ -144,7 +163,16 @@ class Script:
         if self._is_done(data):
             self._print(f"epoch {self._skipped} is in the loaded checkpoint already, and is not trained again")
             return iter(())
-        return self._bodies(self.exact, user_line())
+        return Batches(self._bodies(self.exact, user_line()), len(self.exact))
+
+    def _replaces(self, data: DataLoader[Any]) -> bool:
+        """Return whether the script has made a DataLoader in place of the one that is trained on, as in each epoch."""
+        old = self._data
+        is_alike = old is not None and self._made.get(data) == self._made.get(old) and not self._is_inside()
+        return is_alike and all(
+            part(data) == part(old)  # type: ignore[arg-type]
+            for part in (lambda each: len(each.dataset), self._size_of, shuffles, lambda each: each.drop_last)
+        )
 
     def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
         is_split, begun = isinstance(data.sampler, DistributedSampler), None
@@ -316,8 +344,11 @@ class Script:
         return self.exact is not None and self.exact.loop.is_inside
 
     def _trains_on(self, data: DataLoader[Any]) -> bool:
+        return self._may_train_on(data) and self._has_training_model()
+
+    def _has_training_model(self) -> bool:
         models = self._models or trained_modules(self.all_of(Optimizer))
-        return self._may_train_on(data) and torch.is_grad_enabled() and any(model.training for model in models)
+        return torch.is_grad_enabled() and any(model.training for model in models)
 
     def _may_train_on(self, data: DataLoader[Any]) -> bool:
         # Some scripts shuffle on GPUs only.
