@@ -177,9 +177,7 @@ def barrier(world: World, timeout_s: float) -> None:
     """
     if world.store is None:
         return
-    world.turns.barriers += 1
-    turn = world.turns.barriers
-    store = world.store
+    turn, store = next(world.turns), world.store
     try:
         store.set(f"barrier/{world.rank}", str(turn))
         # No rank can be a barrier ahead, so the count reaches this value only when all ranks have arrived.

@@ -1,5 +1,6 @@
 """The world: the processes that execute a run now, this process's rank among them, and the device it computes on."""
 
+import itertools
 import os
 import socket
 import sys
@@ -34,13 +35,6 @@ GOODBYE_S = 10.0
 UNANSWERED_S = 40.0
 
 
-@dataclass
-class _BarrierCount:
-    """Number of barriers that this process has passed."""
-
-    barriers: int = 0
-
-
 @dataclass(frozen=True)
 class World:
     """The processes of a run, seen from one of them."""
@@ -58,7 +52,8 @@ class World:
     restart: int = 0  #: How many worlds this run has had before, at least.
     #: Values in the store that only processes with the run's key can write; None in a world of one process.
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
-    turns: _BarrierCount = field(default_factory=_BarrierCount, repr=False, compare=False)
+    #: The numbers of the barriers that this process has not reached yet.
+    turns: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False, compare=False)
     #: What the main thread is doing now; the hang detector reads it.
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
     #: The members that the launcher names, where they may change during a run; otherwise None.

@@ -16,7 +16,7 @@ from samebits.config.schema import RunConfig
 from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import CheckpointError, ConfigError, is_out_of_memory
-from samebits.provenance.run_identity import check_dataset_info, is_vouched
+from samebits.provenance.run_identity import DATASET_INFO, check_dataset_info
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.run_weights import identity_of
 
@@ -65,16 +65,6 @@ def read_dataset_info(folder: Path) -> DatasetInfo | None:
     return RunFolder(folder).read_json(FILE_NAME) if os.path.lexists(folder / FILE_NAME) else None
 
 
-def write_dataset_info(folder: RunFolder, dataset_info: DatasetInfo) -> None:
-    """Write the dataset info into the run folder; no file if it is empty."""
-    if dataset_info:
-        folder.write_json(FILE_NAME, dataset_info)
-    else:
-        # A run that failed before its first checkpoint may start
-        # again with another recipe, which must not read the old file.
-        (folder.path / FILE_NAME).unlink(missing_ok=True)
-
-
 def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run: Path) -> Parts:
     """Build a recipe's parts from the dataset info of a run.
 
@@ -87,7 +77,7 @@ def build_from(recipe: Recipe, config: RunConfig, dataset_info: DatasetInfo, run
     try:
         return recipe.build(config, dataset_info)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        is_own = config.recipe.endswith(".py") and is_vouched(identity_of(run, "last")[1])
+        is_own = config.recipe.endswith(".py") and identity_of(run, "last")[1].get(DATASET_INFO) is not None
         if is_own or is_out_of_memory(error) or not os.path.lexists(run / FILE_NAME):
             raise
         raise CheckpointError(

@@ -9,7 +9,7 @@ from samebits.cluster.world import World
 from samebits.config.document import to_yaml
 from samebits.engine.assemble import init_weights, make_job
 from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.dataset_info import Recipe, build_from, dataset_info_for, write_dataset_info
+from samebits.engine.dataset_info import FILE_NAME, Recipe, build_from, dataset_info_for
 from samebits.engine.job import Job
 from samebits.engine.output.summary import head
 from samebits.engine.run_spec import RunSpec
@@ -63,7 +63,10 @@ def prepare(
         if not restored or not folder.config.exists():
             write_atomically(folder.path / "config.diff.yaml", to_yaml(spec.diff).encode())
             write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
-            write_dataset_info(folder, dataset_info)
+            if dataset_info:
+                folder.write_json(FILE_NAME, dataset_info)
+            else:  # a former start may have left one, which another recipe must not read
+                (folder.path / FILE_NAME).unlink(missing_ok=True)
             keep_recipe(folder, config.recipe)
         # In another folder, the record of the steps before has to be copied for the chain to continue.
         if restored and origin is not None and origin != folder.path and config.record.steps and job.progress.chain:

@@ -33,18 +33,7 @@ class RunSpec:
 
     def to_json(self) -> str:
         """Encode the specification; `from_json` reads it."""
-        return json.dumps(
-            {
-                "name": self.name,
-                "config": self.config.model_dump(mode="json"),
-                "diff": self.diff,
-                "folder": None if self.folder is None else str(self.folder),
-                "resume": self.resume,
-                "is_restart": self.is_restart,
-                "started_at": self.started_at,
-                "stop_after": self.stop_after,
-            }
-        )
+        return json.dumps({**vars(self), "config": self.config.model_dump(mode="json")}, default=str)  # the folder
 
     @classmethod
     def from_json(cls, text: str, config_class: type[RunConfig]) -> "RunSpec":

@@ -5,17 +5,19 @@
 Only the launcher handles Ctrl-C and SIGTERM. It stops the ranks; if it is killed itself, they detect it and stop.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from samebits.cluster.env import run_key
 from samebits.config.process_range import RendezvousConfig
 from samebits.launch import forkserver
 from samebits.launch.crew.crew import Crew
 from samebits.launch.crew.crew_process import Entry
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.crew.run_node import run_node
-from samebits.launch.nodes import auth
+from samebits.launch.nodes.auth import new_key
 from samebits.launch.supervisor import StopRequested, Supervisor
 from samebits.open_files import is_too_many_files, raise_open_files, too_many_files
 
@@ -66,7 +68,7 @@ def launch(
             with forkserver.without_script(), supervisor.signals(lambda: crews[0].pids() if crews else []):
                 if nodes is not None:
                     return run_node(nodes, supervisor, (entry, args), sizes, crews, recovery.in_step)
-                here = Entry(entry, args, folder, stop_timeout_s, auth.key_for_launch())
+                here = Entry(entry, args, folder, stop_timeout_s, run_key(os.environ) or new_key())
                 crews.append(Crew(here, supervisor, *sizes, recovery))
                 return supervisor.exit_code(*crews[0].run())
         except StopRequested:

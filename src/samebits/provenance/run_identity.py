@@ -46,11 +46,6 @@ def check_settings(kept: Mapping[str, Any], config: RunConfig, path: Path, *, is
     )
 
 
-def is_vouched(kept: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint records the dataset info of its run."""
-    return kept.get(DATASET_INFO) is not None
-
-
 def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any], run: Path) -> None:
     """Compare dataset info, as in `dataset_info.json` or as the recipe reads it, with the hash in a checkpoint."""
     before, now = kept.get(DATASET_INFO), _sha256(dataset_info)

@@ -29,7 +29,7 @@ from samebits.launch.crew.recovery import Recovery
 from samebits.launch.failures import ProcessFailure, explain, signal_name
 from samebits.launch.nodes.waiting import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
-from samebits.launch.worker import STOP_FILE, WorkerResult
+from samebits.launch.worker import WorkerResult
 
 LOCAL = "127.0.0.1"
 # Short, as the other processes wait in the step until the launcher has seen a loss.
@@ -216,8 +216,7 @@ class Crew:
         if not self._plan_restart():
             return False
         supervisor.cause = None
-        # The file of the former round would stop the new processes at once.
-        (self._entry.folder / STOP_FILE).unlink(missing_ok=True)
+        supervisor.clear_stop_request()  # of the former round: it would stop the new processes at once
         self._round += 1
         self._processes, self._done = {}, {}
         self._start_all(self._num_procs)

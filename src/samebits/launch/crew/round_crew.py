@@ -43,6 +43,8 @@ class RoundCrew(Crew):
     ) -> None:  # fmt: skip
         super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, Recovery())
         self._rendezvous, self._nodes = rendezvous, rendezvous.nodes
+        # Whether the run continues, or waits, after a node is lost.
+        self._waits_for_nodes = self._nodes.size.is_elastic or max_restarts > 0
         address = address_towards(*split_endpoint(self._nodes.endpoint)) or socket.getfqdn()
         port, rank, serves = self._port.renew(""), self._nodes.rank, rendezvous.serves
         mine = NodeState(0, socket.gethostname(), os.getpid(), num_procs, address, port, rank, serves)
@@ -197,11 +199,6 @@ class RoundCrew(Crew):
                 fix="Resume with --resume auto, or set a higher --max-restarts.",
             )
         self._plan_restart()
-
-    @property
-    def _waits_for_nodes(self) -> bool:
-        """Whether the run continues, or waits, after a node is lost."""
-        return self._nodes.size.is_elastic or self._max_restarts > 0
 
     def _may_leave(self) -> bool:
         # Ctrl-C stops all nodes. The launcher that serves the store cannot leave: the others would lose it.

@@ -18,6 +18,7 @@ from torch.distributed import Store
 
 from samebits.cluster.env import KEY, SHORTEST_KEY, run_key
 from samebits.cluster.signed import ForgedError, Seal, peek
+from samebits.config.plain_file import open_plain
 from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, cannot_make
 
@@ -30,11 +31,6 @@ _GREETING = "greeting"
 def new_key() -> str:
     """Return a random key of 256 bits."""
     return secrets.token_hex(32)
-
-
-def key_for_launch() -> str:
-    """Return the key for processes that a launcher starts on one machine."""
-    return run_key(os.environ) or new_key()
 
 
 def nodes_seal(key: str, nodes: RendezvousConfig) -> Seal:
@@ -78,18 +74,15 @@ def read_key(folder: Path) -> str | None:
     """Read the key from a run folder; None if there is none. Raises LaunchError if other users can read it."""
     path = folder / FILE_NAME
     try:
-        # O_NOFOLLOW and O_NONBLOCK: the folder may be another user's, with a link or a FIFO in it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opened = open_plain(path, os.O_NOFOLLOW)  # the folder may be another user's, with a link or a FIFO in it
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            return None
-        if stat.S_IMODE(mode) & 0o077:
+    with opened as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
             raise LaunchError(
                 f"other users have access to {path}, the key of the run",
-                given=f"permissions {stat.S_IMODE(mode):o}",
+                given=f"permissions {mode:o}",
                 fix=f"Run chmod 600 {path}; or set the same {KEY} on all machines, if the disk has no permissions.",
             )
         key = file.read(1024).decode(errors="replace").strip()
