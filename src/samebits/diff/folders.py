@@ -8,7 +8,7 @@ metrics.jsonl, checkpoints        evaluations and states, where both runs have o
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from samebits.config.plain_file import read_plain
 from samebits.errors import CheckpointError
 from samebits.provenance.fingerprint import Fingerprint
-from samebits.provenance.run_files import RunFiles
+from samebits.provenance.run_files import RunFiles, over_worlds
 from samebits.provenance.same_run import is_free
 from samebits.provenance.step_log import StepLog, StepRecord
 from samebits.storage.checkpoint import name_of, steps
@@ -79,7 +79,7 @@ def read_run(path: Path) -> Recorded:
     found = Recorded(path, files.settings)
     try:
         record = files.record
-        found.code, found.versions = _merged(record.code), _merged(record.environment)
+        found.code, found.versions = over_worlds(record.code), over_worlds(record.environment)
         found.data = {**record.data, "dataset info": record.dataset_info_sha256[:16]}
         found.num_steps, found.weights_sha256 = record.num_steps, record.weights_sha256
     except CheckpointError as error:
@@ -101,30 +101,13 @@ def read_run(path: Path) -> Recorded:
 def _read_incomplete(found: Recorded, files: RunFiles) -> None:
     """Read code, data and versions of a run without a statement, as far as its files have them."""
     with suppress(CheckpointError):
-        found.code, found.versions = (_merged(_named(world.get(name)) for world in files.worlds) for name in _PARTS)
+        found.code = over_worlds(world.get("code") for world in files.worlds)
+        found.versions = over_worlds(world.get("environment") for world in files.worlds)
     for step in reversed(steps(found.path / "checkpoints")):
         with suppress(CheckpointError):
             state = read_state(found.path / "checkpoints" / name_of(step)).get("state")
             found.data = Fingerprint.from_json(state.get("fingerprint") if isinstance(state, dict) else None).data
             return
-
-
-_PARTS = ("code", "environment")
-
-
-def _named(value: object) -> dict[str, str]:
-    return {str(name): str(each) for name, each in value.items()} if isinstance(value, dict) else {}
-
-
-def _merged(worlds: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Join the values of a run's worlds: a run may have continued with other code or on another machine."""
-    values: dict[str, list[str]] = {}
-    for world in worlds:
-        for name, value in world.items():
-            seen = values.setdefault(name, [])
-            if value not in seen:
-                seen.append(value)
-    return {name: ", then ".join(seen) for name, seen in values.items()}
 
 
 @dataclass

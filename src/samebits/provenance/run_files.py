@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,3 +101,14 @@ class RunFiles:
                 continue  # damaged: no run can start there
             found[name] = {part: str(manifest[part].get("sha256")) for part in (WEIGHTS, OPTIMIZER)}
         return found
+
+
+def over_worlds(worlds: Iterable[object]) -> dict[str, str]:
+    """Join the values that a run's worlds have by name: it may have continued with other code or on another machine."""
+    values: dict[str, list[str]] = {}
+    for world in worlds:
+        for name, value in world.items() if isinstance(world, dict) else ():
+            seen = values.setdefault(str(name), [])
+            if str(value) not in seen:
+                seen.append(str(value))
+    return {name: ", then ".join(seen) for name, seen in values.items()}

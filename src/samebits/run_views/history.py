@@ -10,6 +10,7 @@ from typing import Any
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.errors import SamebitsError
+from samebits.provenance.run_files import over_worlds
 from samebits.run_views.curves import Curves, read_curve_records
 from samebits.run_views.events import Event, read_events
 from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
@@ -82,7 +83,12 @@ def read_history(run: Path) -> RunHistory:
     found.num_samples = count(result.get("samples"))
     skipped = result.get("skipped_steps")
     found.skipped = len(skipped) if isinstance(skipped, list) else 0
-    found.worlds, found.environment, found.code = _worlds(environment, result)
+    plain = result.get("worlds") or environment.get("worlds")
+    worlds = [world for world in plain[:100] if isinstance(world, dict)] if isinstance(plain, list) else []
+    found.worlds = [(count(world.get("size")), count(world.get("from_step"))) for world in worlds]
+    found.environment, found.code = (
+        _texts(over_worlds(world.get(part) for world in worlds)) for part in ("environment", "code")
+    )
     for name in ("python", "platform", "cuda", "commit"):
         if value := text(environment.get(name)):
             found.environment[name] = value
@@ -97,8 +103,7 @@ def read_history(run: Path) -> RunHistory:
     entry: Any = read_object(run / "provenance.json")
     for name in ("predicate", "buildDefinition", "internalParameters", "data"):
         entry = entry.get(name) if isinstance(entry, dict) else None
-    digests = list(entry.items())[:_MAX_NAMES] if isinstance(entry, dict) else []
-    found.data = {shorten(name, 80): text(value) for name, value in digests}
+    found.data = _texts(entry)
     path = run / "config.diff.yaml"
     with suppress(SamebitsError, RecursionError):
         found.changed = [shorten(name, 120) for name in flat(document.read(path, str(path)).values)][:1000]
@@ -129,19 +134,6 @@ def _whole(cell: str) -> float | None:
         return None
 
 
-def _worlds(
-    environment: dict[str, Any], result: dict[str, Any]
-) -> tuple[list[tuple[int, int]], dict[str, str], dict[str, str]]:
-    """Return size and first step of each world, and the values of their environments and code, joined by name."""
-    plain = result.get("worlds") or environment.get("worlds")
-    worlds = [world for world in plain[:100] if isinstance(world, dict)] if isinstance(plain, list) else []
-    merged: list[dict[str, list[str]]] = [{}, {}]
-    for world in worlds:
-        for part, values in zip(("environment", "code"), merged, strict=True):
-            entries = world.get(part)
-            for name, value in list(entries.items())[:_MAX_NAMES] if isinstance(entries, dict) else ():
-                seen = values.setdefault(shorten(name, 80), [])
-                if isinstance(value, str) and shorten(value) not in seen:
-                    seen.append(shorten(value))
-    joined = [{name: ", then ".join(seen) for name, seen in values.items()} for values in merged]
-    return [(count(world.get("size")), count(world.get("from_step"))) for world in worlds], joined[0], joined[1]
+def _texts(values: object) -> dict[str, str]:
+    entries = list(values.items())[:_MAX_NAMES] if isinstance(values, dict) else []
+    return {shorten(name, 80): text(value) for name, value in entries}
