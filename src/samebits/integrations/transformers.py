@@ -253,12 +253,9 @@ class ExactTrainerMixin(_Base):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
+            assert self._sampler is not None
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            write_position(folder, self._position())
-
-    def _position(self) -> dict[str, Any]:
-        assert self._sampler is not None
-        return {"step": self.state.global_step, **content_of(self._sampler.order)}
+            write_position(folder, {"step": self.state.global_step, **content_of(self._sampler.order)})
 
 
 class ExactTrainer(ExactTrainerMixin, transformers.Trainer):
