@@ -97,7 +97,7 @@ def test_a_small_change_need_not_touch_the_table(budget: int) -> None:
 
 
 # Comments per 100 lines. It only rises: the goal is 4, and models near torch have 7 to 18.
-FLOOR = 3.7
+FLOOR = 3.8
 STEP = 0.2
 # They instruct a tool, or say what an attribute is. Text behind a directive, in a comment of its own, counts.
 DIRECTIVE = re.compile(r"#\s*(type: ignore\S*|noqa(: [\w, ]+)?|fmt: \w+|pragma: .*|: .*)\s*(?=#|$)")
