@@ -81,8 +81,27 @@ def test_an_unmodified_script_resumes_on_another_number(
 
 
 REFUSED = [
-    ("numbered", ("counter",), 1, "the training loop ends after a number of passes", "+            step = loader.step"),
-    ("numbered", ("range",), 1, "the training loop ends after a number of passes", "while loader.step < STEPS:"),
+    (
+        "numbered",
+        ("counter",),
+        1,
+        "the training loop ends, or trains in another way, after a number",
+        "+            step = loader.step",
+    ),
+    (
+        "numbered",
+        ("clipped",),
+        2,
+        "the training loop ends, or trains in another way, after a number",
+        "step = loader.step",
+    ),
+    (
+        "numbered",
+        ("range",),
+        1,
+        "the training loop ends, or trains in another way, after a number",
+        "while loader.step < STEPS:",
+    ),
     ("numbered", ("rate",), 2, "lr of the optimizer changed within a step", "f(loader.step)"),
     ("numbered", ("ahead",), 2, "a batch is read before the one before it is trained on", "num_workers"),
     ("no_loader", (), 2, "backward() outside of the loop over the training data", "+model, optimizer, loader = "),

@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from samebits.errors import ConfigError
 from samebits.frames import is_user
 
+_TRAINING = ("backward", "step", "clip_grad_norm_", "clip_grad_value_", "requires_grad_")
 _GENERATOR = 0x20  # inspect.CO_GENERATOR
 
 
@@ -101,11 +102,25 @@ def _counter(
     if isinstance(loop, ast.For) and not loop.lineno <= line <= (loop.iter.end_lineno or 0):
         return loop  # for i in range(...): next(batches)
     sums = [each for each in ast.walk(loop) if isinstance(each, ast.AugAssign)]
-    compared = set().union(*map(_compared, [*tests, *_ends(loop.body)]))
+    compared = set().union(*map(_compared, [*tests, *_ends(loop.body), *_training_tests(loop)]))
     counters = [each for each in sums if ast.unparse(each.target) in compared]
     if counters:
         return counters[0]
     return next((each for each in _ends(late) if number in _compared(each)), None)
+
+
+def _training_tests(loop: ast.For | ast.While) -> Iterator[ast.expr]:
+    """Yield the conditions in a loop under which it trains in another way: it clips, steps, or changes the loss."""
+    calls = [
+        each.func for each in ast.walk(loop) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+    ]
+    losses = {ast.unparse(each.value) for each in calls if each.attr == "backward"}
+    for test in [each for each in ast.walk(loop) if isinstance(each, ast.If)]:
+        inner = [each for statement in test.body + test.orelse for each in ast.walk(statement)]
+        trains = any(each in calls and each.attr in _TRAINING for each in inner if isinstance(each, ast.Attribute))
+        stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        if trains or stored & losses:
+            yield test.test
 
 
 def _number(loop: ast.For | ast.While) -> str:

@@ -54,6 +54,16 @@ elif sys.argv[1] == "counter":
         for x, y in loader:
             train(x, y)
             step += 1
+elif sys.argv[1] == "clipped":
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        if step >= 12:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step < 2:
+            print(step)
+        step += 1
 elif sys.argv[1] == "rate":
     for x, y in loader:
         train(x, y)

@@ -104,7 +104,7 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "averaged_buffers = ('center',).\n+    step = loader.step  # instead of a counter",
     ),
     "counted": (
-        "the training loop ends after a number of passes",
+        "the training loop ends, or trains in another way, after a number of passes",
         "A step has several passes on each process, and how many depends on the processes.",
         "Count steps instead, which the DataLoader does, or end by the number of enumerate() before the batch is "
         "trained on:",
