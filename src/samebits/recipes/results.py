@@ -16,6 +16,7 @@ from samebits.metrics.classification import Accuracy
 from samebits.report.pictures import draw_confusion, draw_sheet
 
 ByteArray = npt.NDArray[np.uint8]
+_MOST_CLASSES = 40  # of a confusion matrix
 
 #: Makes the tiles of a batch, (H, W) or (H, W, 3) bytes, each with its label.
 Tiles = Callable[[Batch], Iterable[tuple[ByteArray, str]]]
@@ -57,23 +58,19 @@ def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: S
     draw_worst("Validation images with the largest loss", worst, samples, folder / "worst.png", tiles=tiles)
 
 
-def most_confused(
-    matrix: npt.NDArray[np.int64], classes: Sequence[str], most: int = 40
-) -> tuple[list[list[int]], list[str]]:
-    """Return a confusion matrix that is readable as an image, and the names of its classes.
+def most_confused(matrix: npt.NDArray[np.int64], classes: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+    """Return a (C, C) confusion matrix that is readable as an image, and the names of its classes.
 
-    Args:
-        matrix: (C, C) counts.
-        most: Of more classes, those with the most mistakes are returned, and all others as one class.
+    Of more than 40 classes, those with the most mistakes are returned, and all others as one class.
     """
     num_classes = len(classes)
-    if num_classes <= most:
+    if num_classes <= _MOST_CLASSES:
         return matrix.tolist(), list(classes)
     mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
-    shown = np.sort(np.argsort(-mistakes, kind="stable")[: most - 1])
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MOST_CLASSES - 1])
     places = np.full(num_classes, len(shown))
     places[shown] = np.arange(len(shown))
-    small = np.zeros((most, most), np.int64)
+    small = np.zeros((_MOST_CLASSES, _MOST_CLASSES), np.int64)
     # `small[...] += matrix` would add only one of several values at a place.
     np.add.at(small, (places[:, None], places[None]), matrix)
     return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]

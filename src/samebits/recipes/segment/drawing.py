@@ -15,12 +15,12 @@ from torch import Tensor
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.samples import Batch
 from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
+from samebits.recipes.results import most_confused
 from samebits.recipes.segment.config import MAX_PIXELS
 from samebits.recipes.segment.data import LabeledImages
 from samebits.report.fonts import font_for
 from samebits.report.pictures import colors, draw_confusion, draw_sheet
 
-_MAX_CLASSES = 40  # of a confusion matrix
 TILE_PX = 150
 _INK, _DARK = (34, 34, 34), (20, 20, 20)
 _LINE_PX, _MARGIN_PX = 24, 12
@@ -56,8 +56,7 @@ def draw_evaluation(
     """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix."""
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)
-    if len(classes) <= _MAX_CLASSES:
-        draw_confusion(state["confusion"], classes, folder / "confusion.png")
+    draw_confusion(*most_confused(np.array(state["confusion"], np.int64), classes), folder / "confusion.png")
     images, captions = [], []
     for score, index, sketch in state["worst"]:
         predicted = np.array(sketch, np.uint8)
