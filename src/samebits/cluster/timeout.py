@@ -15,13 +15,10 @@ REPORT_EVERY_S = 5.0
 def call_with_timeout(
     call: Callable[[], T], limit_s: float, tick: Callable[[float], None] = lambda waited_s: None
 ) -> T:
-    """Run a call in a thread, and return its result, or raise its exception, within a limit.
+    """Run a call in a thread, and return its result, or raise its exception, within a limit; call `tick` meanwhile.
 
     The thread is a daemon that nothing can interrupt: after a timeout it stays in the native call, and `abort.leave`
     ends the process without it.
-
-    Args:
-        tick: Called every 20 ms with the seconds that have passed; may raise.
 
     Raises:
         TimeoutError: The call takes longer than `limit_s`.

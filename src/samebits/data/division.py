@@ -81,12 +81,9 @@ def _by_machine(num_micro_batches: int, machines: tuple[int, ...]) -> Leaves:
 
 @lru_cache(maxsize=64)
 def divide(num_micro_batches: int, times: Times) -> tuple[tuple[int, int], ...]:
-    """Return the micro-batches [first, last) of each rank, so that the slowest one is done as early as possible.
+    """Return each rank's micro-batches [first, last), so that the slowest by `times` is done as early as possible.
 
     Each rank has at least one, since the time of a rank without any is unknown. Too few are divided as in other worlds.
-
-    Args:
-        times: Seconds per micro-batch on each rank, all above 0.
     """
     num_ranks = len(times)
     if num_micro_batches < num_ranks:

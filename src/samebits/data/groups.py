@@ -61,11 +61,7 @@ class Groups:
 
 
 class Batches:
-    """The batches of an evaluation in order: each sample once, without mixing groups.
-
-    Args:
-        groups: (N,) group of each sample, from 0; None if any samples can share a batch.
-    """
+    """The batches of an evaluation in order: each sample once, without mixing groups, (N,) numbers from 0 or None."""
 
     def __init__(self, num_samples: int, batch_size: int, groups: IntArray | None = None) -> None:
         self._num_samples, self._batch_size = num_samples, batch_size

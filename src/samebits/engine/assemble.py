@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False) -> Job:
-    """Build a recipe's parts on the world's device, equal on all ranks, and open its data.
-
-    Args:
-        is_restart: Skip the second pass of exact mode's self-check, which ran when the run started.
+    """Build a recipe's parts on the world's device, equal on all ranks, and open its data; a restart checks once only.
 
     Raises:
         LaunchError: The ranks differ in code, settings, data or model.

@@ -169,22 +169,18 @@ def _merge(
     except TypeError as error:
         raise _metric_fault(merged, error) from error
 
-    def own_metrics() -> dict[str, float]:
-        assert counts is not None
-        for state, _ in counts:
-            merged.merge(state)
-        if merged.num_samples != num_samples:
-            raise TrainError(
-                f"evaluated {merged.num_samples} samples, the dataset has {num_samples}",
-                cause=f"{type(merged).__name__} loses samples, or counts some twice, in add, state or merge.",
-                fix="Count each sample of a batch once in add, and add up the counts in merge.",
-            )
-        return {name: float(value) for name, value in merged.result().items()}
-
     def all_metrics() -> dict[str, float]:
         assert counts is not None
         try:
-            own = own_metrics()
+            for state, _ in counts:
+                merged.merge(state)
+            if merged.num_samples != num_samples:
+                raise TrainError(
+                    f"evaluated {merged.num_samples} samples, the dataset has {num_samples}",
+                    cause=f"{type(merged).__name__} loses samples, or counts some twice, in add, state or merge.",
+                    fix="Count each sample of a batch once in add, and add up the counts in merge.",
+                )
+            own = {name: float(value) for name, value in merged.result().items()}
         except SamebitsError:
             raise
         except Exception as error:  # a bug in a user's metric; the other ranks must not wait for the result

@@ -56,11 +56,7 @@ def handle_nonfinite(job: Job, step: Step, checkpoints: CheckpointManager, repor
 
 
 def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
-    """Return the error, equal on all ranks, with the micro-batch that caused it, given the weights before the step.
-
-    Args:
-        folder: The run folder; rank 0 writes `nonfinite-STEP.json` with all samples of the micro-batch into it.
-    """
+    """Return the error, equal on all ranks, and write the micro-batch to blame into `nonfinite-STEP.json` on rank 0."""
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
     # The repeated passes have changed buffers, and a skipped step must leave no trace.

@@ -117,10 +117,6 @@ class StepFlags(IntFlag):
     JOIN = 4
     BALANCE = 8
 
-    def pack(self) -> float:
-        """Return the number that rank 0 adds to the sum, where the other ranks add 0."""
-        return float(self)
-
     @classmethod
     def unpack(cls, value: float) -> "StepFlags":
         """Return the flags in a sum; none if it is not finite."""

@@ -49,7 +49,7 @@ def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags
         run_micro_batch(micro_batch)
     activity.end_work(len(step.micro_batches) + len(step.repeats))
     # Called here, after the passes, so that a signal during them is seen in this step.
-    job.reducer.reduce(flags().pack())
+    job.reducer.reduce(float(flags()))
     activity.end_wait()
 
     extras, norm, decided = job.reducer.extras, job.reducer.norm, StepFlags.unpack(job.reducer.flag)

@@ -40,10 +40,7 @@ _pinned: str | None = None  # by this process
 
 
 def pin_kernels(kernels: str, *, only_children: bool = False) -> None:
-    """Set the variables of `kernels` for this process and those that it starts. Call it before torch computes.
-
-    Args:
-        only_children: Whether this process computes nothing itself, so that torch may have computed in it before.
+    """Set the variables of `kernels` for this process, unless it computes nothing itself, and for those that it starts.
 
     Raises:
         ConfigError: The processor has no such kernels, a variable has another value, or torch has computed before.

@@ -20,10 +20,7 @@ from samebits.parallel.blocks import innermost_blocks, is_called
 
 
 def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
-    """Recompute modules of a model in the backward pass; return their names.
-
-    Args:
-        model: The model; changed in place. Parameters, buffers and their names stay as they are.
+    """Recompute modules of a model, which is changed in place, in the backward pass; return their names.
 
     Raises:
         ConfigError: A pattern matches no module, or the model has no blocks.

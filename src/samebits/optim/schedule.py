@@ -11,13 +11,10 @@ MAX_WARMUP = 0.5
 
 
 def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig) -> float:
-    """Return the factor of the peak learning rate in a step.
+    """Return the factor of the peak learning rate in a step, from 0 to num_steps - 1.
 
     Linear warmup replaces the first steps of the schedule, at most half of them. The later ones are the same with and
     without it, except with `warmup_cosine`, whose cosine begins at the end of the warmup.
-
-    Args:
-        step: From 0 to num_steps - 1.
     """
     done = step / max(1, num_steps - 1)
     num_warmup = num_warmup_steps(num_steps, steps_per_epoch, config)

@@ -233,10 +233,7 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
-    """Join what `pack` split.
-
-    Args:
-        tensors, plain: Tensors of any shape, by name, and the other state, as plain JSON.
+    """Join what `pack` split: tensors of any shape, by name, and the other state as plain JSON.
 
     Raises:
         CheckpointError: `plain` does not have the form that `pack` returns.

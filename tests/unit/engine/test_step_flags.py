@@ -13,7 +13,7 @@ from samebits.engine.progress import StepFlags
 @pytest.mark.parametrize("number", range(16))
 def test_what_rank_0_packs_every_rank_unpacks(number: int) -> None:
     flags = StepFlags(number)
-    summed = torch.tensor([flags.pack(), 0.0, 0.0], dtype=torch.float32).sum().item()
+    summed = torch.tensor([float(flags), 0.0, 0.0], dtype=torch.float32).sum().item()
     assert StepFlags.unpack(summed) == flags
 
 

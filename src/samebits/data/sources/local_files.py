@@ -5,6 +5,7 @@ use the files that their parent has opened.
 """
 
 import glob
+import math
 import os
 import re
 import stat
@@ -96,10 +97,7 @@ def _expand_braces(pattern: str) -> Iterator[str]:
     """Yield the names of a pattern such as `a-{000..002}.tar` or `{train,val}.tar`, as a shell would."""
     parts = _BRACES.split(pattern)  # text, content of braces, text, ...
     choices = [[part] if number % 2 == 0 else _choices(part) for number, part in enumerate(parts)]
-    count = 1
-    for each in choices:
-        count *= len(each)
-    if count > _MAX_FILES:
+    if (count := math.prod(map(len, choices))) > _MAX_FILES:
         raise ConfigError(f"{pattern} names {count:,} files", allowed=f"up to {_MAX_FILES:,}", fix="Name fewer files.")
     return map("".join, product(*choices))
 
@@ -141,10 +139,7 @@ class OpenFiles:
         self._descriptors: OrderedDict[int, int] = OrderedDict()
 
     def read(self, number: int, offset: int, length: int) -> bytes:
-        """Return bytes of a file.
-
-        Args:
-            length: Number of bytes.
+        """Return `length` bytes of a file.
 
         Raises:
             DataError: The file has changed since it was indexed, or cannot be read.

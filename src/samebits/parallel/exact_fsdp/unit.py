@@ -165,11 +165,7 @@ class ShardUnit:
         parameter.grad = None
 
     def start_reduce(self, leaves: Sequence[int | None]) -> None:
-        """Start to send the micro-batch's gradients to their owners, and to receive those that this rank owns.
-
-        Args:
-            leaves: For each rank, the index of its micro-batch in the step; None if it repeats one with weight 0.
-        """
+        """Start to send the micro-batch's gradients to their owners, and receive own ones; a leaf None has weight 0."""
         me, messages = self._world.rank, []
         mine = self.pieces.get(me)
         if leaves[me] is not None:
