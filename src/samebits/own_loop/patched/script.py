@@ -90,7 +90,7 @@ class Script:
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
         self._watch = AverageWatch(self._models)
-        self._reduced = "", ""  # name and line of the last collective before backward()
+        self._reduced = "", ""  # name and line of the first collective of a body before backward()
         self._has_summed = False  # whether the script has summed a number over the processes
         self._backward = ""  # line of the last backward()
         self._loop: ExactLoop | None = None
@@ -193,6 +193,7 @@ class Script:
                     self._text = text = LoopText(callers(sys._getframe(1)), self._data)
                     self._numbers_steps, habits.ends_by_number = not text.divides, text.ends_by_number
                 self._num_bodies += 1
+                self._reduced = "", ""
                 yield batch
                 if not (self._has_trained or habits.num_forwards):
                     raise refusal("ahead", line)
@@ -328,7 +329,8 @@ class Script:
             raise refusal("collective", user_line(), part=name)
         if loop.has_backward:
             return False
-        self._reduced = name, user_line()
+        if not self._reduced[0]:  # those for the log come last
+            self._reduced = name, user_line()
         return loop.repeat is not None and loop.repeat.is_again
 
     def _check_sum(self, name: str, tensors: Sequence[Tensor]) -> None:
