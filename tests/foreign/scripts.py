@@ -15,7 +15,9 @@ from tests.foreign.forms import FOLDER, script
 from tests.runs import environment
 
 # Steps of optimizers, over all of a process, after which a rank is killed: after the first checkpoint.
-KILL_AT = {"ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18}
+KILL_AT = {
+    "ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18, "ddp_timm": 12
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,6 @@ SUMS = {
     "tools": 12_020,  # comments at traps; verify compares more files, check proves causes
     "edges": 14_040,  # the same, labels and classes, and the preprocessing of each recipe in exports
     "package": 66_700,  # gradients on a GPU; portable arithmetic of all common layers
-    "tests": 55_100,  # forged publications; public scripts in kind; functions between a command and the optimizer
+    "tests": 55_300,  # forged publications; public scripts in kind, timm and peft; functions up to the optimizer
     "benchmarks": 8_600,  # samebits launch, what leaves a machine, beside DDP, by layout of machines, with bars
 }
