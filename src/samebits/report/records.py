@@ -117,8 +117,8 @@ class Records:
                 part.unlink(missing_ok=True)  # it may be a link or a FIFO
                 # "x": it fails if another process makes the same file, instead of writing into it.
                 with part.open("xb") as new:
-                    for line in _lines(old):
-                        record = _record(line)
+                    for line in lines_of(old):
+                        record = record_in(line)
                         # An evaluation follows its step, so a run that stopped
                         # between the two repeats the evaluation alone.
                         if record is not None and float(record["step"]) <= (
@@ -162,11 +162,11 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
         return []
     with _writing(path), open_plain(path) as file:
         # One record at a time, and only those that may be of the kind: a run of weeks has millions of steps.
-        parsed = (_record(line) for line in _lines(file) if kind is None or f'"{kind}"'.encode() in line)
+        parsed = (record_in(line) for line in lines_of(file) if kind is None or f'"{kind}"'.encode() in line)
         return [record for record in parsed if record and kind in (None, record.get("kind"))]
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Iterate over the complete lines of a file, up to the first that is cut off or longer than any record."""
     while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
         yield line
@@ -180,12 +180,11 @@ def _writing(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from None
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line; None for a line that a crash truncated."""
-    if not line.endswith(b"\n"):
-        return None
+def record_in(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a complete line; None if there is none, or its step is no number."""
     try:
         record = parse_json(line)
-        return record if isinstance(record, dict) and float(record["step"]) < math.inf else None
-    except (ValueError, KeyError, TypeError, OverflowError):
+        is_record = isinstance(record, dict) and isinstance(record["step"], int | float)
+        return record if is_record and 0 <= float(record["step"]) < math.inf else None
+    except (ValueError, KeyError, OverflowError):
         return None

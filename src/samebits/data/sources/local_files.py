@@ -6,14 +6,17 @@ use the files that their parent has opened.
 
 import glob
 import math
+import operator
 import os
 import re
 import stat
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from os import PathLike
+from typing import SupportsIndex
 
 from samebits.errors import ConfigError, DataError, cannot_read
 
@@ -180,6 +183,16 @@ class OpenFiles:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_descriptors": OrderedDict()}  # a started process opens the files again
+
+
+def located(ends: Sequence[int], index: SupportsIndex) -> tuple[int, int]:
+    """Return which part has an item, given where each part ends, and the item's place in it, as a list counts."""
+    position, count = operator.index(index), ends[-1]
+    if not -count <= position < count:
+        raise IndexError(f"sample {position} of {count}")
+    position %= count
+    part = bisect_right(ends, position)
+    return part, position - (ends[part - 1] if part else 0)
 
 
 def changed(path: str) -> DataError:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samebits.data.sources.decoding import Decoder
-from samebits.data.sources.local_files import Paths, Stamp, changed, find_files, open_regular
+from samebits.data.sources.local_files import Paths, Stamp, changed, find_files, located, open_regular
 from samebits.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -98,12 +96,7 @@ class ParquetRows:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"row {position} of {len(self)}")
-        position %= len(self)
-        number = bisect_right(self._ends, position)
-        row = position - (self._ends[number - 1] if number else 0)
+        number, row = located(self._ends, index)
         with _reading(self.files[self._groups[number].file]):
             values: dict[str, Any] = self._table(number).slice(row, 1).to_pylist()[0]
         for name, function in self._decode.items():

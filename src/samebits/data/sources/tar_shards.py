@@ -1,7 +1,5 @@
 """WebDataset's tar shards as a map-style dataset: any sample at any time, without extracting the shards."""
 
-import operator
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
@@ -11,7 +9,7 @@ from typing import Any
 from samebits.data.image_file import MAX_FILE_BYTES
 from samebits.data.sources.decoding import Decoder, decode_member
 from samebits.data.sources.index_cache import IndexCache
-from samebits.data.sources.local_files import OpenFiles, Paths, find_files
+from samebits.data.sources.local_files import OpenFiles, Paths, find_files, located
 from samebits.data.sources.tar_index import ShardIndex
 from samebits.errors import DataError
 
@@ -69,12 +67,7 @@ class TarShards:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"sample {position} of {len(self)}")
-        position %= len(self)
-        shard = bisect_right(self._ends, position)
-        sample = position - (self._ends[shard - 1] if shard else 0)
+        shard, sample = located(self._ends, index)
         files, key = self._indexes[shard].files(sample), self._indexes[shard].key(sample)
 
         def value(extension: str) -> Any:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.plain_file import open_plain, parse_json, read_plain
-from samebits.report.records import FILE_NAME
+from samebits.report.records import FILE_NAME, lines_of, record_in
 from samebits.storage.run_folder import write_atomically
 
-_MAX_LINE_BYTES = 1024 * 1024
 _FIELDS = ("kind", "step", "epoch")
 _DEVICE = ("gpu_use", "mfu")  # `device_use.py`, which imports torch
 
@@ -44,13 +43,9 @@ class Tail:
                 self._inode, self._offset = status.st_ino, 0
             file.seek(self._offset)
             # A line without its end is still being written, and is read whole the next time.
-            while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+            for line in lines_of(file):
                 self._offset += len(line)
-                try:
-                    record = parse_json(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                if (record := record_in(line)) is not None:
                     yield record
 
 
