@@ -101,6 +101,22 @@ class LoaderSource:
         )
 
 
+class SizedBatches:
+    """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
+
+    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
+        self._batches, self._num_steps = batches, num_steps
+
+    def __iter__(self) -> "SizedBatches":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+
 def source_of(data: Any) -> LoaderSource:
     """Take over a DataLoader. It is over a map-style dataset, in order or shuffled.
 

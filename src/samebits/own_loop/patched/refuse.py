@@ -1,8 +1,10 @@
 """What `samebits launch` refuses in a script, with the line, the reason, and what to write instead."""
 
 import linecache
+import sys
 
 from samebits.errors import ConfigError
+from samebits.frames import callers, is_user
 
 _OWN_LOOP = """Make the loop exact by hand, and start the script with torchrun (docs/own-loop.md):
 -model = DDP(model)
@@ -148,3 +150,17 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
         indent = old[: len(old) - len(old.lstrip())]
         fix = "\n".join([fix, f"-{old}", *(f"+{indent}{each}" for each in instead if each)])
     return ConfigError(what, where=line, cause=cause, fix=fix)
+
+
+def user_line() -> str:
+    """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none."""
+    frames = (each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename))
+    return next((f"{each.f_code.co_filename}:{each.f_lineno}" for each in frames), "")
+
+
+def check_framework() -> None:
+    """Refuse the loop of a framework that calls a function here."""
+    files = [each.f_code.co_filename.rpartition("-packages/")[2] for each in callers(sys._getframe())]
+    for name, (kind, made) in FRAMEWORKS.items():
+        if any(file.startswith((f"{name}/", f"pytorch_{name}/")) for file in files):
+            raise refusal("framework", user_line(), framework=name, exact=kind, made=made)

@@ -34,8 +34,8 @@ from samebits.own_loop.exact import exact
 from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.patched.found import AverageWatch, averages, trained_modules
-from samebits.own_loop.patched.refuse import FRAMEWORKS, refusal
-from samebits.own_loop.samples import shuffles, source_of
+from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
+from samebits.own_loop.samples import SizedBatches, shuffles, source_of
 from samebits.own_loop.scripts import LoopText, makes_list
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
@@ -43,36 +43,6 @@ from samebits.storage.weights import weights_sha256
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 REDUCTIONS = ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor")
 SMALL = 64  # elements of a tensor that a script reduces to print it
-
-
-def user_line() -> str:
-    """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none."""
-    frames = (each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename))
-    return next((f"{each.f_code.co_filename}:{each.f_lineno}" for each in frames), "")
-
-
-def check_framework() -> None:
-    """Refuse the loop of a framework that calls a function here."""
-    files = [each.f_code.co_filename.rpartition("-packages/")[2] for each in callers(sys._getframe())]
-    for name, (kind, made) in FRAMEWORKS.items():
-        if any(file.startswith((f"{name}/", f"pytorch_{name}/")) for file in files):
-            raise refusal("framework", user_line(), framework=name, exact=kind, made=made)
-
-
-class Batches:
-    """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
-
-    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
-        self._batches, self._num_steps = batches, num_steps
-
-    def __iter__(self) -> "Batches":
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-    def __len__(self) -> int:
-        return self._num_steps
 
 
 class Script:
@@ -163,7 +133,7 @@ class Script:
         if self._is_done(data):
             self._print(f"epoch {self._skipped} is in the loaded checkpoint already, and is not trained again")
             return iter(())
-        return Batches(self._bodies(self.exact, user_line()), len(self.exact))
+        return SizedBatches(self._bodies(self.exact, user_line()), len(self.exact))
 
     def _replaces(self, data: DataLoader[Any]) -> bool:
         """Return whether the script has made a DataLoader in place of the one that is trained on, as in each epoch."""
@@ -414,7 +384,7 @@ class Script:
             if follower not in self._followed and id(follower) not in inner:
                 self._followed.add(follower)
                 loader.per_step(follower)
-                # A copy of the weights that a rank began with: it goes on with rank 0's, as they do.
+                # A copy of the weights that a rank began with: it continues with rank 0's, as they do.
                 tensors = next((tensors for each, tensors in kept if each is follower), [])
                 if tensors:
                     with self.launcher_environment():

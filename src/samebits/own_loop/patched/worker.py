@@ -35,9 +35,9 @@ from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import report_errors
 from samebits.own_loop.patched.records import read_record, save_with_record
-from samebits.own_loop.patched.refuse import refusal
+from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.patched.samplers import share, share_length
-from samebits.own_loop.patched.script import Script, check_framework, user_line
+from samebits.own_loop.patched.script import Script
 from samebits.own_loop.patched.turns import be_silent, end_turn, speak, wait_for_turn
 from samebits.own_loop.session import ExactLoop
 
