@@ -18,6 +18,7 @@ from typing import Any
 from samebits.frames import callers, is_user
 
 VARIABLE = "SAMEBITS_TURNS"  # a folder, from `samebits launch` to the workers of this machine
+_OPEN = builtins.open
 _ALONE, _TOGETHER = "alone", "together"
 _PASS_ON = ("/os.py", "<frozen os>", "/shutil.py", "/pathlib", __file__)
 _CHANGES = {
@@ -51,11 +52,10 @@ def end_turn(local_rank: int | None, *, is_alone: bool) -> None:
 def be_silent() -> None:
     """Let what the script prints, and the files that it writes, go nowhere."""
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the script ends
-    plain = builtins.open
 
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, int) or "opener" in kwargs or not set("wax") & set(mode):  # the latter: a temporary file
-            return plain(file, mode, *args, **kwargs)
+            return _OPEN(file, mode, *args, **kwargs)
         return tempfile.TemporaryFile(mode.replace("x", "w"), *args, **kwargs)
 
     builtins.open = io.open = open_file
@@ -65,7 +65,8 @@ def be_silent() -> None:
 
 
 def speak() -> None:
-    """Print again, for errors."""
+    """Print and write again, for errors."""
+    builtins.open = io.open = _OPEN
     if sys.stderr is sys.stdout:  # as `be_silent` sets them
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
