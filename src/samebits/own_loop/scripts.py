@@ -61,7 +61,7 @@ class LoopText:
     def __init__(self, frames: Iterable[FrameType], data: object) -> None:
         self.divides = self.ends_by_number = False
         self.counted_end, self.instead, self.reader = "", "", ""
-        whiles: list[ast.While] = []
+        tests: list[ast.expr] = []  # of loops around it
         loop: ast.For | ast.While | None = None
         for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
             scope, loops = _around(frame.f_code.co_filename, frame.f_lineno)
@@ -70,14 +70,15 @@ class LoopText:
                 loop, file, line, function = loops[0], frame.f_code.co_filename, frame.f_lineno, scope
             if loop is not None:
                 self.reader = self.reader or _name_in(frame, data)
-                whiles += [each for each in loops if isinstance(each, ast.While)]
+                tests += [each.test for each in loops if isinstance(each, ast.While)]
+                tests += [test for each in loops if each is not loop for test in _ends(each.body)]
         if loop is not None:
             number = _number(loop)
             self.divides = any(number in _names(each) for each in _divisors(function))
             places = [i for i, each in enumerate(loop.body) if "backward" in ast.unparse(each)]
             early = loop.body[: places[0]] if places else loop.body
             self.ends_by_number = any(number in _compared(each) for each in _ends(early))
-            counter = _counter(loop, line, [each.test for each in whiles], number, loop.body[len(early) :])
+            counter = _counter(loop, line, tests, number, loop.body[len(early) :])
             self.counted_end = f"{file}:{counter.lineno}" if counter is not None else ""
             count = f"{self.reader or 'loader'}.step"
             name = ast.unparse(counter.target) if isinstance(counter, ast.AugAssign) else ""
@@ -118,6 +119,7 @@ def _training_tests(loop: ast.For | ast.While) -> Iterator[ast.expr]:
     for test in [each for each in ast.walk(loop) if isinstance(each, ast.If)]:
         inner = [each for statement in test.body + test.orelse for each in ast.walk(statement)]
         trains = any(each in calls and each.attr in _TRAINING for each in inner if isinstance(each, ast.Attribute))
+        trains |= any("lr" in ast.unparse(each) for each in inner if isinstance(each, ast.Assign | ast.AugAssign))
         stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
         if trains or stored & losses:
             yield test.test
