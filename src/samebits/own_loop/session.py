@@ -34,7 +34,7 @@ from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of
-from samebits.own_loop.weights import WeightGuard
+from samebits.own_loop.weights import AverageWatch, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
 
 
@@ -89,6 +89,7 @@ class ExactLoop:
         self.repeat: RepeatCheck | None = None
         self._refresh()
         self._guard = WeightGuard(modules, [each for each, _ in optimizers], self._owners.__contains__)
+        self._averages = AverageWatch(self.modules)
         self._guard.drop_unowned(warns=world.is_main)
 
     @property
@@ -136,6 +137,7 @@ class ExactLoop:
             self._buffers.drop_changes()
             mistakes.check_settings(self._trained, step, is_last=False)
             self._guard.check(step.number)
+            self._averages.check(step.number)
         for trained in self._trained:
             trained.begin()
         self._round, self.habits.num_forwards, self._current = 0, 0, micro_batch
@@ -187,6 +189,7 @@ class ExactLoop:
     def leave(self) -> None:
         """Leave the loop, also in the middle of a step, which is then dropped."""
         self._current = self._step = self._guard.micro_batch = None
+        self._averages.end_pass()
         self.habits.num_forwards = 0
         self._world.activity.is_paused = True
         self._world.activity.enter("between epochs")
@@ -355,6 +358,8 @@ class ExactLoop:
             self._buffers.start_reduce(self._round + 1)
             for trained in self._trained:
                 trained.reduce(self._round)
+        else:
+            self._averages.begin()
         self._round += 1
 
     def _close(self) -> None:

@@ -1,7 +1,9 @@
-"""Find a change of weights within a step that none of the loop's optimizers has made."""
+"""Find a change of weights within a step that none of the loop's optimizers has made, and averages of them by hand."""
 
+import gc
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samebits.data.order import MicroBatch
 from samebits.errors import ConfigError, TrainError
+
+Noted = list[tuple[weakref.ref[Tensor], int, torch.Size]]  # tensors with their versions and shapes
 
 # Weak, since the hook below stays for the life of the process.
 _GUARDS: "weakref.WeakSet[WeightGuard]" = weakref.WeakSet()
@@ -140,3 +144,95 @@ def _on_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 # For every optimizer of the process: those that `exact` was not given have no hook of ours.
 register_optimizer_step_pre_hook(_on_step)
+
+
+def trained_shapes(models: Sequence[nn.Module]) -> Counter[torch.Size]:
+    """Count the shapes of the parameters that are trained."""
+    return Counter(each.shape for model in models for each in model.parameters() if each.requires_grad)
+
+
+class AverageWatch:
+    """Finds a moving average of the weights of `models` by hand, which would move once a micro-batch.
+
+    Nothing marks such tensors. In each body that is not its step's last one on this rank, those that have the shapes of
+    trained parameters are compared after the backward pass and at the body's end. Only the script changes tensors in
+    between: if they have the shapes of all trained parameters, they are an average, or copies made for one.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self._known: list[weakref.ref[Tensor]] | None = None
+        self._before: Noted | None = None
+        self._is_first, self._num_passes = False, 0
+
+    def end_pass(self) -> None:
+        """End a pass over the data, also in the middle of a body; after some, look for new tensors, which is slow."""
+        self._num_passes += 1
+        if not self._num_passes & (self._num_passes - 1):
+            self._known = None
+        if self._before is not None and follow_data is not None:  # None: Python ends, in the middle of a body
+            self._before = None
+            follow_data(is_on=False)
+
+    def begin(self) -> None:
+        """Note the tensors after a backward pass."""
+        self._is_first = self._known is None
+        if self._known is None:
+            shapes = set(trained_shapes(self._models))
+            self._before = [(weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)]
+            self._known = [ref for ref, _, shape in self._before if shape in shapes]
+        else:
+            self._before = [(ref, each._version, each.shape) for ref in self._known if (each := ref()) is not None]
+        follow_data(is_on=True)
+
+    def check(self, step: int) -> None:
+        """Compare the tensors, at the end of a body. Raises TrainError if the loop averages weights by hand."""
+        if self._before is None:
+            return
+        follow_data(is_on=False)
+        # One that it makes each time has replaced one that is known.
+        changed = [shape for ref, version, shape in self._before if (each := ref()) is None or each._version != version]
+        if self._is_first:
+            changed = [each.shape for each in changed_tensors(self._models, self._before)]
+        self._before = None
+        if trained_shapes(self._models) <= Counter(changed):
+            raise TrainError(
+                "weights are averaged by hand in the training loop",
+                given=f"step {step:,}, counted from 0",
+                cause="The average would move once a micro-batch, whose number depends on the processes.",
+                fix="Move it once a step: if loader.sync_gradients: ... Or use torch's, given to "
+                "exact(per_step=[average]) in a script that calls exact():\n"
+                "+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))\n"
+                "+    average.update_parameters(model)  # in the loop, after optimizer.step()",
+            )
+
+
+def follow_data(*, is_on: bool) -> None:
+    """Let a change through `tensor.data` raise the tensor's version, which shows a change."""
+    if is_on:
+        torch.Tensor.data = property(Tensor.detach, _set_data)  # type: ignore[assignment]
+    elif "data" in vars(torch.Tensor):
+        del torch.Tensor.data  # the one of its base is back
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    is_moved = value.device == tensor.device and value.data_ptr() != tensor.data_ptr()  # not as module.cpu() on a CPU
+    torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
+    if is_moved:
+        torch.autograd.graph.increment_version(tensor)
+
+
+def changed_tensors(models: Sequence[nn.Module], before: Noted) -> list[Tensor]:
+    """Return those, of any shape, that were made or changed since they were noted."""
+    # Only tensors that still live: ids are used again.
+    versions = {id(tensor): version for ref, version, _ in before if (tensor := ref()) is not None}
+    return [each for each in _tensors(models) if versions.get(id(each)) != each._version]
+
+
+def _tensors(models: Sequence[nn.Module]) -> list[Tensor]:
+    own = [each for model in models for each in (*model.parameters(), *model.buffers())]
+    known = {id(each) for each in own} | {id(each.grad) for each in own}
+    # Exactly these classes: asking other objects for theirs may run code of their own.
+    every = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and id(each) not in known]
+    # Those that have versions.
+    return [each for each in every if each.layout == torch.strided and not each.is_inference() and each.grad_fn is None]

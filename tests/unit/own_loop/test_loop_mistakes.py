@@ -205,3 +205,36 @@ def test_a_loss_scaler_that_is_not_listed_is_named(is_scheduled: bool) -> None:
             scaler.step(loop.optimizer)
             scaler.update()
     assert scheduler is None or scheduler.last_epoch == 0
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_an_average_by_hand_in_each_body_is_named(through_data: bool) -> None:
+    loop = Loop()
+    average = copy.deepcopy(loop.model)
+    with pytest.raises(TrainError, match="weights are averaged by hand in the training loop"):
+        for batch in loop.loader:
+            loop.loss(batch).backward()
+            loop.optimizer.step()
+            _average(average, loop.model, through_data)
+    assert loop.loader.step == 0
+
+
+def test_an_average_by_hand_once_a_step_is_fine() -> None:
+    loop = Loop()
+    average, num = copy.deepcopy(loop.model), 0
+    for batch in loop.loader:
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+        if loop.loader.sync_gradients:
+            _average(average, loop.model, False)
+            num += 1
+    assert num == loop.loader.step == 2
+
+
+def _average(average: nn.Module, model: nn.Module, through_data: bool) -> None:
+    with torch.no_grad():
+        for old, new in zip(average.parameters(), model.parameters(), strict=True):
+            if through_data:
+                old.data = 0.9 * old.data + 0.1 * new.data
+            else:
+                old.mul_(0.9).add_(new, alpha=0.1)

@@ -118,13 +118,6 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "count for another batch.",
         "Read each batch where it is trained on: for batch in loader. num_workers of the DataLoader reads ahead.",
     ),
-    "average": (
-        "weights are averaged by hand in the training loop",
-        "The average would move once a micro-batch, whose number depends on the processes.",
-        "Use torch's average, which then acts once a step:\n"
-        "+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))\n"
-        "+    average.update_parameters(model)  # in the loop, after optimizer.step()",
-    ),
     "weights": (
         "a checkpoint of step {step} was loaded, and training begins at step {begin}",
         "It could be a resume, or a new run from these weights, which has another order of samples.",

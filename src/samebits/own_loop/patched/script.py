@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, read_assignment
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, TrainError
 from samebits.frames import callers, is_user
 from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.patched.found import AverageWatch, averages, trained_modules
+from samebits.own_loop.patched.found import averages, trained_modules
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.samples import SizedBatches, shuffles, source_of
 from samebits.own_loop.scripts import LoopText, makes_list
@@ -59,7 +59,6 @@ class Script:
         self._data: DataLoader[Any] | None = None  # what is trained on
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
-        self._watch = AverageWatch(self._models)
         self._reduced = "", ""  # name and line of the first collective of a body before backward()
         self._has_summed = False  # whether the script has summed a number over the processes
         self._backward = ""  # line of the last backward()
@@ -156,7 +155,6 @@ class Script:
 
     def _bodies(self, loader: ExactLoader, line: str) -> Iterator[Any]:
         batches, habits = iter(loader), loader.loop.habits
-        self._watch.begin_pass()
         try:
             for batch in batches:
                 if not self._has_trained:  # before that, it may look at a batch elsewhere
@@ -167,8 +165,9 @@ class Script:
                 yield batch
                 if not (self._has_trained or habits.num_forwards):
                     raise refusal("ahead", line)
-                if self._watch.finds_average():
-                    raise refusal("average", line)
+        except TrainError as error:
+            error.slots.setdefault("where", line)
+            raise
         finally:
             # Here, not when the collector finds it: the loop judges an iteration where it is left.
             batches.close()  # type: ignore[attr-defined]  # a generator
@@ -227,12 +226,6 @@ class Script:
         record, self.record = self.record, None
         if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
             raise refusal("weights", user_line(), **record, begin=self.exact.position()["step"])
-
-    def end_backward(self) -> None:
-        """Note the end of a backward pass."""
-        place = self.exact.loop.place() if self.exact is not None else None
-        if place is not None and place[0] < place[1]:
-            self._watch.begin()
 
     def _refuse_repeat(self) -> None:
         name, line = self._reduced

@@ -122,7 +122,6 @@ def install(script: Script) -> None:
     def backward(plain: Any, *args: Any, **kwargs: Any) -> None:
         script.begin_backward()
         plain(*args, **kwargs)
-        script.end_backward()
 
     @_replace(ExactLoop, "__init__")
     def make_loop(plain: Any, self: ExactLoop, *args: Any, **kwargs: Any) -> None:
