@@ -89,11 +89,13 @@ class Torch:
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "distributed"):
             return []
-        if before:
+        # If the test has imported torch, what torch begins with.
+        before = before or {"threads": 0, "deterministic": False, "dtype": torch.float32}
+        if before["threads"]:
             torch.set_num_threads(before["threads"])
-            if torch.are_deterministic_algorithms_enabled() != before["deterministic"]:
-                torch.use_deterministic_algorithms(before["deterministic"])
-            torch.set_default_dtype(before["dtype"])
+        if torch.are_deterministic_algorithms_enabled() != before["deterministic"]:
+            torch.use_deterministic_algorithms(before["deterministic"])
+        torch.set_default_dtype(before["dtype"])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
             return ["a torch process group"]
