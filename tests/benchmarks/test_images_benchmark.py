@@ -21,7 +21,7 @@ def test_all_loaders_take_turns(tmp_path: Path) -> None:
     make(MakeConfig(num_per_class=2, size_px=60), tmp_path / "shapes")
     run = bench(tmp_path, "--data", "shapes", "--rounds", "1", "--batch", "2", "--pictures", "4")
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("images/s") == 4
+    assert run.stdout.count("images/s") == 8
 
 
 @pytest.mark.full
