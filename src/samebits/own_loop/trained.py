@@ -53,7 +53,7 @@ class Trained:
         self._dropped: set[int] = set()  # those that it has dropped in the current micro-batch
         self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
         self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
-        self._replaced: list[Tensor | None] = []  # gradients of the last micro-batch alone
+        self._replaced: list[Tensor | None] = []  # the last micro-batch's gradients: held, never read; see `reduce`
         self._step: Step | None = None
         self._done: list[MicroBatch] = []
 

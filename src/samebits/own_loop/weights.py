@@ -195,7 +195,7 @@ class AverageWatch:
         if self._is_first:
             changed = [each.shape for each in changed_tensors(self._models, self._before)]
         self._before = None
-        if trained_shapes(self._models) <= Counter(changed):
+        if changed and trained_shapes(self._models) <= Counter(changed):
             raise TrainError(
                 "weights are averaged by hand in the training loop",
                 given=f"step {step:,}, counted from 0",
