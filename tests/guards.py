@@ -75,31 +75,39 @@ class Signals:
 class Torch:
     """A process group left open is a fault; settings that change bits are put back without a word."""
 
-    def look(self) -> dict[str, Any]:
-        torch = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "get_num_threads"):
-            return {}
-        return {
-            "threads": torch.get_num_threads(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "dtype": torch.get_default_dtype(),
-        }
+    def look(self) -> int:
+        """Number of threads, 0 while torch is not imported."""
+        # A fixture of a wider scope may have trained in this process since the last test.
+        self._restore()
+        torch = _torch()
+        return torch.get_num_threads() if torch else 0
 
-    def left(self, before: dict[str, Any]) -> list[str]:
-        torch = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "distributed"):
+    def left(self, before: int) -> list[str]:
+        self._restore()
+        torch = _torch()
+        if torch is None:
             return []
-        # If the test has imported torch, what torch begins with.
-        before = before or {"threads": 0, "deterministic": False, "dtype": torch.float32}
-        if before["threads"]:
-            torch.set_num_threads(before["threads"])
-        if torch.are_deterministic_algorithms_enabled() != before["deterministic"]:
-            torch.use_deterministic_algorithms(before["deterministic"])
-        torch.set_default_dtype(before["dtype"])
+        if before:
+            torch.set_num_threads(before)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
             return ["a torch process group"]
         return []
+
+    def _restore(self) -> None:
+        torch = _torch()
+        if torch is None:
+            return
+        # Not called for nothing: it imports torch's compiler.
+        if torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(torch.float32)
+
+
+def _torch() -> Any:
+    """The torch that a test has imported; None where it is not, or only in part."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "distributed") and hasattr(torch, "get_num_threads") else None
 
 
 class Threads:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests import guards
 from tests.runs import PYTHON_PATH
 
 LEAKS = """
@@ -73,3 +75,34 @@ def test_each_guard_names_what_a_test_left_behind(repo: Path, tmp_path: Path) ->
         assert re.search(text, errors.pop(test, "")), f"{test}\n{run.stdout}{run.stderr}"
     assert not errors, f"a clean test was refused: {errors}"
     assert run.returncode == 1
+
+
+def _train_in_this_process() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.float64)
+
+
+def test_settings_left_by_a_fixture_of_a_wider_scope_end_before_the_test() -> None:
+    _train_in_this_process()
+    guards.Torch().look()
+    assert (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()) == (False, torch.float32)
+
+
+def test_settings_left_by_a_test_end_with_it() -> None:
+    guard = guards.Torch()
+    before = guard.look()
+    _train_in_this_process()
+    torch.set_num_threads(before + 1)
+    assert guard.left(before) == []
+    assert (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()) == (False, torch.float32)
+    assert torch.get_num_threads() == before
+
+
+def test_settings_of_a_test_that_imports_torch_first_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = guards.Torch()
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch")
+        before = guard.look()
+    _train_in_this_process()
+    assert (before, guard.left(before)) == (0, [])
+    assert (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()) == (False, torch.float32)
