@@ -1,9 +1,9 @@
-"""Memory and step time of `parallel=fsdp` in exact mode, beside exact ddp and torch's fully_shard (`mode=fast`).
+"""Memory and step time of `parallel=fsdp` beside ddp.
 
     python -m benchmarks.exact_sharding [--procs 2 4] [--models linear resnet18-64] [--rounds 7]
 
 All train the same network with AdamW on the same random images, one thread per process, CPU and gloo. Step times are
-medians over rounds in which the three take turns in the same processes; the ratios are medians of the rounds' ratios.
+medians over rounds in which the two take turns in the same processes; the ratios are medians of the rounds' ratios.
 As in any process with a sharded model, the C library returns freed memory at once, which costs ddp time, too.
 Memory is measured in processes of their own: the highest resident memory of the busiest process during steps, after
 the first one, above what it has before it builds the model. The start needs the whole model once. The last column is
@@ -28,11 +28,7 @@ from samebits.cluster.world import World
 from samebits.engine.job import Job
 from samebits.engine.step import run_step
 
-WAYS: dict[str, dict[str, Any]] = {
-    "ddp, exact": {},
-    "fully_shard, fast": {"parallel": "fsdp", "mode": "fast"},
-    "fsdp, exact": {"parallel": "fsdp"},
-}
+WAYS: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"parallel": "fsdp"}}
 NUM_STEPS = 3  # in a row
 
 
@@ -113,11 +109,8 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {arguments.num_micro} micro-batches of {arguments.micro_batch} samples per process"
     )
-    print(
-        "| processes | network | way | step ms | to fully_shard | CPU to fully_shard | to ddp "
-        "| peak MB | to fully_shard | state MB |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| processes | network | way | step ms | to ddp | CPU to ddp | peak MB | to ddp | state MB |")
+    print("|---|---|---|---|---|---|---|---|---|")
     results = mp.get_context("spawn").SimpleQueue()
     for num_procs in arguments.procs:
         for name in arguments.models:
@@ -128,14 +121,13 @@ def main() -> None:
                 memory[way] = results.get()
             for index, way in enumerate(WAYS):
                 of_step = statistics.median(times[index][0] for times in rounds) * 1e3
-                to_fast, to_ddp, cpu = (
-                    statistics.median(times[index][kind] / times[other][kind] for times in rounds)
-                    for other, kind in ((1, 0), (0, 0), (1, 1))
+                to_ddp, cpu = (
+                    statistics.median(times[index][kind] / times[0][kind] for times in rounds) for kind in (0, 1)
                 )
                 peak, state = memory[way]
                 print(
-                    f"| {num_procs} | {name} | {way} | {of_step:.1f} | {to_fast:.2f} | {cpu:.2f} | {to_ddp:.2f} "
-                    f"| {peak:.0f} | {peak / memory['fully_shard, fast'][0]:.2f} | {state:.0f} |",
+                    f"| {num_procs} | {name} | {way} | {of_step:.1f} | {to_ddp:.2f} | {cpu:.2f} "
+                    f"| {peak:.0f} | {peak / memory['ddp'][0]:.2f} | {state:.0f} |",
                     flush=True,
                 )
 

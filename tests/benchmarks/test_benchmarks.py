@@ -19,7 +19,7 @@ TINY = {
     "checkpoints": (["--rounds", "1", "--block-s", "0.5", "--every", "0.2s", "--batch", "2"], "samebits"),
     "diff_faults": (["--only", "momentum"], "3 of 3 steps, 3 modules"),
     "exact_cost": (["--procs", "2", "--models", "cnn", "--rounds", "1"], "cnn"),
-    "exact_sharding": (["--procs", "2", "--models", "tiny", "--rounds", "1"], "fsdp, exact"),
+    "exact_sharding": (["--procs", "2", "--models", "tiny", "--rounds", "1"], "| fsdp |"),
     "faults": (["--only", "kill", "--tools", "Samebits"], "kill"),
     "kernels": (["--digits"], "portable"),
     "kills": (["--trials", "1"], "| moment |"),

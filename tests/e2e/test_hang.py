@@ -57,7 +57,7 @@ def test_a_rank_that_reads_forever_is_named_and_the_run_ends_as_without_it(run: 
 @pytest.mark.full
 def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    sharded = ["mode=fast", "parallel=fsdp", "--procs", 2, "--run-dir", folder]
+    sharded = ["parallel=fsdp", "--procs", 2, "--run-dir", folder]
     stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
     with running("train", *SETTINGS, *sharded, cwd=tmp_path, **stuck) as process:
         _, errors = process.communicate(timeout=LIMIT_S)

@@ -25,9 +25,9 @@ def test_it_changes_no_bit(pool: RankPool, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_it_changes_no_bit_of_a_sharded_model(pool: RankPool, tmp_path: Path) -> None:
-    fsdp = {"parallel": "fsdp", "mode": "fast"}
-    plain = pool.run(2, carry_out, tmp_path / "plain", settings(**fsdp))[0]
-    twice = pool.run(2, carry_out, tmp_path / "twice", settings(activation_checkpointing=("layers.0",), **fsdp))[0]
+    plain = pool.run(2, carry_out, tmp_path / "plain", settings(parallel="fsdp"))[0]
+    config = settings(parallel="fsdp", activation_checkpointing=("layers.0",))
+    twice = pool.run(2, carry_out, tmp_path / "twice", config)[0]
     assert hash_of(twice[0]) == hash_of(plain[0])
 
 
@@ -85,18 +85,9 @@ def test_a_pattern_means_what_is_called_not_the_list_that_holds_it() -> None:
 def test_what_can_not_be_combined_is_refused() -> None:
     with pytest.raises(ValidationError, match="cannot be combined with batch_norm=sync"):
         settings(activation_checkpointing=True, batch_norm="sync")
-    with pytest.raises(ValidationError, match="Set mode=fast"):
-        settings(parallel="dp")
+    with pytest.raises(ValidationError, match="Set mode=exact, or parallel=ddp"):
+        settings(parallel="fsdp", mode="fast")
     with pytest.raises(ValidationError, match="Set batch_norm=micro"):
-        settings(parallel="fsdp", mode="fast", batch_norm="sync")
+        settings(parallel="fsdp", batch_norm="sync")
     with pytest.raises(ValidationError, match="cannot be combined with parallel=fsdp"):
-        settings(parallel="fsdp", mode="fast", compile=True)
-    with pytest.raises(ValidationError, match="cannot be combined with parallel=dp"):
-        settings(parallel="dp", mode="fast", activation_checkpointing=True)
-
-
-@pytest.mark.parametrize(("world", "text"), [(1, "needs two GPUs or more"), (2, "is for one process, not 2")])
-def test_dp_without_gpus_is_refused(pool: RankPool, tmp_path: Path, world: int, text: str) -> None:
-    config = settings(parallel="dp", mode="fast")
-    for answer in pool.run(world, carry_out, tmp_path / "run", config):
-        assert text in answer
+        settings(parallel="fsdp", compile=True)

@@ -9,7 +9,7 @@ class Exclusion(NamedTuple):
     """Settings that cannot be combined."""
 
     when: str  #: A condition: `name=value`, `name!=value`, or `name` for any value but null, false or an empty list.
-    not_with: str  #: Another condition, or several with "and" between them.
+    not_with: str  #: Another condition.
     do: str  #: How to resolve it.
     why: str = ""  #: The reason, as the end of the message.
 
@@ -23,17 +23,15 @@ EXCLUSIONS = (
               ", because compiled kernels join operations that each have to round"),
     Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
     Exclusion("kernels=portable", "mode!=exact", "Set mode=exact, or kernels=auto."),
-    Exclusion("parallel=dp", "mode=exact", "Set mode=fast, or parallel=ddp.",
-              ", because its order of summation depends on the number of GPUs"),
-    Exclusion("watch.recheck", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
-    Exclusion("record.content=true", "mode=exact and parallel=fsdp", "Set parallel=ddp."),
-    Exclusion("parallel!=ddp", "batch_norm=sync", "Set batch_norm=micro."),
+    Exclusion("parallel=fsdp", "mode!=exact", "Set mode=exact, or parallel=ddp."),
+    Exclusion("watch.recheck", "parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("record.content=true", "parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
     Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
               ", because recomputation would run its all-reduce twice"),
-    Exclusion("activation_checkpointing", "parallel=dp", "Set parallel=ddp.", ", which copies the model"),
-    Exclusion("compress!=none", "parallel!=ddp", "Set compress=none, or parallel=ddp."),
+    Exclusion("compress!=none", "parallel=fsdp", "Set compress=none, or parallel=ddp."),
     Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
-    Exclusion("compile=true", "parallel!=ddp", "Set compile=false."),
+    Exclusion("compile=true", "parallel=fsdp", "Set compile=false."),
     Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
     Exclusion("optim.name=muon", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
     Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
@@ -44,7 +42,7 @@ EXCLUSIONS = (
     Exclusion("watch.recheck", "batch_norm=sync", "Set batch_norm=micro, or watch.recheck=null.",
               ", in which no micro-batch can be computed without the others"),
     Exclusion("cluster.load_balancing=true", "mode!=exact", "Set cluster.load_balancing=false."),
-    Exclusion("cluster.load_balancing=true", "parallel!=ddp", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "parallel=fsdp", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "batch_norm=sync", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "watch.recheck", "Set cluster.load_balancing=false."),
     Exclusion("cluster.load_balancing=true", "record.content=true", "Set cluster.load_balancing=false."),
@@ -54,9 +52,9 @@ EXCLUSIONS = (
 def find_exclusion(config: Settings) -> str | None:
     """Return the message of the first exclusion that applies to the settings, with its fix; None if none does."""
     for row in EXCLUSIONS:
-        met = [first_met(config, condition) for condition in (row.when, *row.not_with.split(" and "))]
-        if all(met):
-            return f"{met[0]} cannot be combined with {' and '.join(met[1:])}{row.why}; fix: {row.do}"
+        first, second = first_met(config, row.when), first_met(config, row.not_with)
+        if first and second:
+            return f"{first} cannot be combined with {second}{row.why}; fix: {row.do}"
     return None
 
 

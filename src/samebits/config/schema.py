@@ -74,11 +74,10 @@ class RunConfig(Settings):
         description="Samples that batch norm computes its statistics over. micro: each micro-batch; sync: the global "
         "batch (for small micro-batches; slower, and needs memory for all micro-batches of a process).",
     )
-    parallel: Annotated[Literal["ddp", "fsdp", "dp"], Mark.EXECUTION] = Field(
+    parallel: Annotated[Literal["ddp", "fsdp"], Mark.EXECUTION] = Field(
         default="ddp",
         description="ddp: each process holds the whole model; fsdp: parameters, gradients and optimizer state are "
-        "sharded: by whole tensors in mode=exact, by torch's fully_shard in mode=fast (docs/memory.md). dp: torch's "
-        "DataParallel, for comparison only.",
+        "sharded by whole tensors (docs/memory.md).",
     )
     activation_checkpointing: Annotated[bool | tuple[str, ...], Mark.EXECUTION] = Field(
         default=False,

@@ -20,7 +20,7 @@ from samebits.module.determinism import check_kernels, use_deterministic_algorit
 from samebits.module.ema import ModelEma
 from samebits.optim.build import optimizer
 from samebits.parallel.exact_fsdp.replica import ExactShards
-from samebits.parallel.replica import Replica, WholeReplica, wrap_data_parallel
+from samebits.parallel.replica import Replica, WholeReplica
 from samebits.provenance.fingerprint import take_fingerprint
 from samebits.provenance.same_run import check_ranks_agree
 
@@ -41,8 +41,9 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     parts = build_parts(config, build)
     check_trainable(parts.model)
     parts.metric()  # it checks that the metric has all members
-    is_sharded, is_exact = config.parallel == "fsdp" and world.size > 1, config.mode == "exact"
-    model = prepare_model(parts.model, config, world.device, is_sharded=is_sharded and not is_exact)
+    # A single process always has a whole model.
+    is_sharded = config.parallel == "fsdp" and world.size > 1
+    model = prepare_model(parts.model, config, world.device)
     train_data, eval_data = open_data(config, parts, train=True), open_data(config, parts, train=False)
     eval_sets = open_eval_sets(config, parts)
     sizes = {"training": len(train_data), "validation": len(eval_data)}
@@ -57,7 +58,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
     check_not_empty(sizes)
     check_batches(config, model, len(train_data), parts.input_shape)
     checkpoint_activations(model, config.activation_checkpointing)
-    replica = _hold(model, config, world, is_sharded=is_sharded)
+    replica: Replica = ExactShards(model, world) if is_sharded else WholeReplica(model, world)
     average = config.optim.ema
     order = make_order(config, train_data, world.size, is_sharded=is_sharded)
     return Job(
@@ -68,7 +69,7 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
             order,
-            exact=is_exact,
+            exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronized=config.batch_norm == "sync",
             compress=config.compress,
@@ -84,17 +85,6 @@ def make_job(config: RunConfig, build: Callable[[], Parts], world: World, *, is_
         fingerprint=fingerprint,
         warnings=warnings,
     )
-
-
-def _hold(model: nn.Module, config: RunConfig, world: World, *, is_sharded: bool) -> Replica:
-    """Return this rank's replica of the model, according to `parallel`. A single process always has a whole one."""
-    if is_sharded and config.mode == "exact":
-        return ExactShards(model, world)
-    if is_sharded:
-        from samebits.parallel.sharded import Shards  # late: torch's FSDP takes a second to import
-
-        return Shards(model, world)
-    return WholeReplica(model, world, wrap_data_parallel(model, world) if config.parallel == "dp" else None)
 
 
 def _compile(model: nn.Module, world: World) -> Compiled:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from samebits.config.interval import parse_fraction
 from samebits.config.schema import RunConfig
-from samebits.data.division import EVEN, IN_TURN, PADDED
+from samebits.data.division import EVEN, IN_TURN
 from samebits.data.keyed import DATA, key, keys
 from samebits.data.loader import read
 from samebits.data.order import Order
@@ -126,22 +126,18 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def prepare_model(model: nn.Module, config: RunConfig, device: torch.device, *, is_sharded: bool = False) -> nn.Module:
+def prepare_model(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
     """Move a model, in place, to its device, make its parameters dense and set its precision.
 
     Parameters must be dense because fused optimizers ignore strides and would update gaps too. 4-d parameters
-    `(O, I, H, W)` are laid out channels last if configured. A model that will be sharded stays on the CPU, with
-    contiguous parameters, the only layout that torch can shard.
+    `(O, I, H, W)` are laid out channels last if configured.
 
     Raises:
         ConfigError: The device does not support the precision.
     """
-    if not is_sharded:
-        model = model.to(device)
+    model = model.to(device)
     for parameter in model.parameters():
-        if is_sharded:
-            parameter.data = parameter.data.contiguous()
-        elif config.channels_last and parameter.dim() == 4:
+        if config.channels_last and parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         elif not is_dense(parameter):
             parameter.data = parameter.data.contiguous()
@@ -160,6 +156,6 @@ def make_order(config: RunConfig, train_data: Samples, world_size: int, *, is_sh
     """Return the order of the training samples. One rank alone cannot recheck; a sharded model pads its passes."""
     return Order(
         len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data),
-        division=EVEN if not is_sharded else IN_TURN if config.mode == "exact" else PADDED,
+        division=IN_TURN if is_sharded else EVEN,
         recheck=parse_fraction(config.watch.recheck) if config.watch.recheck is not None and world_size > 1 else 0.0,
     )  # fmt: skip

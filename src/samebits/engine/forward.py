@@ -25,7 +25,7 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
         ConfigError: The recipe's loss returns a wrong type, or has no gradient.
     """
     try:
-        outputs = (job.compiled or job.replica.module)(batch.inputs)
+        outputs = (job.compiled or job.model)(batch.inputs)
     except ValueError as error:
         # torch raises a plain ValueError for it, so only the text distinguishes it from errors of the recipe.
         if "more than 1 value per channel" not in str(error):

@@ -49,8 +49,6 @@ def default_procs(config: RunConfig) -> int:
 
     The number does not change the result.
     """
-    if config.parallel == "dp":
-        return 1
     num_micro_batches = -(-config.global_batch // config.micro_batch)
     if config.device != "cpu" and (num_gpus := len(visible_gpus())):
         return max(1, min(num_gpus, num_micro_batches))

@@ -1,4 +1,4 @@
-"""How a rank holds the model: a whole copy (`parallel=ddp` and `dp`) or shards of it (`parallel=fsdp`).
+"""How a rank holds the model: a whole copy (`parallel=ddp`) or shards of it (`parallel=fsdp`).
 
 The engine works on a `Replica` and rarely needs to know which one it has.
 """
@@ -12,30 +12,25 @@ from torch.optim import Optimizer
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order
-from samebits.errors import ConfigError
 from samebits.malloc import keep_freed_memory
+from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
-from samebits.parallel.sharded_replica import ShardedReplica
 
 
 class WholeReplica:
     """A whole copy of the model on each rank. On a CPU the process keeps the memory that a step frees (`malloc.py`).
 
-    Args:
-        module: The module that training calls, if it is not the model: torch's DataParallel around it.
-
     Attributes:
         is_sharded: Whether the ranks have to pass through the model together, since none of them has all of it.
-        module: The module that training calls.
         trained: The module whose parameters the optimizer updates.
     """
 
     is_sharded = False
 
-    def __init__(self, model: nn.Module, world: World, module: nn.Module | None = None) -> None:
-        self.trained, self.module, self._world = model, module or model, world
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self.trained, self._world = model, world
         if world.device.type == "cpu":
             keep_freed_memory()
 
@@ -79,20 +74,4 @@ class WholeReplica:
         return dict(tensors)
 
 
-Replica = WholeReplica | ShardedReplica  # a rank's share of the model's state
-
-
-def wrap_data_parallel(model: nn.Module, world: World) -> nn.Module:
-    """Return a module that splits each micro-batch over all GPUs of this machine (`parallel=dp`), for comparisons.
-
-    Raises:
-        ConfigError: There are several processes, or fewer than two GPUs.
-    """
-    if world.size > 1:
-        raise ConfigError(f"parallel=dp is for one process, not {world.size}", fix="Set --procs 1 or parallel=ddp.")
-    num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    if num_gpus < 2:
-        raise ConfigError(
-            f"parallel=dp needs two GPUs or more on this machine, not {num_gpus}", fix="Set parallel=ddp."
-        )
-    return nn.DataParallel(model)
+Replica = WholeReplica | ExactShards  # a rank's share of the model's state

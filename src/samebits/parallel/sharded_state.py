@@ -8,14 +8,14 @@ from torch.optim import Optimizer
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.parallel.sharded_replica import ShardedReplica
+from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.storage.checkpoint import by_file
 from samebits.storage.checkpoint_reader import Opened, Shape
 from samebits.storage.tensor_file import header
 
 
 def gathering(
-    shards: ShardedReplica, optimizer: Optimizer, tensors: Mapping[str, Tensor]
+    shards: ExactShards, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
     """Prepare the writing of a checkpoint of unsharded tensors from this rank's, of any shape, by name.
 
@@ -44,7 +44,7 @@ def order_of(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def read_parts(
-    shards: ShardedReplica, optimizer: Optimizer, world: World, shapes: Mapping[str, Shape], opened: Opened | None
+    shards: ExactShards, optimizer: Optimizer, world: World, shapes: Mapping[str, Shape], opened: Opened | None
 ) -> dict[str, Tensor]:
     """Read this rank's parts of a checkpoint's tensors, the weights into the model's own memory.
 

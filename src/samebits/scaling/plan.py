@@ -190,8 +190,6 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
 def owner_copies(config: RunConfig, num_procs: int) -> int:
     """Return how many sums of its own gradients a rank of a sharded model holds at once, between two passes."""
     num_leaves = num_micro_batches(config.global_batch, config.micro_batch)
-    if config.mode == "fast":
-        return 1
     return max(
         len(partials(0, min(done, num_leaves), num_leaves))
         for done in range(num_procs, num_leaves + num_procs, num_procs)

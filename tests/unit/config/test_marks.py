@@ -62,8 +62,8 @@ def test_what_may_change_at_a_resume_follows_from_the_marks(name: str, stops_ear
 
 def _values(row: Exclusion) -> dict[str, Any]:
     """Return settings that meet all conditions of a row."""
-    values: dict[str, Any] = {"recipe": "x", "mode": "fast" if "mode=exact" not in row.not_with else "exact"}
-    for condition in (row.when, *row.not_with.split(" and ")):
+    values: dict[str, Any] = {"recipe": "x"}
+    for condition in (row.when, row.not_with):
         name, equals, wanted = condition.partition("=")
         *above, key = name.removesuffix("!").split(".")
         if not equals:
@@ -71,7 +71,7 @@ def _values(row: Exclusion) -> dict[str, Any]:
         elif name.endswith("!"):
             field = RunConfig.model_fields[key].annotation
             literal = next(part for part in (field, *get_args(field)) if get_origin(part) is Literal)
-            others = [choice for choice in get_args(literal) if choice not in (wanted, "dp")]
+            others = [choice for choice in get_args(literal) if choice != wanted]
             value = others[0] if others else 1024.0
         else:
             value = {"true": True}.get(wanted, wanted)

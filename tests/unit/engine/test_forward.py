@@ -23,7 +23,7 @@ BATCH = Batch(torch.ones(1, 3, 1, 1), torch.zeros(1), torch.zeros(1, dtype=torch
 def job(loss: Any, model: nn.Module | None = None) -> Any:
     return SimpleNamespace(
         compiled=None,
-        replica=SimpleNamespace(module=model or nn.Identity()),
+        model=model or nn.Identity(),
         parts=SimpleNamespace(loss=lambda outputs, batch: loss),
         config=RunConfig(recipe="test", global_batch=16, micro_batch=16),
         order=SimpleNamespace(num_samples=17),

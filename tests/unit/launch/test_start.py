@@ -47,7 +47,6 @@ def test_machines_with_node_ranks_use_the_master_as_endpoint() -> None:
         ({"global_batch": 16, "micro_batch": 8}, "", 2),  # and work
         ({}, "0,1,2", 3),  # one a GPU
         ({"device": "cpu"}, "0,1,2", 4),
-        ({"mode": "fast", "parallel": "dp"}, "0,1,2", 1),  # one has all GPUs
     ],
 )
 def test_as_many_processes_start_as_can_be_put_to_use(

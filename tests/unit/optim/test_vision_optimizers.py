@@ -133,4 +133,4 @@ def test_groups_have_the_scale_of_their_layer_besides_the_decay() -> None:
 @pytest.mark.parametrize("setting", [{"name": "lamb"}, {"name": "muon"}, {"layer_decay": 0.7}])
 def test_what_needs_whole_tensors_is_refused_with_sharded_parameters(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cannot be combined with parallel=fsdp"):
-        RunConfig.model_validate({"recipe": "mnist", "parallel": "fsdp", "mode": "fast", "optim": setting})
+        RunConfig.model_validate({"recipe": "mnist", "parallel": "fsdp", "optim": setting})

@@ -42,7 +42,7 @@ def simulate(
     sizes = _sizes(procs)
     found = find(source)
     config = found.load(overrides or []).config
-    if obstacle := first_met(config, "mode!=exact", "parallel!=ddp", "watch.recheck", "compile=true"):
+    if obstacle := first_met(config, "mode!=exact", "parallel=fsdp", "watch.recheck", "compile=true"):
         raise ConfigError(f"{obstacle} cannot be simulated", fix="Simulate the run without this setting.")
     pin_kernels(config.kernels)
     import torch

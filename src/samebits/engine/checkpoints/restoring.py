@@ -17,7 +17,7 @@ from samebits.engine.job import Job
 from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError, DataError
 from samebits.optim.build import check_state, load_state
-from samebits.parallel.sharded_replica import ShardedReplica
+from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.sharded_state import read_parts
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.run_identity import check_settings
@@ -121,7 +121,7 @@ def _read_parts(job: Job, folder: Path, resume: str, notify: Callable[[Checkpoin
     if described.average:
         check_fits(job.model, described.average, path)
     check_state(job.optimizer, described.optimizer)
-    assert isinstance(job.replica, ShardedReplica)
+    assert isinstance(job.replica, ExactShards)
     parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened[0] if opened else None)
     return checkpoint.unpack(parts, plain)
 

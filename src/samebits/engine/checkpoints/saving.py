@@ -24,7 +24,7 @@ from samebits.config.sections import CheckpointConfig
 from samebits.engine.checkpoints.restoring import restore_job
 from samebits.engine.job import Job
 from samebits.errors import CheckpointError
-from samebits.parallel.sharded_replica import ShardedReplica
+from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.sharded_state import gathering, order_of
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import flush_steps
@@ -115,7 +115,7 @@ class CheckpointManager:
         is_final = job.is_evaluated() or not job.is_evaluation_due()
         is_kept = self._keeper(job)
         tensors, plain = pack_job(job)
-        if isinstance(job.replica, ShardedReplica):
+        if isinstance(job.replica, ExactShards):
             whole, fetch = gathering(job.replica, job.optimizer, tensors)
             if self._is_main:
                 self._write(step, whole, plain, best, is_kept if is_final else None, fetch)

@@ -59,7 +59,7 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         "cluster.backend=nccl",
         "cluster.backend=mpi",
         "mode!=exact",
-        "parallel!=ddp",
+        "parallel=fsdp",
         "batch_norm=sync",
         "watch.recheck",
         "watch.nonfinite!=stop",
