@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from pydantic import TypeAdapter
 
 from samebits.cluster.env import ALONE
 from samebits.cluster.world import World
@@ -122,3 +125,9 @@ def verify_in(world: World, folder: Path, request: dict[str, Any]) -> str:
     with contextlib.redirect_stderr(io.StringIO()):
         verdict = verify(Request(folder, **request), run_replay=replay_here)
     return verdict.to_json() if world.is_main else ""
+
+
+def verdict_in(text: str) -> Verdict:
+    """Return the verdict in a text of `verify_in`."""
+    plain = {name: value for name, value in json.loads(text).items() if name not in ("is_verified", "share")}
+    return TypeAdapter(Verdict).validate_python(plain)

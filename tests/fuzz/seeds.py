@@ -19,9 +19,6 @@ from torch import nn
 
 from samebits.provenance.statement import Evaluation, RunRecord, make_statement
 from samebits.provenance.step_log import FIRST_LINK
-from samebits.verify.compare import Difference
-from samebits.verify.segments import Segment
-from samebits.verify.verdict import Verdict
 
 # Of formats that are not in the list: refused by their content, whatever they are called.
 REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg", "gbk.txt")
@@ -246,19 +243,16 @@ def messages() -> list[Seed]:
 
 @cache
 def verified_files() -> list[Seed]:
-    """A run's record of steps, its statement, and a verdict on it."""
+    """A run's record of steps and its statement."""
     links = FIRST_LINK + struct.pack("<Qddd", 0, 2.5, 1.0, 0.1) + bytes(40)
     record = RunRecord(
         {"epochs": 1}, "c" * 64, 1, [{"code": "a"}], [{"torch": "2"}], {"sample": "b"}, "d" * 64,
         [Evaluation(1, {"top1": 0.5, "loss": None})], {"step-000001": {"weights.safetensors": "e" * 64}}, "f" * 64,
     )  # fmt: skip
     statement = make_statement(record, {"steps.bin": "a" * 64}, "run", 0.0, 1.0)
-    one = Segment(0, 1)
-    verdict = Verdict("a" * 64, 1, [one], [one], [one], [], [Difference(0, "loss", "1", "2")], ["a"], ["b"], ["c"])
     return [
         Seed("verified", "steps.bin", b"samebits steps 1" + bytes(8) + links),
         Seed("verified", "provenance.json", json.dumps(statement).encode()),
-        Seed("verified", "verdict.json", verdict.to_json().encode()),
     ]
 
 

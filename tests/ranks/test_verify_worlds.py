@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.verify_trials.cheats import Changed
 from benchmarks.verify_trials.honest import honest_trial
-from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verify_in
+from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verdict_in, verify_in
 from samebits.cluster.world import World
 from samebits.data.loader import Loader
 from samebits.data.micro_batches import Alone
@@ -24,7 +24,7 @@ from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
 from samebits.verify.segments import Segment
-from samebits.verify.verdict import Verdict, lines, read_verdict
+from samebits.verify.verdict import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
 
@@ -42,9 +42,7 @@ def trained(pool: RankPool, size: int, folder: Path, *options: str, stop_at: int
 
 
 def verified_by(pool: RankPool, size: int, folder: Path, **request: Any) -> Verdict:
-    path = folder.with_suffix(".json")
-    path.write_text(pool.run(size, verify_in, folder, request)[0])
-    return read_verdict(path)
+    return verdict_in(pool.run(size, verify_in, folder, request)[0])
 
 
 def log_of(folder: Path) -> StepLog:

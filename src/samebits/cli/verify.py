@@ -33,10 +33,6 @@ Scratch = Annotated[
     bool, typer.Option("--from-scratch", help="Replay every step from the settings, without the run's checkpoints.")
 ]
 Procs = Annotated[int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine.")]
-Part = Annotated[str, typer.Option(metavar="K/N", help="Replay one of N parts of the chosen steps.")]
-Merge = Annotated[
-    list[Path] | None, path_option("--merge", "FILE", "Merge a part's --json output; repeat for each part.")
-]
 Challenge = Annotated[str, typer.Option(metavar="TEXT", help="Your own random text, mixed into the choice of steps.")]
 AnySigner = Annotated[bool, typer.Option("--any-signer", help="Accept a model that no key you trust has signed.")]
 Code = Annotated[Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")]
@@ -50,8 +46,6 @@ def verify(
     every: All = False,
     from_scratch: Scratch = False,
     procs: Procs = 1,
-    part: Part = "1/1",
-    merge: Merge = None,
     challenge: Challenge = "",
     code: Code = None,
     any_signer: AnySigner = False,
@@ -68,34 +62,23 @@ def verify(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
     share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
-    if not merge:
-        from samebits.storage.run_path import check_run_path
+    from samebits.storage.run_path import check_run_path
 
-        check_run_path(run)  # a wrong path is reported before torch is imported
+    check_run_path(run)  # a wrong path is reported before torch is imported
     if code is not None:
         _run_with(code)
-    if merge:
-        from samebits.verify import verdict
-
-        merged = verdict.merge([verdict.read_verdict(file) for file in merge])
-        verdict.check_is_of(merged, run)
-        return _report(merged, as_json)
     from samebits.inference.hub import as_run
     from samebits.report.console import Console
     from samebits.verify.verify import Request
     from samebits.verify.verify import verify as verify_run
 
-    number, num_parts = _pair(part, "--part", "/")
-    if not 1 <= number <= num_parts <= MAX_PROCS:
-        raise ConfigError(f"--part is {part!r}", allowed="K/N with 1 <= K <= N", fix="Give a part such as --part 2/8.")
     request = Request(
         run=run,
         overrides=tuple(overrides or ()),
         share=share,
-        steps=None if steps is None else _pair(steps, "--steps", ":"),
+        steps=None if steps is None else _bounds(steps),
         from_scratch=from_scratch,
         challenge=challenge,
-        part=(number, num_parts),
         procs=procs,
         any_signer=any_signer,
     )
@@ -127,12 +110,10 @@ def _share(text: str) -> float:
     return share
 
 
-def _pair(text: str, option: str, sign: str) -> tuple[int, int]:
-    match = re.fullmatch(rf"(\d{{1,15}}){sign}(\d{{1,15}})", text.strip())
+def _bounds(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip())
     if match is None:
-        raise ConfigError(
-            f"{option} is {text!r}", allowed=f"two whole numbers: 1{sign}2", fix=f"Give {option} 1{sign}2."
-        )
+        raise ConfigError(f"--steps is {text!r}", allowed="two whole numbers: 1:2", fix="Give --steps 1:2.")
     return int(match[1]), int(match[2])
 
 

@@ -77,23 +77,6 @@ def covering(segments: Sequence[Segment], first: int, stop: int) -> list[Segment
     ]
 
 
-def share_of(segments: Sequence[Segment], part: int, num_parts: int) -> list[Segment]:
-    """Return one verifier's segments; the longest segments are dealt first, each to the one with the least steps.
-
-    Args:
-        part: The verifier, from 1.
-    """
-    loads = [0] * num_parts
-    mine = []
-    # Of equal lengths the first one, so that all verifiers deal in the same order.
-    for segment in sorted(segments, key=lambda each: (-each.num_steps, each.start)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += segment.num_steps
-        if lightest == part - 1:
-            mine.append(segment)
-    return sorted(mine)
-
-
 def escape_probability(num_segments: int, num_replayed: int, num_changed: int) -> float:
     """Return the probability that changes in some segments escape a random choice of segments."""
     # Without factorials: they would have millions of digits for as many segments.

@@ -19,7 +19,7 @@ from samebits.verify.files import CheckedFiles, check_files
 from samebits.verify.record_files import not_compared, typed_settings
 from samebits.verify.replay import replay
 from samebits.verify.replayer import Plan, Replay
-from samebits.verify.segments import Segment, choose, covering, cut, describe, share_of
+from samebits.verify.segments import Segment, choose, covering, cut, describe
 from samebits.verify.verdict import Verdict
 
 
@@ -33,7 +33,6 @@ class Request:
     steps: tuple[int, int] | None = None  #: (start, stop): replay these steps instead.
     from_scratch: bool = False  #: Replay the whole run from its settings, without its checkpoints.
     challenge: str = ""  #: The verifier's own number, mixed into the choice; empty: the root alone.
-    part: tuple[int, int] = (1, 1)  #: (part, number of parts): replay one verifier's part, counted from 1.
     procs: int = 1  #: Processes.
     any_signer: bool = False  #: Accept a published model that none of the user's trusted keys has signed.
 
@@ -73,7 +72,6 @@ def verify(
     starts = [] if request.from_scratch else files.checkpoints
     segments = cut(starts, files.num_steps)
     chosen = _choose(request, segments, files)
-    mine = share_of(chosen, *request.part)
     if console is not None:
         root = files.record.root[:8] + "…" if files.record is not None else "none"
         count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
@@ -86,14 +84,14 @@ def verify(
         if not any(text.startswith("config.yaml:") for text in files.mismatches):
             files.mismatches += [f"config.yaml: {text}" for text in altered]
         done = Replay(notes=["no step was replayed, since config.yaml does not have the run's settings"])
-        return _judge(request, files, segments, chosen, mine, done)
+        return _judge(request, files, segments, chosen, done)
     if console is not None:
-        console.say(f"replaying  {describe(mine)} on {request.procs} process{'es' if request.procs > 1 else ''}")
+        console.say(f"replaying  {describe(chosen)} on {request.procs} process{'es' if request.procs > 1 else ''}")
     first = files.log.get(files.log.first_step)
     plan = Plan(
         run=request.run.absolute(),
         overrides=request.overrides,
-        segments=tuple(mine),
+        segments=tuple(chosen),
         num_steps=files.num_steps,
         uses_log=bool(len(files.log)),
         has_content=first is not None and any(first.content),
@@ -102,7 +100,7 @@ def verify(
         dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,
     )
     done = (run_replay or _replay)(plan, config, request.procs)
-    return _judge(request, files, segments, chosen, mine, done)
+    return _judge(request, files, segments, chosen, done)
 
 
 def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> list[Segment]:
@@ -124,8 +122,6 @@ def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> l
 
 
 def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
-    if not plan.segments:  # more verifiers than segments
-        return Replay()
     failure = LaunchError("the replay failed", fix="Read the output above; repeat with --procs 1.")
     return Replay.from_plain(
         ask_here(replay, (plan,), ProcessRange(procs, procs), config, failure, [replay.__module__])
@@ -142,12 +138,7 @@ def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
 
 
 def _judge(
-    request: Request,
-    files: CheckedFiles,
-    segments: list[Segment],
-    chosen: list[Segment],
-    mine: list[Segment],
-    done: Replay,
+    request: Request, files: CheckedFiles, segments: list[Segment], chosen: list[Segment], done: Replay
 ) -> Verdict:
     changes = []
     if files.record is not None:
@@ -165,7 +156,6 @@ def _judge(
         num_steps=files.num_steps,
         segments=segments,
         chosen=chosen,
-        assigned=mine,
         replayed=[Segment(start, stop) for start, stop in done.replayed],
         differences=done.differences,
         mismatches=list(dict.fromkeys([*files.mismatches, *done.mismatches])),

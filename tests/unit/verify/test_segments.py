@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.verify.segments import Segment, choose, covering, cut, describe, escape_probability, share_of
+from samebits.verify.segments import Segment, choose, covering, cut, describe, escape_probability
 
 STARTS = st.lists(st.integers(-5, 300), max_size=20)
 
@@ -81,20 +81,6 @@ def test_a_run_of_millions_of_segments_takes_no_time() -> None:
     assert escape_probability(3_000_000, 30_000, 300_000) < 1e-300
     assert escape_probability(3_000_000, 30_000, 1) == pytest.approx(0.99)
     assert time.process_time() - started < 2
-
-
-@given(starts=STARTS, num_steps=st.integers(1, 250), num_parts=st.integers(1, 9))
-def test_parts_share_all_segments_evenly_to_within_one(starts: list[int], num_steps: int, num_parts: int) -> None:
-    segments = cut(starts, num_steps)
-    parts = [share_of(segments, part, num_parts) for part in range(1, num_parts + 1)]
-    assert sorted(each for part in parts for each in part) == segments
-    loads = [sum(each.num_steps for each in part) for part in parts]
-    assert max(loads) - min(loads) <= max(each.num_steps for each in segments)
-
-
-def test_two_verifiers_of_equal_segments_have_half_each() -> None:
-    segments = cut(range(0, 1000, 20), 1000)
-    assert [sum(each.num_steps for each in share_of(segments, part, 2)) for part in (1, 2)] == [500, 500]
 
 
 @given(starts=STARTS, num_steps=st.integers(1, 250), data=st.data())

@@ -12,7 +12,7 @@ from benchmarks.verify_trials.forgery import edit_json, read_record
 from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, train, verified
 from benchmarks.verify_trials.tampers import ANY, Tamper, tampers
 from samebits.verify.segments import Segment
-from samebits.verify.verdict import lines, merge
+from samebits.verify.verdict import lines
 
 TAMPERS = {each.name: each for each in tampers()}
 QUICK = ["sample 13", "statistics after step 12", "a bit of weights at 8", "loss of 10", "cut off", "subject"]
@@ -60,16 +60,7 @@ def test_a_segment_that_is_not_replayed_hides_its_change_and_no_other(honest: Pa
     found = verified(run, steps=(8, 12))
     assert [(each.step, each.name) for each in found.differences] == [(10, "loss")]
     every = verified(run)
-    assert set(every.assigned) - set(every.replayed) == {Segment(8, 12)}
-
-
-def test_parts_are_verified_each_and_merged(honest: Path) -> None:
-    parts = [verified(honest, part=(part, 3)) for part in (1, 2, 3)]
-    assert all(each.is_verified and each.is_part for each in parts)
-    merged = merge(parts)
-    assert merged.is_verified
-    assert merged.share == 1
-    assert lines(merged)[-1] == "verified   every step of the run"
+    assert set(every.chosen) - set(every.replayed) == {Segment(8, 12)}
 
 
 def test_steps_within_a_segment_are_replayed_from_its_start(honest: Path) -> None:
