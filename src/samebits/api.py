@@ -100,7 +100,7 @@ def world(
         rank: Rank of this process, from 0.
         world_size: Number of processes.
         device: auto, cpu or cuda.
-        backend: auto, gloo, nccl or mpi.
+        backend: auto, gloo or nccl.
         join_timeout_s: Longest wait for all processes to join, seconds.
         timeout_s: Longest wait in a collective, seconds.
 

@@ -1,4 +1,4 @@
-"""The communication backend of a world: gloo, NCCL or MPI. gloo has two process groups, one for each direction.
+"""The communication backend of a world: gloo or NCCL. gloo has two process groups, one for each direction.
 
 Two ranks that exchange values send to each other at the same time. On one connection, a rank's gloo thread then
 receives in the middle of the main thread's send, and needs the lock that the send holds. It tries again and again,
@@ -40,19 +40,12 @@ def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
                 fix=f"Set {'device=cpu or device=cuda' if name == 'device' else 'cluster.backend'} for all processes.",
             )
     device, asked = infos[0].device, infos[0].backend
-    if asked == "mpi" and not dist.is_mpi_available():
-        raise LaunchError(
-            "cluster.backend is mpi, but this torch was built without MPI",
-            given=f"torch {torch.__version__}",
-            allowed="auto, gloo, nccl",
-            fix="Set cluster.backend=auto, or install a torch that was built with MPI.",
-        )
     if asked == "nccl" and device != "cuda":
         raise LaunchError(
             "cluster.backend is nccl, but the device is cpu", fix="Set cluster.backend=gloo or device=cuda."
         )
     shared = [info.host for info in infos if sum(c.host == info.host for c in infos) > info.num_gpus]
-    if device == "cuda" and shared and asked != "mpi":
+    if device == "cuda" and shared:
         # NCCL does not support two ranks on one GPU.
         count = sum(info.host == shared[0] for info in infos)
         gpus = next(info.num_gpus for info in infos if info.host == shared[0])

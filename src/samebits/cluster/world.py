@@ -43,7 +43,7 @@ class World:
     size: int  #: Number of processes.
     local_rank: int  #: Rank among the processes of this machine.
     device: torch.device  #: Device of this process.
-    backend: str  #: What carries tensors: gloo, nccl or mpi; none in a world of one process.
+    backend: str  #: What carries tensors: gloo or nccl; none in a world of one process.
     host: str  #: Name of this machine.
     store: Store | None  #: Keys and values that all processes share; None in a world of one process.
     assignment: RankAssignment  #: How this process was started.
@@ -128,7 +128,7 @@ def join(
 
     Args:
         device: auto, cpu or cuda. auto uses CUDA if it is available.
-        backend: auto, gloo, nccl or mpi. auto uses nccl for CUDA, gloo otherwise.
+        backend: auto, gloo or nccl. auto uses nccl for CUDA, gloo otherwise.
         join_timeout_s, timeout_s: Longest wait until all ranks have joined, and then in a collective, seconds.
         report: Called with log lines about missing ranks.
 
@@ -181,8 +181,7 @@ def join(
     shared = world.signed.store
     # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
-        if chosen != "mpi":
-            call_with_timeout(lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S)
+        call_with_timeout(lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S)
     _end_group()
     with suppress(TimeoutError):
         call_with_timeout(lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S)
@@ -245,7 +244,7 @@ def _start_group(
             torch.cuda.set_device(world.device)
         dist.init_process_group(
             world.backend,
-            store=None if world.backend == "mpi" else world.store,
+            store=world.store,
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=timeout_s),
@@ -254,11 +253,8 @@ def _start_group(
         )
         add_group()
 
-    if world.backend == "mpi":  # MPI connects without a store, and the same thread must start and end it
-        start()
-    else:
-        has_store = assignment.agent_store
-        connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store)
+    has_store = assignment.agent_store
+    connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store)
     schedule_threads(world.local_rank, torch.get_num_threads())
 
 

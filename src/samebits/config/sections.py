@@ -159,7 +159,7 @@ class LoaderConfig(Settings):
 class ClusterConfig(Settings):
     """How processes join and wait for each other."""
 
-    backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
+    backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="Communication backend. auto: nccl on GPUs, gloo on CPUs."
     )
     join_timeout_s: float = Field(default=300.0, gt=0, description="Longest wait for all processes to join, seconds.")

@@ -44,15 +44,6 @@ def test_what_cannot_be_is_refused(ranks: list[RankInfo], text: str) -> None:
         choose_backend(ranks)
 
 
-def test_mpi_is_refused_where_torch_has_none() -> None:
-    import torch.distributed as dist
-
-    if dist.is_mpi_available():
-        pytest.skip("this torch has MPI")
-    with pytest.raises(LaunchError, match="without MPI"):
-        choose_backend(infos("ab", device="cpu", backend="mpi"))
-
-
 def test_ranks_are_listed_up_to_sixteen() -> None:
     assert ranks_text([2]) == "rank 2"
     assert ranks_text([0, 1, 3]) == "ranks 0 1 3"

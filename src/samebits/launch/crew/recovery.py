@@ -53,11 +53,9 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         return "GPUs"
     if not can_end_groups():
         return "a system that does not show a process its connections (/proc/self/fd)"
-    # The backend is one of auto, gloo, nccl and mpi.
     return first_met(
         config,
         "cluster.backend=nccl",
-        "cluster.backend=mpi",
         "mode!=exact",
         "parallel=fsdp",
         "batch_norm=sync",
