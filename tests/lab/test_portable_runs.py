@@ -43,7 +43,7 @@ def test_a_run_killed_in_three_environments_has_the_same_hash(recipe: str, wante
 
 @pytest.mark.timeout(1800)
 def test_auto_has_several_hashes_in_these_environments() -> None:
-    found = [hashes(row, ["digits", "mnist"], "auto") for row in (ROWS[0], ROWS[3], ROWS[6])]
+    found = [hashes(row, ["digits", "mnist"], "auto") for row in ROWS[:3] if can_run(row)]
     assert all(len({each[recipe] for each in found}) > 1 for recipe in ("digits", "mnist"))
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DispatchKey  # no public name
 from torch.utils._python_dispatch import TorchDispatchMode  # no public name
 
 from samebits.errors import ConfigError
 from samebits.portable.table import AS_IT_IS, HANDLERS, NOT_AS_IT_IS, WITH_ALPHA, with_alpha
 
 _NARROW = (torch.bfloat16, torch.float16)
+_OF_OTHERS = DispatchKey.CompositeImplicitAutograd
 # Spaces of names, and names, of what computes nothing: marks for the profiler, messages between ranks.
 HARMLESS = frozenset({"profiler", "c10d", "torchvision::_cuda_version"})
 
@@ -58,20 +60,21 @@ class PortableMode(TorchDispatchMode):
             return func  # type: ignore[no-any-return]
         if name in WITH_ALPHA:
             return with_alpha(func)
+        # Without autograd, operations that consist of others arrive here whole, with arguments of their own.
+        if func.has_kernel_for_dispatch_key(_OF_OTHERS) and not func.has_kernel_for_dispatch_key(DispatchKey.CPU):
+            return partial(self._decompose, func)
         if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
             function = converting(func, handler)
             # A converted tensor is a copy. Optimizers' operations on lists write into them as they are.
             return _in_place(function) if name.endswith("_") and not name.startswith("_") else function
         if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
             return _in_place(converting(func, handler))
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            return partial(self._decompose, func)
         raise _refused(func.name())
 
     def _decompose(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        # Without autograd, operations that consist of others arrive here whole.
         with self:
-            return func.decompose(*args, **kwargs)
+            # decompose() would prefer a form in Python, which the compiler uses, over the one that training sees.
+            return func._op_dk(_OF_OTHERS, *args, **kwargs)
 
 
 def converting(

@@ -9,7 +9,7 @@ from samebits.portable.arithmetic import portable_arithmetic
 
 
 def check_against_torch(operation: Callable[..., Tensor], values: Sequence[Tensor], tolerance: float = 2e-5) -> None:
-    """Check the result of an operation, and its gradients."""
+    """Check the result of an operation, and its gradients; and that an evaluation gets the same bits."""
 
     def run(dtype: torch.dtype) -> tuple[Tensor, ...]:
         inputs = [
@@ -22,5 +22,9 @@ def check_against_torch(operation: Callable[..., Tensor], values: Sequence[Tenso
     expected = run(torch.float64)
     with portable_arithmetic():
         found = run(torch.float32)
+        # There are no autograd's layers here: operations that consist of others, and other overloads, arrive whole.
+        with torch.inference_mode():
+            evaluated = operation(*(each.clone() for each in values))
+    assert torch.equal(evaluated, found[0]), "other bits in inference mode"
     for mine, torchs in zip(found, expected, strict=True):
         assert torch.allclose(mine.double(), torchs, rtol=tolerance, atol=tolerance)
