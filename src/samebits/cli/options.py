@@ -72,11 +72,6 @@ def table_columns() -> int:
     return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 400)
 
 
-def is_ascii_output() -> bool:
-    """Return whether standard output may lack characters such as "…" and line drawings."""
-    return not (sys.stdout.encoding or "").lower().startswith("utf")
-
-
 def line_text(text: str) -> str:
     """Return a text from a file as one line without control characters."""
     return printable(text).replace("\n", "\\n")

@@ -13,12 +13,8 @@ _MIN_VALUE, _MAX_VALUE, _MAX_NAME = 14, 44, 28
 _GAP = 2
 
 
-def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = False) -> list[Table | Text]:
-    """Lay out a comparison: a table for each group of runs that fits side by side.
-
-    Args:
-        is_ascii: Whether the output cannot show other characters than ASCII.
-    """
+def comparison_tables(comparison: Comparison, width: int) -> list[Table | Text]:
+    """Lay out a comparison: a table for each group of runs that fits side by side."""
     names = max((len(one_line(row.name)) for row in comparison.rows), default=0) + 2
     first = min(max(names, 12), _MAX_NAME)
     num_fit = max(1, (width - first) // (_MIN_VALUE + _GAP))
@@ -28,22 +24,19 @@ def comparison_tables(comparison: Comparison, width: int, *, is_ascii: bool = Fa
             blocks.append(Text())
         shown = range(start, min(start + num_fit, len(comparison.runs)))
         value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
-        blocks.append(_table(comparison, shown, (first, value_width), "..." if is_ascii else "…"))
+        blocks.append(_table(comparison, shown, (first, value_width)))
     if groups := group_by_setting([run.summary for run in comparison.runs]):
-        lines = seed_lines(groups, width, is_ascii=is_ascii)
+        lines = seed_lines(groups, width)
         blocks += [Text(), Text(lines[0], "bold"), *map(Text, lines[1:])]
     return blocks
 
 
-def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int], ellipsis: str) -> Table:
+def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int]) -> Table:
     table = Table.grid(padding=(0, _GAP, 0, 0))
     table.add_column(no_wrap=True, width=widths[0])
     for _ in shown:
         table.add_column(overflow="fold", width=widths[1])
-    heads = [
-        cut(f"{comparison.letters[index]} {one_line(comparison.runs[index].name)}", widths[1], ellipsis)
-        for index in shown
-    ]
+    heads = [cut(f"{comparison.letters[index]} {one_line(comparison.runs[index].name)}", widths[1]) for index in shown]
     table.add_row("", *(Text(head, "bold") for head in heads))
     for section in SECTIONS:
         rows = comparison.section(section)
@@ -58,5 +51,5 @@ def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int]
                 is_other = not row.is_equal and row.values[index] != row.values[0]
                 style = STYLES.get(row.values[index], "") if row.name == "state" else "yellow" if is_other else ""
                 values.append(Text(one_line(row.values[index])[:400], style))
-            table.add_row(Text(cut(f"  {one_line(row.name)}", widths[0], ellipsis)), *values)
+            table.add_row(Text(cut(f"  {one_line(row.name)}", widths[0])), *values)
     return table

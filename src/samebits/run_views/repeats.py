@@ -15,7 +15,7 @@ from samebits.run_views.select import is_lower_better
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import cut, one_line
 
-TITLE = "mean ± standard deviation over seeds, last evaluation"
+TITLE = "mean +- standard deviation over seeds, last evaluation"
 _MAX_METRICS = 8
 _MAX_KEYS = 4  # of the settings that differ between groups
 _MAX_CELL = 24
@@ -73,24 +73,18 @@ def seed_cells(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]
     return [*keys, "n", *map(metric_name, metrics)], rows
 
 
-def seed_lines(groups: Sequence[SeedGroup], width: int, *, is_ascii: bool = False) -> list[str]:
-    """Lay out groups for a terminal; metrics that do not fit are left out.
-
-    Args:
-        groups, width: The groups, at least one, and columns of the terminal.
-        is_ascii: Whether the output cannot show other characters than ASCII.
-    """
+def seed_lines(groups: Sequence[SeedGroup], width: int) -> list[str]:
+    """Lay out groups, at least one, for a terminal; metrics that do not fit in its width are left out."""
     heads, rows = seed_cells(groups)
     lines = [""] * (len(rows) + 1)
     for column in zip(heads, *rows, strict=True):
-        cells = [cut(one_line(cell), _MAX_CELL, "..." if is_ascii else "…") for cell in column]
+        cells = [cut(one_line(cell), _MAX_CELL) for cell in column]
         size = max(map(cell_len, cells))
         if cell_len(lines[0]) + 2 + size > width and lines[0]:
             break
         gap = "  " if lines[0] else ""
         lines = [f"{line}{gap}{' ' * (size - cell_len(cell))}{cell}" for line, cell in zip(lines, cells, strict=True)]
-    shown = [TITLE, *lines]
-    return [line.replace("±", "+-") for line in shown] if is_ascii else shown
+    return [TITLE, *lines]
 
 
 def _key(run: RunSummary) -> tuple[tuple[str, str], ...]:
@@ -122,5 +116,5 @@ def _mean(name: str, mean: float, deviation: float | None) -> str:
     if deviation is None:
         return shown
     if shown.endswith("%") or "e" in shown:
-        return f"{shown} ± {metric_value(name, deviation)}"
-    return f"{shown} ± {deviation:.{len(shown.partition('.')[2])}f}"
+        return f"{shown} +- {metric_value(name, deviation)}"
+    return f"{shown} +- {deviation:.{len(shown.partition('.')[2])}f}"

@@ -17,6 +17,7 @@ from samebits.run_views.summary import RunSummary
 STYLES = {"running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
           "pruned": "magenta"}  # fmt: skip
 _GAP = 2
+_LEFT_OUT = "..."  # not every terminal has the one character for it
 _MAX_NAME, _MAX_CELL = 32, 16
 # Columns that a narrow terminal leaves out, the first one first.
 _OPTIONAL = ("loss", "procs", "recipe", "sha256", "took", "started")
@@ -29,21 +30,17 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
-def cut(text: str, width: int, ellipsis: str = "…") -> str:
-    """Shorten a text in the middle.
-
-    Args:
-        text, width, ellipsis: The text, the terminal cells, and what stands for the part that is left out.
-    """
+def cut(text: str, width: int) -> str:
+    """Shorten a text in the middle to a number of terminal cells."""
     if cell_len(text) <= width:
         return text
     head = tail = ""
     for index in range(len(text)):
         grown = (head + text[index // 2], tail) if index % 2 == 0 else (head, text[-(index // 2 + 1)] + tail)
-        if cell_len("".join(grown)) + cell_len(ellipsis) > width:
+        if cell_len("".join(grown)) + len(_LEFT_OUT) > width:
             break
         head, tail = grown
-    return f"{head}{ellipsis}{tail}"
+    return f"{head}{_LEFT_OUT}{tail}"
 
 
 def failure_lines(runs: Sequence[RunSummary]) -> list[str]:
@@ -52,26 +49,22 @@ def failure_lines(runs: Sequence[RunSummary]) -> list[str]:
     return [f"{one_line(run.name)} failed: {one_line(run.reason)}" for run in failed[-3:]]
 
 
-def runs_table(
-    runs: Sequence[RunSummary], folder: Path, width: int, keys: Sequence[str] = (), *, is_ascii: bool = False
-) -> Text:
+def runs_table(runs: Sequence[RunSummary], folder: Path, width: int, keys: Sequence[str] = ()) -> Text:
     """Lay out runs, one per row.
 
     Args:
         runs, width: The runs, in order, and columns of the terminal.
         folder: The folder that was searched; names are relative to it.
         keys: Names of values that were filtered or sorted by; each gets a column.
-        is_ascii: Whether the output cannot show other characters than ASCII.
     """
-    ellipsis = "..." if is_ascii else "…"
     columns = _columns(runs, folder, keys)
     cells = {name: [one_line(make(run)) for run in runs] for name, make in columns.items()}
-    cells["run"] = [cut(cell, _MAX_NAME, ellipsis) for cell in cells["run"]]
+    cells["run"] = [cut(cell, _MAX_NAME) for cell in cells["run"]]
     for name in cells:
         if name != "run":
-            cells[name] = [cut(cell, _MAX_CELL, ellipsis) for cell in cells[name]]
+            cells[name] = [cut(cell, _MAX_CELL) for cell in cells[name]]
     cells = {name: values for name, values in cells.items() if name in ("run", "state", *keys) or any(values)}
-    heads = {name: cut(one_line(name), _MAX_CELL, ellipsis) for name in cells}
+    heads = {name: cut(one_line(name), _MAX_CELL) for name in cells}
     widths = {name: max(map(cell_len, [heads[name], *cells[name]])) for name in cells}
     for name in _OPTIONAL:
         if sum(widths.values()) + _GAP * (len(widths) - 1) <= width:
@@ -81,7 +74,7 @@ def runs_table(
     over = sum(widths.values()) + _GAP * (len(widths) - 1) - width
     if over > 0:
         widths["run"] = max(12, widths["run"] - over)
-        cells["run"] = [cut(cell, widths["run"], ellipsis) for cell in cells["run"]]
+        cells["run"] = [cut(cell, widths["run"]) for cell in cells["run"]]
     text = Text()
     _add_line(text, heads, widths, dict.fromkeys(widths, "dim"))
     for index, run in enumerate(runs):

@@ -96,9 +96,9 @@ def test_a_published_model_is_no_run_nor_proposed(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("abcdefghijklmnop", "abcd…nop"),
-        ("\\x1b[31mred\\x1b[0m", "\\x1b…[0m"),
-        ("模型模型模型模型", "模型…型"),
+        ("abcdefghijklmnop", "abc...op"),
+        ("\\x1b[31mred\\x1b[0m", "\\x1...0m"),
+        ("模型模型模型模型", "模...型"),
         ("abcdefgh", "abcdefgh"),
     ],
 )

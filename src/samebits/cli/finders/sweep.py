@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from samebits.cli.options import Debug, Json, Overrides, is_ascii_output, json_text, path_option, table_columns
+from samebits.cli.options import Debug, Json, Overrides, json_text, path_option, table_columns
 from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -207,9 +207,9 @@ def _print(
     rows = [trial.summary for trial in ranked(trials, found)]
     columns = table_columns()
     if rows:
-        console.draw(runs_table(rows, folder, columns, found.keys, is_ascii=is_ascii_output()), wraps=False)
+        console.draw(runs_table(rows, folder, columns, found.keys), wraps=False)
     if groups:
-        console.say("\n".join(["", *seed_lines(groups, columns, is_ascii=is_ascii_output())]))
+        console.say("\n".join(["", *seed_lines(groups, columns)]))
     for line in failure_lines(rows):
         console.say(line)
     return 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, is_ascii_output, json_text, table_columns
+from samebits.cli.options import Debug, Json, json_text, table_columns
 from samebits.errors import ConfigError
 
 MAX_RUNS = 26
@@ -44,7 +44,7 @@ def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
         return
     from samebits.run_views.compare_table import comparison_tables
 
-    columns, is_ascii = table_columns(), is_ascii_output()
+    columns = table_columns()
     console = Console(sys.stdout, strict=True, columns=columns)
-    for block in comparison_tables(comparison, columns, is_ascii=is_ascii):
+    for block in comparison_tables(comparison, columns):
         console.draw(block)

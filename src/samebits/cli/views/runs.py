@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, is_ascii_output, json_text, path_of, table_columns
+from samebits.cli.options import Debug, Json, json_text, path_of, table_columns
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", parser=path_of("DIR"), help="The folder that holds run folders.")
@@ -57,8 +57,6 @@ def runs(
         console.say(f"no {what} in {one_line(str(folder))}")
         return
     keys = [condition.key for condition in conditions] + ([sort] if sort else [])
-    console.draw(
-        runs_table(chosen, folder, columns, list(dict.fromkeys(keys)), is_ascii=is_ascii_output()), wraps=False
-    )
+    console.draw(runs_table(chosen, folder, columns, list(dict.fromkeys(keys))), wraps=False)
     for line in failure_lines(chosen):
         console.say(line)
