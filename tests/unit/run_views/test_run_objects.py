@@ -13,7 +13,9 @@ from tests.unit.run_views.folders import make_run
 from tests.unit.run_views.hostile import HOSTILE, poison
 from tests.unit.run_views.test_hostile_folders import Checked
 
-TAGS = {"table", "thead", "tbody", "tr", "th", "td", "p", "b", "code", "div", "span", "svg", "polyline", "rect"}
+TAGS = {
+    "table", "thead", "tbody", "tr", "th", "td", "p", "b", "code", "svg", "title", "text", "line", "polyline", "path",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -101,7 +103,8 @@ def checked(markup: str) -> Checked:
     assert set(found.tags) <= TAGS
     names = {name for name, _ in found.attributes}
     assert names <= {
-        "style", "width", "height", "viewbox", "role", "points", "fill", "stroke", "stroke-width", "stroke-opacity",
+        "style", "xmlns", "width", "height", "viewbox", "points", "d", "x", "y", "x1", "x2", "y1", "y2", "text-anchor",
+        "font-family", "font-size", "fill", "stroke", "stroke-width", "stroke-linejoin", "stroke-linecap",
     }  # fmt: skip
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", markup)
     markup.encode()  # no half characters

@@ -31,7 +31,7 @@ def figures(runs: Sequence[RunHistory]) -> dict[str, str]:
     for chart in charts:
         name = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")[:60] or "chart"
         # Names of metrics are of unknown origin, and two may differ only in signs that a file name leaves out.
-        found[f"{name}.svg" if f"{name}.svg" not in found else f"{name}-{len(found)}.svg"] = _figure(chart)
+        found[f"{name}.svg" if f"{name}.svg" not in found else f"{name}-{len(found)}.svg"] = figure(chart)
     return found
 
 
@@ -47,7 +47,8 @@ def write_figures(drawn: Mapping[str, str], folder: Path) -> None:
         write_page(text, folder / name)
 
 
-def _figure(chart: dict[str, Any]) -> str:
+def figure(chart: dict[str, Any], *, ink: str = "#000") -> str:
+    """Draw a chart as SVG on no background, with texts and axes of a color."""
     width, height = _WIDTH - _LEFT - _RIGHT, _TOP + _PLOT_HEIGHT + 30
     has_legend = len(chart["lines"]) > 1
     lines = []
@@ -63,6 +64,7 @@ def _figure(chart: dict[str, Any]) -> str:
     return render(
         "figure.svg",
         chart=chart,
+        ink=ink,
         lines=lines,
         width=_WIDTH,
         height=height + (_LINE * len(lines) if has_legend else 0),

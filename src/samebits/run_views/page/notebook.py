@@ -4,20 +4,18 @@ No style sheet and no script: they would act on the whole notebook. Colors suit 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from samebits.report.format import metric_name, metric_value
-from samebits.run_views.curves import Curve, Curves, read_curve_records
-from samebits.run_views.page.chart import scale_for
+from samebits.run_views.curves import Curves, read_curve_records
+from samebits.run_views.page.chart import ChartLine, chart
+from samebits.run_views.page.figures import figure
 from samebits.run_views.page.render import render
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import metric_text, step_text
 
 MAX_ROWS = 200
 _MAX_METRICS = 12
-_WIDTH, _HEIGHT, _PAD = 320, 110, 4
-_MAX_POINTS = 300
-_LINES = (("training", "#0072b2"), ("validation", "#d55e00"))  # colors that are readable on white and on black
+_INK = "#888888"  # is readable on white and on black
 
 
 def runs_card(runs: Sequence[RunSummary]) -> str:
@@ -29,19 +27,19 @@ def run_card(run: RunSummary) -> str:
     """Return a run: its row, its metrics and its curves."""
     curves = Curves(read_curve_records(run.path)[0])
     values = [(metric_name(name), metric_value(name, value)) for name, value in run.metrics.items() if "/" not in name]
-    drawings = [
-        _drawing("loss", [curves.get("train", "loss"), curves.get("eval", "loss")]),
-        _drawing(run.monitor, [Curve(), curves.get("eval", run.monitor)]),
-    ]
+    charts = [chart("loss", "loss", [ChartLine(curves.get("train", "loss"), "training"), _validation(curves, "loss")])]
+    if run.monitor != "loss":
+        charts.append(chart(metric_name(run.monitor), run.monitor, [_validation(curves, run.monitor)]))
+    drawings = [figure(each, ink=_INK) for each in charts if each is not None]
     shown = ", ".join(f"{name} {value}" for name, value in values[:_MAX_METRICS])
-    return _card([run], run.reason, shown, [each for each in drawings if each is not None])
+    return _card([run], run.reason, shown, drawings)
 
 
 def _card(
     runs: Sequence[RunSummary],
     reason: str = "",
     metrics: str = "",
-    drawings: Sequence[dict[str, Any]] = (),
+    drawings: Sequence[str] = (),
     *,
     num_left: int = 0,
     is_named: bool = False,
@@ -55,26 +53,8 @@ def _card(
         reason=reason,
         metrics=metrics,
         drawings=drawings,
-        width=_WIDTH,
-        height=_HEIGHT,
     )
 
 
-def _drawing(name: str, curves: Sequence[Curve]) -> dict[str, Any] | None:
-    """Return curves over the epochs for the template; None if none has two points. Training, then validation."""
-    found = [curve for curve in curves if len(curve) > 1]
-    if not found:
-        return None
-    scale, end = scale_for(found, name), max(curve.epochs[-1] for curve in found) or 1.0
-    lines = []
-    for curve, (label, color) in zip(curves, _LINES, strict=True):
-        every = max(1, len(curve) // _MAX_POINTS)
-        points = [
-            f"{_PAD + epoch / end * (_WIDTH - 2 * _PAD):.1f},"
-            f"{_PAD + (1 - scale.position(value)) * (_HEIGHT - 2 * _PAD):.1f}"
-            for epoch, value in zip(curve.epochs[::every], curve.values[::every], strict=True)
-        ]
-        if len(curve) > 1:
-            lines.append({"label": label, "color": color, "points": points})
-    low, high = metric_value(name, scale.low), metric_value(name, scale.high)
-    return {"title": metric_name(name), "lines": lines, "range": f"{low} to {high}, epoch 0 to {end:g}"}
+def _validation(curves: Curves, name: str) -> ChartLine:
+    return ChartLine(curves.get("eval", name), "validation", 1)
