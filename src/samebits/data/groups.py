@@ -8,6 +8,7 @@ torchtext's BucketIterator.)
 import numpy as np
 
 from samebits.data.keyed import IntArray
+from samebits.data.micro_batches import num_micro_batches, part
 
 
 class Groups:
@@ -16,7 +17,7 @@ class Groups:
     def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
         # As in a step without groups: as few micro-batches as possible, all of nearly equal size.
         #: Micro-batches of a step; the last step of an epoch has the rest.
-        self.leaves_per_step = -(-global_batch // micro_batch)
+        self.leaves_per_step = num_micro_batches(global_batch, micro_batch)
         most = global_batch // self.leaves_per_step
         # Stable: NumPy's other methods may order equal values differently on another processor.
         self._members = np.argsort(groups, kind="stable")
@@ -46,9 +47,7 @@ class Groups:
         group = int(np.searchsorted(self._leaf_ends, number, side="right"))
         num_leaves = int(self._leaf_counts[group])
         index = number - (int(self._leaf_ends[group]) - num_leaves)
-        size, longer = divmod(self.size(group), num_leaves)
-        first = index * size + min(index, longer)
-        return group, first, first + size + (index < longer)
+        return group, *part(0, self.size(group), num_leaves, index)
 
     def size(self, group: int) -> int:
         """Return the number of samples of a group."""
@@ -71,7 +70,7 @@ class Batches:
             members = np.argsort(groups, kind="stable")
             parts = np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
             self._cuts = [
-                part[start : start + batch_size] for part in parts for start in range(0, len(part), batch_size)
+                each[start : start + batch_size] for each in parts for start in range(0, len(each), batch_size)
             ]
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.loader import read
+from samebits.data.micro_batches import num_micro_batches
 from samebits.data.order import MicroBatch, Order, Place, Step
 from samebits.own_loop.samples import LoaderSource
 
@@ -83,8 +84,7 @@ class MicroBatchSampler(Sampler[list[_Request]]):
         return step, step.micro_batches[position.index]
 
     def _count(self, num_samples: int) -> int:
-        num_micro_batches = -(-num_samples // self.order.micro_batch)
-        return -(-num_micro_batches // self._place.size)
+        return -(-num_micro_batches(num_samples, self.order.micro_batch) // self._place.size)
 
 
 def read_ahead(data: DataLoader[Any], source: LoaderSource, sampler: MicroBatchSampler) -> DataLoader[Any]:

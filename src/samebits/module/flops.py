@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
+
+from samebits.bits import tensors_in
 
 
 class _Counter(TorchDispatchMode):
@@ -54,7 +56,7 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
             return torch.empty((num_samples, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
 
         with _Counter() as counter:
-            outputs = [tensor for tensor in _tensors(copied(tree_map(sized, inputs))) if tensor.requires_grad]
+            outputs = [tensor for tensor in tensors_in(copied(tree_map(sized, inputs))) if tensor.requires_grad]
             forward = counter.total + sum(recurrent)
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         total: int = 3 * forward if recomputes else counter.total + 3 * sum(recurrent)
@@ -85,14 +87,10 @@ def count_recurrent(model: nn.Module) -> list[int]:
     calls: list[int] = []
 
     def note(module: nn.Module, args: Any, _: Any) -> None:
-        num_steps = _tensors(args)[0].shape[:-1].numel()  # of all sequences
+        num_steps = tensors_in(args)[0].shape[:-1].numel()  # of all sequences
         calls.append(2 * num_steps * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2))
 
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module.register_forward_hook(note)
     return calls
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils.flop_counter import FlopCounterMode
 
+from samebits.bits import tensors_in
 from samebits.config.schema import RunConfig
 from samebits.data.micro_batches import even_shares, num_micro_batches
 from samebits.data.seeding import seeded
@@ -89,7 +90,7 @@ def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, nu
         outputs: list[Tensor] = []
         recurrent = count_recurrent(model)
         with FlopCounterMode(display=False) as counter, _kept(model, config) as kept:
-            outputs = [tensor for tensor in _tensors(model(batch)) if tensor.requires_grad]
+            outputs = [tensor for tensor in tensors_in(model(batch)) if tensor.requires_grad]
             recurrent_forward = sum(recurrent)
             forward = counter.get_total_flops() + recurrent_forward
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
@@ -117,7 +118,7 @@ def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
 
         # A default argument: otherwise all hooks would have the last name of the loop.
         def enter(_: nn.Module, args: Any, name: str = name) -> None:
-            for tensor in _tensors(args):
+            for tensor in tensors_in(args):
                 by_part[""][id(tensor.untyped_storage())] = tensor.untyped_storage()
             now.append(name)
 
@@ -198,11 +199,6 @@ def owner_copies(config: RunConfig, num_procs: int) -> int:
 
 def _is_16bit(config: RunConfig) -> bool:
     return config.compress in ("bf16", "fp16")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    # torch has no public module for nested inputs; torch.export documents the same rules.
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _repeated(value: Any, num_samples: int) -> Any:

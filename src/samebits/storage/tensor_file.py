@@ -25,7 +25,7 @@ TYPES = {
     torch.bool: "BOOL",
 }  # fmt: skip
 _TYPES_BY_NAME = {name: dtype for dtype, name in TYPES.items()}
-_MAX_HEADER_BYTES = 16 * 1024 * 1024  # about 150,000 tensors; the library reads up to 100 MB
+MAX_HEADER_BYTES = 16 * 1024 * 1024  # about 150,000 tensors; the library reads up to 100 MB
 _PIECE_BYTES = 4 * 1024 * 1024  # hashed while it is still in the CPU cache from being read
 
 
@@ -55,8 +55,8 @@ def check_header(path: Path) -> None:
     """Refuse a file whose header is larger than any model needs, and what is no regular file."""
     with open_plain(path) as file:
         size = int.from_bytes(file.read(8), "little")
-    if size > _MAX_HEADER_BYTES:
-        raise OSError(errno.EFBIG, f"its header has {size:,} bytes, and at most {_MAX_HEADER_BYTES:,} are read")
+    if size > MAX_HEADER_BYTES:
+        raise OSError(errno.EFBIG, f"its header has {size:,} bytes, and at most {MAX_HEADER_BYTES:,} are read")
 
 
 def dtype_of(name: str, path: Path) -> torch.dtype:

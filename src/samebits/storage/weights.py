@@ -13,12 +13,10 @@ from samebits.bits import as_bytes
 from samebits.errors import CheckpointError
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS, check_limit
 from samebits.storage.run_folder import atomic_file
-from samebits.storage.tensor_file import TYPES, check_header, dtype_of, write_tensors
+from samebits.storage.tensor_file import MAX_HEADER_BYTES, TYPES, check_header, dtype_of, write_tensors
 
 _MAX_NAME = 500  # characters
 _COPIED = frozenset({*TYPES, torch.float8_e4m3fn, torch.float8_e5m2})
-
-_MAX_HEADER_BYTES = 16 * 1024 * 1024  # names and shapes; about 100 bytes per tensor
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -78,7 +76,7 @@ def file_limits(model: nn.Module) -> dict[str, int]:
         moving average, and up to three of the optimizer.
     """
     values = 8 * sum(tensor.numel() for tensor in model.state_dict().values())
-    return {WEIGHTS: values + _MAX_HEADER_BYTES, OPTIMIZER: 4 * values + _MAX_HEADER_BYTES}
+    return {WEIGHTS: values + MAX_HEADER_BYTES, OPTIMIZER: 4 * values + MAX_HEADER_BYTES}
 
 
 def _described(path: Path) -> dict[str, Tensor]:
