@@ -1,6 +1,7 @@
 """Python processes that are started import nothing from the current folder, which may be a stranger's."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,20 @@ def test_a_reader_that_goes_away_does_not_stop_the_machines(tmp_path: Path) -> N
     assert (tmp_path / "done").exists()
     assert (tmp_path / "code").read_text() == "6\n"
     assert done.stderr == ""
+
+
+def test_a_closed_terminal_does_not_stop_the_machines_under_nohup(tmp_path: Path) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    # Waits until the command handles SIGUSR2 (bit 11), the last of its signals. What it says after them still arrives.
+    handled = "$((0x$(sed -n 's/^SigCgt:[^0-9a-f]*//p' /proc/$PPID/status) & 0x800))"
+    text = f"until [ {handled} != 0 ]; do sleep 0.01; done; kill -HUP $PPID; kill -USR1 $PPID; echo continued; exit 6"
+    ssh.write_text(f"#!/bin/sh\n{text}\n")
+    ssh.chmod(0o755)
+    command = f"PATH={ssh.parent}:$PATH {sys.executable} -P -m samebits train digits --hosts nowhere --run-dir run"
+    ignoring = run(f"trap '' HUP USR1; {command}", tmp_path)
+    assert (ignoring.stdout, ignoring.stderr, ignoring.returncode) == ("continued\n", "", 6)
+    for ignored, number in (("HUP", signal.SIGUSR1), ("USR1", signal.SIGHUP)):
+        stopped = run(f"trap '' {ignored}; {command}", tmp_path)
+        assert "stopping all machines" in stopped.stderr
+        assert stopped.returncode == 128 + number

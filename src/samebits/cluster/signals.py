@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import connection, parent_process
 from types import FrameType
 
@@ -16,6 +17,22 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 was_stop_requested = False
 
 
+@contextmanager
+def handled(numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals in this context, in the main thread: Python can set handlers only there."""
+    before = {}
+    for number in numbers if threading.current_thread() is threading.main_thread() else ():
+        # Ignored signals stay so, such as SIGHUP under nohup; but a shell ignores SIGINT for a job in the background.
+        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: the handler was not set from Python, and cannot be restored from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 class StopSignal:
     """Context manager in which SIGTERM requests a stop instead of ending the process.
 
@@ -24,7 +41,7 @@ class StopSignal:
     `patience_s` later ends the process at once. Within that time it counts as the same signal, because a terminal, a
     launcher and a scheduler may each send one.
 
-    Use it in the main thread; it restores the earlier handlers on exit.
+    Use it in the main thread: in others, no stop is ever requested. It restores the earlier handlers on exit.
 
     Args:
         patience_s: Time within which signals count as one, seconds.
@@ -36,7 +53,7 @@ class StopSignal:
         self.signal: signal.Signals | None = None
         self._on_stop = on_stop
         self._since = 0.0
-        self._before: dict[signal.Signals, object] = {}
+        self._handled: AbstractContextManager[None] = nullcontext()
 
     @property
     def requested(self) -> bool:
@@ -49,20 +66,12 @@ class StopSignal:
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> "StopSignal":
-        # Python can set signal handlers only in the main thread. In other threads, no stop is ever requested.
-        if threading.current_thread() is threading.main_thread():
-            launched = bool(os.environ.get(LAUNCHED))
-            for number in (signal.SIGTERM,) if launched else STOP_SIGNALS:
-                # Under nohup, SIGHUP is ignored and must stay ignored.
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+        self._handled = handled((signal.SIGTERM,) if os.environ.get(LAUNCHED) else STOP_SIGNALS, self._handle)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            # None: the handler was not set from Python, and cannot be restored from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]  # mypy has no type for what getsignal returns
-        self._before.clear()
+        self._handled.__exit__(None, None, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         global was_stop_requested

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from samebits.cluster.env import KEY, run_key
+from samebits.cluster.signals import STOP_SIGNALS, handled
 from samebits.errors import ConfigError, LaunchError
 
 # Set on the remote machines: stop when standard input ends.
@@ -189,9 +190,8 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-@contextmanager
-def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> Iterator[None]:
-    """Install handlers: the first signal stops all machines, a second one kills the connections at once."""
+def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> AbstractContextManager[None]:
+    """Return a context: the first signal in it stops all machines, a second one kills the connections at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         again = bool(stopped)
@@ -204,9 +204,4 @@ def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> 
             if again:
                 process.kill()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return handled(STOP_SIGNALS, handle)

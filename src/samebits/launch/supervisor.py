@@ -18,19 +18,18 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
 from samebits import scratch
+from samebits.cluster.signals import STOP_SIGNALS, handled
 from samebits.errors import printable
 from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
-from samebits.launch.forkserver import LAUNCHER_ONLY
 from samebits.launch.worker import STOP_FILE, WorkerResult
 
 # How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
@@ -87,12 +86,8 @@ class Supervisor:
             return next((returned[rank].code for rank in sorted(returned) if returned[rank].code), 0)
         return self.cause.exit_code if self.cause is not None else 1
 
-    @contextmanager
-    def signals(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Handle signals in this context: the first stops the workers, a second one kills them and exits."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def signals(self, pids: Callable[[], Sequence[int]]) -> AbstractContextManager[None]:
+        """Return a context that handles signals: the first stops the workers, a second one kills them and exits."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             now = time.monotonic()
@@ -110,16 +105,7 @@ class Supervisor:
                 # At once: the user has asked twice, and Python's shutdown can wait for threads.
                 os._exit(128 + number)
 
-        before = {}
-        for number in LAUNCHER_ONLY:
-            # Under nohup this signal is ignored and must stay so.
-            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, handle)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        return handled(STOP_SIGNALS, handle)
 
     def raise_if_stop_requested(self) -> None:
         """End a wait during which there are no workers to stop. Raises StopRequested if a stop signal was received."""

@@ -34,6 +34,19 @@ def test_earlier_handlers_are_restored() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_that_is_ignored_stays_so(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SAMEBITS_LAUNCHED", raising=False)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), number)
+        assert not stop.requested
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def test_under_our_launcher_workers_do_not_handle_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEBITS_LAUNCHED", "1")
     before = signal.getsignal(signal.SIGINT)
