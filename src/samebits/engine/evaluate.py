@@ -101,8 +101,7 @@ def evaluate(
     counted, is_stopped = metric(), False
     sums: dict[str, list[float]] = {}
     try:
-        # FSDP's bookkeeping does not work in inference mode.
-        with evaluating(model), torch.no_grad() if even else torch.inference_mode():
+        with evaluating(model), torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
                 if is_stopped := collectives.any_rank(world, stop()) if even else stop():
                     break
