@@ -61,6 +61,7 @@ def exact_sum(x: Tensor, dims: Sequence[int], *, keepdim: bool = False) -> Tenso
     Returns:
         float64. Infinite or NaN terms give NaN.
     """
+    dims = dims if x.dim() else ()  # torch lets dimension 0 of a single value be named
     terms = math.prod(x.shape[dim] for dim in dims)
     if not dims or terms == 1:
         return (

@@ -18,10 +18,10 @@ Dims = int | Sequence[int] | None
 
 
 def dims_of(x: Tensor, dim: Dims) -> list[int]:
-    """Return dimensions as a list from 0; all, where an operation names none."""
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+    """Return dimensions as a list from 0; all, where an operation names none; a single value has none to name."""
+    if not x.dim() or dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.dim()))
-    return [each % max(x.dim(), 1) for each in ([dim] if isinstance(dim, int) else dim)]
+    return [each % x.dim() for each in ([dim] if isinstance(dim, int) else dim)]
 
 
 def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -190,6 +190,8 @@ def group_norm_backward(
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Logarithm of the softmax over a dimension."""
+    if not x.numel():
+        return x.clone()
     shifted = (x - x.amax(dim, keepdim=True)).double()
     return shifted.sub_(log64(exact_sum(exp64(shifted), (dim,), keepdim=True))).to(x.dtype)
 
@@ -201,6 +203,8 @@ def log_softmax_backward(g: Tensor, result: Tensor, dim: int, dtype: torch.dtype
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Softmax over a dimension. Where all are -infinity, NaN."""
+    if not x.numel():
+        return x.clone()
     e = exp((x - x.amax(dim, keepdim=True)).double())
     return (e / exact_sum(e, (dim,), keepdim=True)).to(x.dtype)
 

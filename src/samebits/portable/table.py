@@ -72,8 +72,8 @@ def _linear(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float
 
 
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    if not x.dim():
-        return x.to(dtype or x.dtype)
+    if not x.dim() or not x.numel():
+        return x.to(dtype or x.dtype, copy=True)
     moved = x.movedim(dim, -1)
     flat = moved.reshape(-1, moved.shape[-1])
     sums = pooling.on_grid(flat, flat.shape[1], lambda q: q.cumsum(1))
@@ -87,7 +87,7 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    x = x.to(dtype or x.dtype)
+    x = x.to(dtype or x.dtype, copy=True)
     products: list[Tensor] = []
     for each in x.unbind(dim) if x.dim() else ():
         products.append(products[-1] * each if products else each)
@@ -95,8 +95,8 @@ def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
 
 
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    if dim is None:
-        x, dim = x.reshape(-1), 0
+    if dim is None or not x.dim():
+        x, dim, keepdim = x.reshape(-1), 0, False
     if not x.shape[dim]:
         return x.new_ones(x.sum(dim, keepdim=keepdim).shape)
     last = _products(x, dim, dtype=dtype).select(dim, -1)

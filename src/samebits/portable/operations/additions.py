@@ -29,26 +29,32 @@ def embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, padding: int
     return scatter_sum(flat, len(flat), lambda q: q.new_zeros(rows, q.shape[1]).index_add_(0, places, q))
 
 
+def _length(x: Tensor, dim: int) -> int:
+    return x.shape[dim] if x.dim() else 1
+
+
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Add rows of `source` at places of a dimension."""
-    added = scatter_sum(source, source.shape[dim], lambda q: q.new_zeros(x.shape).index_add_(dim, index, q))
+    added = scatter_sum(source, _length(source, dim), lambda q: q.new_zeros(x.shape).index_add_(dim, index, q))
     return x + (added if alpha == 1 else added * alpha)
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Add values at places along a dimension."""
     part = source[tuple(slice(n) for n in index.shape)]
-    return x + scatter_sum(part, index.shape[dim], lambda q: q.new_zeros(x.shape).scatter_add_(dim, index, q))
+    return x + scatter_sum(part, _length(index, dim), lambda q: q.new_zeros(x.shape).scatter_add_(dim, index, q))
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     """Write or add values at places."""
     if not accumulate:
-        return x.clone().index_put_(tuple(indices), values)
+        # The method of a tensor takes no None, which stands for a whole dimension.
+        written: Tensor = aten.index_put(x, list(indices), values)
+        return written
     shape = x[tuple(slice(None) if each is None else each for each in indices)].shape
     values = values.expand(shape).contiguous()
     return x + scatter_sum(
-        values, max(values.numel(), 1), lambda q: q.new_zeros(x.shape).index_put_(tuple(indices), q, accumulate=True)
+        values, max(values.numel(), 1), lambda q: aten.index_put_(q.new_zeros(x.shape), list(indices), q, True)
     )
 
 

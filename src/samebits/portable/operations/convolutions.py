@@ -10,6 +10,7 @@ from torch import Tensor
 from samebits.portable.convolution import convolve, input_gradient, weight_gradient
 from samebits.portable.grid import exact_sum
 from samebits.portable.operations import volumes
+from samebits.portable.operations.pooling import per_dim
 
 
 def convolution(
@@ -17,6 +18,7 @@ def convolution(
     output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
     """Convolve (N, C, L), (N, C, H, W) or (N, C, D, H, W), or the transposed; torch's signature."""
+    stride, padding, dilation = (per_dim(each, x.dim() - 2) for each in (stride, padding, dilation))
     if x.dim() == 3:
         result = convolution(
             x.unsqueeze(2), w.unsqueeze(2), bias, (1, *stride), (0, *padding), (1, *dilation), transposed,
@@ -48,6 +50,7 @@ def convolution_backward(
     output_padding: Any, groups: int, mask: Any,
 ) -> Any:  # fmt: skip
     """Return the gradients of input, weight and bias of `convolution`."""
+    stride, padding, dilation = (per_dim(each, x.dim() - 2) for each in (stride, padding, dilation))
     if x.dim() == 3:
         result = convolution_backward(
             g.unsqueeze(2), x.unsqueeze(2), w.unsqueeze(2), bias_sizes, (1, *stride), (0, *padding), (1, *dilation),
@@ -69,7 +72,8 @@ def convolution_backward(
     of_input = of_weight = None
     if transposed:
         if mask[0]:
-            of_input = convolve(g, w, stride, padding, dilation, groups)
+            # An output_padding of a stride or more adds pixels that no input has reached.
+            of_input = convolve(g, w, stride, padding, dilation, groups)[:, :, : x.shape[2], : x.shape[3]]
         if mask[1]:
             of_weight = weight_gradient(x, g, w.shape[2:], stride, padding, dilation, groups)
     else:

@@ -34,7 +34,7 @@ def _xlogy(x: Any, y: Any) -> Tensor:
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = x if eps is None else x.clamp(eps, 1.0 - eps)
+    x = x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))  # in this order, if eps > 0.5
     return functions.log(x / (1.0 - x))
 
 
@@ -129,6 +129,7 @@ def _embedding_renorm(weight: Tensor, indices: Tensor, maximum: float, p: float)
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if not accumulate:
         raise NotImplementedError  # places that occur twice have no order
+    index = torch.where(index < 0, index + x.numel(), index)
     return additions.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(x.shape)
 
 
@@ -136,7 +137,8 @@ def _index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     shape = [1] * x.dim()
-    shape[dim] = -1
+    if shape:
+        shape[dim] = -1
     places = index.view(shape).expand(source.shape)
     return additions.scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 

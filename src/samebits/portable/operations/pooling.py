@@ -66,7 +66,7 @@ def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
     return run
 
 
-def _each(values: Sequence[int], num_dims: int) -> Sequence[int]:
+def per_dim(values: Sequence[int], num_dims: int) -> Sequence[int]:
     """One value for each dimension; torch gives one for all too."""
     return values if len(values) == num_dims else list(values) * num_dims
 
@@ -78,7 +78,7 @@ def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
         g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
         dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
     ) -> Tensor:  # fmt: skip
-        return _to_largest(g, x, indices, num_dims, math.prod(_each(kernel, num_dims)))
+        return _to_largest(g, x, indices, num_dims, math.prod(per_dim(kernel, num_dims)))
 
     return run
 
@@ -111,8 +111,8 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         if given is not None:
             return float(given)
         if not ceil_mode and (count_include_pad or not any(padding)):
-            return float(math.prod(_each(kernel, num_dims)))
-        size, own = x.shape[-num_dims:], _each(padding, num_dims)
+            return float(math.prod(per_dim(kernel, num_dims)))
+        size, own = x.shape[-num_dims:], per_dim(padding, num_dims)
         ones = x.new_ones(1, 1, *size)
         counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
         if count_include_pad and any(padding):
@@ -126,7 +126,7 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
         ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Tensor:  # fmt: skip
-        terms = math.prod(_each(kernel, num_dims))
+        terms = math.prod(per_dim(kernel, num_dims))
         sums = on_grid(x, terms, lambda q: pool(q, kernel, stride, padding, ceil_mode, True, 1))
         count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
         return sums / (count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else count)
@@ -140,7 +140,7 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         wide = x.double()
         with in_any_order():
             return on_grid(
-                g, math.prod(_each(kernel, num_dims)),
+                g, math.prod(per_dim(kernel, num_dims)),
                 lambda q: pool_backward(q, wide, kernel, stride, padding, ceil_mode, True, 1),
             )  # fmt: skip
 

@@ -39,7 +39,8 @@ def convolution_backward(
     """Return the gradients of input (N, C, D, H, W) and weight of `convolution`."""
     of_input = of_weight = None
     if mask[0] and transposed:
-        of_input = _convolve(g, w, stride, padding, dilation, groups)
+        depth, height, width = x.shape[2:]
+        of_input = _convolve(g, w, stride, padding, dilation, groups)[:, :, :depth, :height, :width]
     elif mask[0]:
         of_input = _input_gradient(g, w, x.shape[2:], stride, padding, dilation, groups)
     if mask[1]:
