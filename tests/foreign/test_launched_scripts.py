@@ -35,7 +35,6 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
         "gan",
         "averaged",
         "mnist",
-        "accumulation",
         "numbered number",
         "rebuilt",
         "ema_by_hand class",
@@ -78,6 +77,42 @@ def test_an_unmodified_script_resumes_on_another_number(
 
     run(2, 2, "stopped.pt")
     assert run(3, 3, "stopped.pt") == run(1, 3, "whole.pt")
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(48, 1), (48, 2), (64, 1)])  # 3 or 4 steps an epoch, 2 accumulated
+def test_accumulation_and_an_average_of_the_wrapped_model_give_one_hash(
+    warm: Starter, tmp_path: Path, samples: int, epochs: int
+) -> None:
+    ended = [launch(warm, "accumulation", n, samples, epochs, tmp_path / f"{n}.pt") for n in (1, 2, 3, 4)]
+    assert len({each.sha256 for each in ended}) == 1
+
+
+@pytest.mark.parametrize(("samples", "more"), [(64, ()), (48, ("drop",))])
+def test_accumulation_resumes_where_no_gradient_waits(
+    warm: Starter, tmp_path: Path, samples: int, more: tuple[str, ...]
+) -> None:
+    def run(procs: int, epochs: int, file: str) -> str:
+        return launch(warm, "accumulation", procs, samples, epochs, tmp_path / file, *more).sha256
+
+    run(2, 1, "stopped.pt")
+    assert run(3, 2, "stopped.pt") == run(1, 2, "whole.pt")
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_resume_without_the_gradients_that_waited_is_refused(warm: Starter, tmp_path: Path, procs: int) -> None:
+    assert not any(launch(warm, "accumulation", 2, 48, 1, tmp_path / "stopped.pt").codes)
+    ended = launch(warm, "accumulation", procs, 48, 2, tmp_path / "stopped.pt")
+    assert all(ended.codes), ended
+    text = "\n".join(ended.texts)
+    assert "accumulated gradients waited for optimizer.step()" in text
+    assert "optimizer.zero_grad() at the start of each epoch" in text
+
+
+def test_a_script_that_its_checkpoint_has_ended_is_named(warm: Starter, tmp_path: Path) -> None:
+    assert not any(launch(warm, "accumulation", 1, 64, 1, tmp_path / "done.pt").codes)
+    assert "a checkpoint of its last epoch" in "\n".join(
+        launch(warm, "accumulation", 1, 64, 1, tmp_path / "done.pt").texts
+    )
 
 
 REFUSED = [
@@ -149,8 +184,10 @@ def test_a_resume_asks_for_the_same_batch_sizes(warm: Starter, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_check_observes_the_steps_of_an_unmodified_script(tmp_path: Path) -> None:
-    target = ["-m", "samebits.own_loop.patched.worker", str(FOLDER / "launched" / "imagenet.py"), "--epochs", "3"]
+@pytest.mark.parametrize("arguments", [("imagenet", "--epochs", 3), ("accumulation", 112, 1, "none.pt")])
+def test_check_observes_the_steps_of_an_unmodified_script(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    script, *given = arguments
+    target = ["-m", "samebits.own_loop.patched.worker", str(FOLDER / "launched" / f"{script}.py"), *map(str, given)]
     outcome = check_script._run(target, {BATCH_SIZES: SIZES}, check_script._FIRST, tmp_path / "0")
     assert len(outcome.states) == check_script.NUM_STEPS
     assert outcome.settings["micro_batch"] == 4

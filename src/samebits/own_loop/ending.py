@@ -53,6 +53,8 @@ class Iteration:
         # GeneratorExit: Python raises it in a generator that is left, which is no error of the script.
         if sys.exc_info()[0] not in (None, GeneratorExit):
             return True  # an error that is raised to the script already
+        if loop.trial is not None and loop.trial.is_over:
+            return True  # left by the trial, and closed later: a generator around it outlives the exception
         if loop.habits.has_trained:
             if not self.is_whole:
                 self._keep(self._fault())
@@ -194,12 +196,12 @@ def _check_end() -> None:
         return
     for loader in list(_LOADERS):
         try:
-            if not loader.loop.is_trial:
+            if loader.loop.trial is None:
                 loader.end_pass()  # an iterator that is still alive has not judged its iteration
         except TrainError:
             continue  # a pass that was whole has raised it to the script
     for loop, fault in _FAULTS:
-        if loop.habits.fault is fault and not loop.is_trial:
+        if loop.habits.fault is fault and loop.trial is None:
             _report(fault, is_main=loop.is_main)
             sys.stdout.flush()
             # The only way to another exit code from here.

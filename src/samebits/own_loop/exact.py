@@ -81,7 +81,8 @@ def exact(
     check_same_script(world, settings)
     check_same_data(world, source, seed)
     loop = ExactLoop(modules, steps, world, seed=seed)
-    loop.note_settings(settings)
+    if loop.trial is not None:
+        loop.trial.settings = settings
     _attach(loop, modules, optimizers, per_step)
     watch(world, hang_timeout_s)
     loader = ExactLoader(source, order, loop, world, source.num_workers)

@@ -16,6 +16,7 @@ from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
 POSITION = "step"
+CARRIED = "has_gradients"  # only in a position at which gradients of earlier steps wait for `step()`
 FollowerT = TypeVar("FollowerT")
 
 
@@ -145,7 +146,8 @@ class ExactLoader:
 
     def position(self) -> dict[str, int]:
         """Return the same; for an integration, which does not count steps for the script."""
-        return {POSITION: self.loop.step, **content_of(self._order)}
+        position = {POSITION: self.loop.step, **content_of(self._order)}
+        return {**position, CARRIED: 1} if self.loop.carries_gradients else position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the steps that were done, also at another number of ranks.
@@ -156,7 +158,8 @@ class ExactLoader:
             CheckpointError: It belongs to other data or another batch size or seed, or is no position.
         """
         mine = self.state_dict()
-        if set(state) != set(mine) or not all(isinstance(each, int) for each in state.values()) or state[POSITION] < 0:
+        has_names = {*state, CARRIED} == {*mine, CARRIED}
+        if not has_names or not all(isinstance(each, int) for each in state.values()) or state[POSITION] < 0:
             raise CheckpointError(
                 "the state of the loader is not one of an exact loader",
                 given=str(dict(state))[:200],
@@ -170,6 +173,8 @@ class ExactLoader:
             "Call exact() with the same data, global_batch, micro_batch and seed.",
         )
         self.loop.step = int(state[POSITION])
+        if CARRIED in state:
+            self.loop.lose_gradients()
         self._epoch = self.loop.step // self._order.steps_per_epoch
         self._is_loaded = self._is_positioned = True
 

@@ -52,6 +52,7 @@ class ExactLoop:
         habits: What the script does in its loop.
         repeat: Compares repeated micro-batches; None: none are repeated.
         modules: The models.
+        trial: The record of `samebits check`; None: the script runs without it.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ExactLoop:
         self._step: Step | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
-        self._trial = trial_of(world)
+        self.trial = trial_of(world)
         self._seeded: Tensor | None = None  # torch's random state at the start of a body, until its forward pass
         self.step = 0
         self.is_last = self.has_acted = False
@@ -98,14 +99,14 @@ class ExactLoop:
         return self._world.is_main
 
     @property
-    def is_trial(self) -> bool:
-        """Whether `samebits check` runs the script."""
-        return self._trial is not None
+    def carries_gradients(self) -> bool:
+        """Whether gradients of earlier steps wait for `step()`: a position does not hold them."""
+        return any(trained.carries_gradients for trained in self._trained)
 
-    def note_settings(self, settings: dict[str, int]) -> None:
-        """Note the arguments of `exact` for `samebits check`."""
-        if self._trial is not None:
-            self._trial.settings = settings
+    def lose_gradients(self) -> None:
+        """Note that the loop continues where gradients waited for `step()`, without them."""
+        for trained in self._trained:
+            trained.lacks_gradients = True
 
     @property
     def is_inside(self) -> bool:
@@ -149,8 +150,8 @@ class ExactLoop:
         seed_forward(micro_batch.forward_key, self._world.device)
         if self.habits.is_first_step:
             self._seeded = torch.get_rng_state()
-        if self._trial is not None:
-            self._trial.batch(micro_batch, inputs)
+        if self.trial is not None:
+            self.trial.batch(micro_batch, inputs)
         self._world.activity.is_paused = False
         self._world.activity.enter(COMPUTING)
 
@@ -393,6 +394,6 @@ class ExactLoop:
         for work in self._after:
             work()
         self._after = []
-        if self._trial is not None:
-            self._trial.step(self.state(), self.modules)
+        if self.trial is not None:
+            self.trial.step(self.state(), self.modules)
         self._world.activity.enter("the loop's code after the update")

@@ -32,6 +32,7 @@ class Trained:
         set_first: Those that the first micro-batch of the step had, at `step()` and at its end.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
         buffers: Sent in the messages of the gradients; None: in messages of their own.
+        lacks_gradients: Whether gradients waited for `step()` where the script was saved that this loop continues.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Trained:
         self.optimizer, self.act = optimizer, act
         self._number, self._num_optimizers, self._world = number, num_optimizers, world
         self.parameters: list[nn.Parameter] = []
-        self.is_closed = self.is_pending = False
+        self.is_closed = self.is_pending = self.lacks_gradients = False
         self.num_calls = 0
         self.buffers: BufferSum | None = None
         self.settings: list[dict[str, Any]] = []
@@ -61,6 +62,11 @@ class Trained:
     def has_gradients(self) -> bool:
         """Whether a backward pass of the current micro-batch has reached the parameters."""
         return bool(self._touched)
+
+    @property
+    def carries_gradients(self) -> bool:
+        """Whether gradients of earlier steps wait for `step()`."""
+        return bool(self._carried)
 
     def all_parameters(self) -> list[nn.Parameter]:
         """Return the optimizer's parameters, also those that do not require a gradient now."""
@@ -167,8 +173,11 @@ class Trained:
         """End the micro-batch: rounds that it did not have count as zero.
 
         Raises:
-            TrainError: The loop has dropped gradients of a backward pass in an earlier micro-batch, and not here.
+            TrainError: The loop has dropped gradients of a backward pass in an earlier micro-batch, and not here; or it
+                adds to those that a checkpoint does not hold.
         """
+        if self.lacks_gradients:
+            raise _lost_gradients()
         if self._void & self._touched - self._dropped:
             raise _unequal_drops()
         for turn in self._active:
@@ -193,7 +202,7 @@ class Trained:
         Raises:
             TrainError: The loop has not done so in an earlier micro-batch of the step.
         """
-        self._carried = {}
+        self.forget_gradients()
         for turn in self._touched:
             if turn in self._active and self._done:
                 raise _unequal_drops()
@@ -204,7 +213,7 @@ class Trained:
 
     def forget_gradients(self) -> None:
         """Drop those of steps in which `step()` was not called."""
-        self._carried = {}
+        self._carried, self.lacks_gradients = {}, False
 
     def end_step(self) -> None:
         """Keep the gradients of a step in which `step()` was not called: the next step's are added to them."""
@@ -244,6 +253,16 @@ def _unequal_drops() -> TrainError:
         "zero_grad() after backward() drops gradients in some micro-batches of a step only",
         cause="The loop skips a micro-batch after its backward pass, or calls zero_grad() by a counter.",
         fix="Decide before backward(), or call zero_grad() in every pass.",
+    )
+
+
+def _lost_gradients() -> TrainError:
+    return TrainError(
+        "the checkpoint was saved while accumulated gradients waited for optimizer.step(), and does not hold them",
+        cause="The steps of an epoch are no multiple of those that the loop accumulates over, so the rest of one epoch "
+        "is added to the next one, and a resume would leave it out.",
+        fix="Drop the rest with optimizer.zero_grad() at the start of each epoch, or apply it in the last step, as by "
+        "if (i + 1) % ACCUMULATE == 0 or i + 1 == len(loader).",
     )
 
 

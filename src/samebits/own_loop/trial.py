@@ -24,7 +24,7 @@ VARIABLE = "SAMEBITS_TRIAL"  # FOLDER:STEPS
 
 
 class ScriptTrial:
-    """The record of one rank. `num_steps`: number of steps after which the script ends."""
+    """The record of one rank. `num_steps`: number of steps after which the script ends; `is_over`: whether it does."""
 
     def __init__(self, folder: Path, num_steps: int, world: World) -> None:
         self._path = folder / f"rank-{world.rank}.json"
@@ -33,6 +33,7 @@ class ScriptTrial:
         self._states: list[dict[str, int]] = []
         self._held: dict[int, tuple[str, dict[str, int]]] = {}  # other modules of the script, by identity
         self.settings: dict[str, int] = {}
+        self.is_over = False
         atexit.register(self._write)  # a script may make fewer steps
 
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
@@ -53,7 +54,9 @@ class ScriptTrial:
         """
         known = {id(each) for module in modules for each in module.modules()}
         # The garbage collector also knows the modules that the script did not give to `exact`.
-        others = [each for each in gc.get_objects() if isinstance(each, nn.Module) and id(each) not in known]
+        # By type: isinstance() would ask each object for its __class__, at which torch's deprecated names warn.
+        found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+        others = [each for each in found if id(each) not in known]
         inner = {id(each) for other in others for each in other.children()}
         outer = {
             id(each): (type(each).__name__, checksums(each.state_dict())) for each in others if id(each) not in inner
@@ -64,6 +67,7 @@ class ScriptTrial:
         more = {f"{kind} that exact() was not given: {name}": own[name] for kind, own in changed for name in own}
         self._states.append(checksums(state) | more)
         if len(self._states) == self._num_steps:
+            self.is_over = True
             raise SystemExit(0)
 
     def _write(self) -> None:

@@ -42,8 +42,9 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     ),
     "nothing": (
         "the script ended, and no training was recognized",
-        "It trains in processes of its own or in a loop without a DataLoader, or it only evaluates.",
-        "Start an evaluation with torchrun. Otherwise: " + _OWN_LOOP,
+        "It has loaded a checkpoint of its last epoch, only evaluates, or trains in processes of its own or in a loop "
+        "without a DataLoader.",
+        "Remove the checkpoint to train again. Start an evaluation with torchrun. Otherwise: " + _OWN_LOOP,
     ),
     "part": (
         "{part} reads, splits or averages the training itself",

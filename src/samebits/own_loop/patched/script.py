@@ -32,7 +32,7 @@ from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.habits import RepeatCheck
-from samebits.own_loop.loader import ExactLoader
+from samebits.own_loop.loader import CARRIED, POSITION, ExactLoader
 from samebits.own_loop.patched.found import averages, trained_modules
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.samples import SizedBatches, shuffles, source_of
@@ -234,7 +234,8 @@ class Script:
         raise refusal("carried", self._backward)
 
     def _belongs(self, record: dict[str, int]) -> bool:
-        return self.exact is not None and {**record, "step": 0} == {**self.exact.position(), "step": 0}
+        own, rest = self.exact.position() if self.exact is not None else {}, {POSITION: 0, CARRIED: 0}
+        return self.exact is not None and {**record, **rest} == {**own, **rest}
 
     def _is_done(self, data: DataLoader[Any]) -> bool:
         """Return whether the loaded file has the epoch that the script sets: some save the number of the last one."""
@@ -345,7 +346,8 @@ class Script:
             loader.set_epoch(epoch)
         if self.rank == 0:
             names = [", ".join(type(each).__name__ for each in parts) for parts in (self._models, optimizers)]
-            text = f"{self._replicas} micro-batches of {self._micro_batch} on {self.size} processes, seed {self.seed}"
+            number = f"{self.size} process{'es' if self.size > 1 else ''}"
+            text = f"{self._replicas} micro-batches of {self._micro_batch} on {number}, seed {self.seed}"
             where = f"trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})"
             self._print(f"global batch {self._global_batch}: {text}\n          {where}")
         return loader

@@ -34,6 +34,7 @@ from samebits.frames import error_line, is_user
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import report_errors
+from samebits.own_loop.loader import CARRIED
 from samebits.own_loop.patched.records import read_record, save_with_record
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.patched.samplers import share, share_length
@@ -176,6 +177,14 @@ def _replace_files(script: Script) -> None:
         plain(self, state_dict)
         script.has_loaded = True
 
+    for kind in (Optimizer, nn.Module):
+
+        @_replace(kind, "zero_grad")
+        def drop(plain: Any, *args: Any, **kwargs: Any) -> None:
+            plain(*args, **kwargs)
+            if script.exact is None and script.record is not None:
+                script.record.pop(CARRIED, None)  # it does without them
+
 
 def _replace_samplers(script: Script) -> None:
     @_replace(DistributedSampler, "__iter__")
@@ -219,7 +228,8 @@ def _replace_wrappers(script: Script) -> None:
     for kind in (DistributedDataParallel, DataParallel):
         kind.__init__, kind.forward = init, lambda self, *args, **kwargs: self.module(*args, **kwargs)
         # Theirs need what their __init__ has made.
-        kind.train, kind.__setstate__, kind.__getstate__ = nn.Module.train, nn.Module.__setstate__, vars
+        kind.train, kind.__setstate__ = nn.Module.train, nn.Module.__setstate__
+        kind.__getstate__ = nn.Module.__getstate__  # pickles and copies, as AveragedModel(model) makes one
         kind.no_sync = kind.join = lambda self, *args, **kwargs: nullcontext()
         kind.register_comm_hook = hook
 
