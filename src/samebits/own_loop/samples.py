@@ -1,6 +1,6 @@
 """What an exact loop takes over from a torch DataLoader: its dataset, order, collation and workers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -11,7 +11,9 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
     get_worker_info,
 )
 
@@ -28,13 +30,14 @@ class CollatedSamples(Samples):
     Args:
         dataset: Has `__len__` and `__getitem__`, or `__getitems__` for a list of indices.
         collate: List of samples -> batch.
+        chosen: Indices of the samples to use; None: all.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset, self._collate = dataset, collate
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], chosen: Sequence[int] | None = None) -> None:
+        self.dataset, self._collate, self._chosen = dataset, collate, chosen
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset if self._chosen is None else self._chosen)
 
     @property
     def files(self) -> list[str | PathLike[str]] | None:  # type: ignore[override]  # a property, since the list may be long
@@ -44,6 +47,8 @@ class CollatedSamples(Samples):
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Read samples; see `Samples.batch`. Random numbers follow from the first sample's key (`data/loader.py`)."""
         numbers = indices.tolist()
+        if self._chosen is not None:
+            numbers = [self._chosen[number] for number in numbers]
         # As DataLoader's fetcher does, so that a dataset behaves as it did before.
         if callable(getattr(self.dataset, "__getitems__", None)):
             items = self.dataset.__getitems__(numbers)
@@ -130,7 +135,7 @@ def source_of(data: Any) -> LoaderSource:
             fix="Give DataLoader(dataset, batch_size=..., shuffle=True).",
         )
     check_map_style(data.dataset)
-    if len(data.dataset) == 0:  # type: ignore[arg-type]  # map-style
+    if num_samples_of(data) == 0:
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
     context = data.multiprocessing_context
     method = context if isinstance(context, str | None) else context.get_start_method()
@@ -144,7 +149,7 @@ def source_of(data: Any) -> LoaderSource:
     is_shuffled, sampler = _order_of(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
-        CollatedSamples(data.dataset, data.collate_fn),
+        CollatedSamples(data.dataset, data.collate_fn, _chosen_by(data)),
         data.collate_fn,
         is_shuffled,
         batches.drop_last,
@@ -165,12 +170,30 @@ def shuffles(data: DataLoader[Any]) -> bool:
         return True
 
 
+def num_samples_of(data: DataLoader[Any]) -> int:
+    """Return the number of samples that a DataLoader over a map-style dataset reads, over all processes."""
+    chosen = _chosen_by(data)
+    return len(data.dataset if chosen is None else chosen)  # type: ignore[arg-type]  # map-style
+
+
+def _sampler_of(data: DataLoader[Any]) -> Sampler[Any] | None:
+    # With a batch sampler of its own, a DataLoader's `sampler` is a default that it does not use.
+    return getattr(data if data.batch_sampler is None else data.batch_sampler, "sampler", None)
+
+
+def _chosen_by(data: DataLoader[Any]) -> Sequence[int] | None:
+    """Return the indices of a SubsetRandomSampler: it is a subset that is shuffled."""
+    sampler = _sampler_of(data)
+    return sampler.indices if type(sampler) is SubsetRandomSampler else None
+
+
 def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | None]:
     """Return whether a DataLoader shuffles, and its DistributedSampler."""
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
         raise _unknown(data.batch_sampler)
-    # With a batch sampler of its own, a DataLoader's `sampler` is a default that it does not use.
-    sampler = data.sampler if data.batch_sampler is None else data.batch_sampler.sampler
+    sampler = _sampler_of(data)
+    if type(sampler) is SubsetRandomSampler:
+        return True, None
     if type(sampler) is DistributedSampler:
         return sampler.shuffle, sampler
     if type(sampler) is SequentialSampler:
@@ -184,7 +207,8 @@ def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | No
 def _unknown(sampler: object) -> ConfigError:
     return ConfigError(
         f"the sampler {type(sampler).__name__} decides the order itself",
-        allowed="shuffle=True, shuffle=False, or a DistributedSampler, which the exact order replaces",
+        allowed="shuffle=True, shuffle=False, a SubsetRandomSampler, or a DistributedSampler, which the exact order "
+        "replaces",
         cause="Its order, or how it splits samples over ranks, can depend on the number of processes.",
         fix="Write DataLoader(..., shuffle=True) instead of sampler=..., and the choice of an unusual one into the "
         "dataset, as an oversampled list of indices.",

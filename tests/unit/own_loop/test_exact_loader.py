@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
 
 import samebits
 from samebits.errors import CheckpointError, TrainError
@@ -52,6 +61,22 @@ def test_a_distributed_sampler_sets_the_epoch() -> None:
         return torch.cat([torch.cat([x for x, _ in batches(loader)]) for _ in range(3)])
 
     assert torch.equal(read(1), read(None)[32:])
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_a_random_subset_is_that_subset_shuffled(is_batched: bool) -> None:
+    def read(data: Any) -> torch.Tensor:
+        loader = loader_of(data, global_batch=4)
+        assert len(loader) == 2
+        return torch.cat([x for x, _ in batches(loader)])
+
+    chosen = [17, 3, *range(5, 11)]
+    sampler = SubsetRandomSampler(chosen)
+    how: dict[str, Any] = {"batch_size": 2, "sampler": sampler}
+    if is_batched:
+        how = {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)}
+    plain = DataLoader(Subset(dataset(18), chosen), batch_size=2, shuffle=True)
+    assert torch.equal(read(DataLoader(dataset(18), **how)), read(plain))
 
 
 def test_a_batch_sampler_of_torch_is_taken_over() -> None:
