@@ -45,7 +45,8 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
         raise TrainError(
             f"the ranks differ after step {loop.step:,}: first in {first}, {len(names)} in all",
             where=values,
-            cause="The script changes weights or optimizers on one rank only, or ranks loaded other checkpoints.",
+            cause="The script changes weights, gradients or optimizers on one rank only or by random numbers, or ranks "
+            "loaded other checkpoints.",
             fix="Do on every rank what changes the model. Before a validation, call model.eval().",
         )
     # A warning: what forward only notes, such as its last loss, changes no result.

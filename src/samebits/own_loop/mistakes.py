@@ -38,7 +38,7 @@ def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> 
     """
     for each in trained:
         # torch's mark of a scheduler on the optimizer that it was made for: it moves on even if its change is undone.
-        is_scheduled = hasattr(each.optimizer.step, "_wrapped_by_lr_sched")
+        is_scheduled = each.is_followed or hasattr(each.optimizer.step, "_wrapped_by_lr_sched")
         first = each.settings if is_scheduled else each.set_first
         seen = each.read_settings() if is_scheduled else [*each.set_at_step, *each.read_settings()]
         each.set_first = each.set_first or seen

@@ -115,6 +115,7 @@ def follow(follower: Any, loop: ExactLoop) -> None:
 
     members = {name: once(getattr(base, name)) for name in names}
     _subclass(follower, members)
+    loop.note_follower(follower)
 
 
 def _check_caller() -> None:

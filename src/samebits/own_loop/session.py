@@ -236,12 +236,13 @@ class ExactLoop:
                         named[f"optimizer {number}, parameter {index}: {name}"] = value
         return named
 
-    def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
-        """Call a function once a step: at once if the optimizers have acted, later if they will, or never.
+    def note_follower(self, follower: object) -> None:
+        """Note what acts once a step: it may be a scheduler, which keeps its optimizer."""
+        for trained in self._trained:
+            trained.is_followed |= any(each is trained.optimizer for each in getattr(follower, "__dict__", {}).values())
 
-        Returns:
-            The function's result; None if it was not called, or is called later.
-        """
+    def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
+        """Call a function once a step: at once if the optimizers have acted, and return its result; later, or never."""
         if (place := self.place()) is not None:
             self.habits.on_follow(kind, name, place[0] - 1)
         if not self.is_inside or self.has_acted:
@@ -320,7 +321,7 @@ class ExactLoop:
                 if self._owners.setdefault(parameter, trained) is not trained:
                     raise ConfigError(
                         f"a parameter of shape {tuple(parameter.shape)} is in two optimizers",
-                        fix="Give each parameter to one optimizer.",
+                        fix="Give each to one optimizer. One that wraps another, as SAM does, is not exact.",
                     )
                 if is_new:
                     parameter.register_hook(self._forget(parameter))

@@ -30,6 +30,7 @@ class Trained:
         settings: Settings of each parameter group at the start of the step.
         set_at_step: Those that the loop had set when it called `step()` in the current micro-batch.
         set_first: Those that the first micro-batch of the step had, at `step()` and at its end.
+        is_followed: Whether a scheduler that is not torch's acts once a step.
         is_pending: Whether `step()` was called in the last micro-batch, and the optimizer has not acted yet.
         buffers: Sent in the messages of the gradients; None: in messages of their own.
         lacks_gradients: Whether gradients waited for `step()` where the script was saved that this loop continues.
@@ -41,7 +42,7 @@ class Trained:
         self.optimizer, self.act = optimizer, act
         self._number, self._num_optimizers, self._world = number, num_optimizers, world
         self.parameters: list[nn.Parameter] = []
-        self.is_closed = self.is_pending = self.lacks_gradients = False
+        self.is_closed = self.is_pending = self.is_followed = self.lacks_gradients = False
         self.num_calls = 0
         self.buffers: BufferSum | None = None
         self.settings: list[dict[str, Any]] = []

@@ -74,6 +74,11 @@ class WeightGuard:
         if any(isinstance(each, embeddings) and each.max_norm is not None for each in modules):
             cause = "An embedding with max_norm changes its weights in each forward pass."
             fix = "Leave out max_norm, or normalize the vectors that it returns."
+        elif not any(tensor.requires_grad for name, tensor in self._named if name in changed):
+            cause = "They are not trained: the loop moves an average of weights itself, once a micro-batch."
+            fix = (
+                "Move it once a step, behind optimizer.step(), and not in forward:\n+    if loader.sync_gradients: ..."
+            )
         else:
             cause = (
                 "The loop changes weights itself: by clipping them, by a step by hand, or by perturbing and restoring "

@@ -115,17 +115,21 @@ class RunningBuffers:
         return torch.cat(changes) if changes else torch.empty(0, device=self._device)
 
     def _check_others(self) -> None:
-        for full_name, number, start, end in self._others:
-            if not torch.equal(self._flats[number][start:end], self._bases[number][start:end]):
-                name = full_name.rpartition(".")[2]
-                raise ConfigError(
-                    f"the model's forward changed buffer {full_name}, which is not known to be an average",
-                    allowed=f"{', '.join(AVERAGED)}, and buffers that a module lists in averaged_buffers",
-                    cause="A step's change is the mean of its micro-batches' changes. That of a queue, a pointer or a "
-                    "normalized vector is nonsense.",
-                    fix=f"If a mean is right, write averaged_buffers = ({name!r},) in the module's class. Otherwise "
-                    "update the buffer once a step, outside of forward.",
-                )
+        changed = [
+            full_name.rpartition(".")
+            for full_name, number, start, end in self._others
+            if not torch.equal(self._flats[number][start:end], self._bases[number][start:end])
+        ]
+        if changed:
+            names = tuple(name for module, _, name in changed if module == changed[0][0])
+            raise ConfigError(
+                f"the model's forward changed buffer {''.join(changed[0])}, which is not known to be an average",
+                allowed=f"{', '.join(AVERAGED)}, and buffers that a module lists in averaged_buffers",
+                cause="A step's change is the mean of its micro-batches' changes. That of a queue, a pointer or a "
+                "normalized vector is nonsense.",
+                fix=f"If a mean is right, write averaged_buffers = {names!r} in the module's class. Otherwise "
+                "update the buffer once a step, outside of forward.",
+            )
 
     def reset(self) -> None:
         """Set the buffers to the values that the step started from."""

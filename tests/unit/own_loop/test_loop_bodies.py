@@ -159,6 +159,85 @@ def test_an_embedding_with_max_norm_is_named() -> None:
     assert "max_norm" in str(caught.value)
 
 
+class Student(nn.Module):
+    """Keeps an average of its weights, which is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.average = nn.Linear(4, 1), nn.Linear(4, 1).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(x) + self.average(x)
+
+    def move(self) -> None:
+        for old, new in zip(self.average.parameters(), self.trained.parameters(), strict=True):
+            old.data = old.data * 0.9 + new.data * 0.1
+
+
+def test_a_model_that_averages_its_own_weights_is_named_and_may_do_it_once_a_step() -> None:
+    def run(is_once: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Student()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            if not is_once or loader.sync_gradients:
+                model.move()
+        return model.average.weight - Student().average.weight
+
+    with pytest.raises(TrainError, match="weights changed within a step") as caught:
+        run(is_once=False)
+    assert "+    if loader.sync_gradients" in str(caught.value)
+    assert run(is_once=True).abs().sum() > 0
+
+
+class Codebook(nn.Module):
+    """Changes two buffers of its own, and one that is not changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        for name in ("sizes", "kept", "sums"):
+            self.register_buffer(name, torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes += 1
+        self.sums += x.detach().sum()
+        return self.linear(x)
+
+
+def test_all_buffers_that_a_module_changes_are_named_at_once() -> None:
+    model = nn.Sequential(Codebook())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
+    with pytest.raises(ConfigError, match=r"averaged_buffers = \('sizes', 'sums'\)"):
+        for x, y in loader:
+            (model(x) - y).square().mean().backward()
+
+
+class Halving:
+    """A scheduler that is not torch's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.5
+
+
+def test_a_scheduler_of_the_script_acts_once_a_step() -> None:
+    loop = Loop()
+    scheduler = loop.loader.per_step(Halving(loop.optimizer))
+    for batch in loop.loader:
+        loop.train(batch)
+        scheduler.step()
+    assert loop.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**loop.loader.step
+
+
 def test_parameters_without_an_optimizer_do_not_count_in_clipping() -> None:
     def run(is_frozen: bool) -> str:
         model = network()
