@@ -57,7 +57,8 @@ def start(request: dict[str, Any], folder: Path) -> dict[str, Any]:
                     os.kill(other, signal.SIGKILL)
         if pid == 0:
             time.sleep(0.01)
-    texts = [(folder / f"{rank}.txt").read_text(encoding="utf-8") for rank in range(len(pids))]
+    files = [folder / f"{rank}.txt" for rank in range(len(pids))]  # one that was ended at once has none
+    texts = [file.read_text(encoding="utf-8") if file.exists() else "" for file in files]
     return {"codes": [codes[rank] for rank in range(len(pids))], "texts": texts}
 
 

@@ -40,6 +40,11 @@ def launch(starter: Starter, name: str, procs: int, *arguments: object, sizes: s
         "ema_by_hand class",
         "best_weights",
         "two_loaders shown",
+        "habits_of_loops train",
+        "habits_of_loops subset",
+        "habits_of_loops scheduler",
+        "habits_of_loops rate",
+        "goes_on evaluation",
     ],
 )
 def test_an_unmodified_script_gives_one_hash(warm: Starter, name: str) -> None:
@@ -58,6 +63,11 @@ def test_only_rank_0_of_a_script_for_one_process_writes_files(warm: Starter, tmp
         written.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert set(written[0]) == {"log.txt", "best.pt"}
     assert written[0] == written[1]
+
+
+def test_a_wrapped_model_is_copied_and_saved_whole(warm: Starter, tmp_path: Path) -> None:
+    plain = launch(warm, "habits_of_loops", 1, "plain").sha256
+    assert launch(warm, "habits_of_loops", 2, "copied", tmp_path / "whole.pt").sha256 == plain
 
 
 def test_a_reduction_before_backward_may_serve_the_log(warm: Starter) -> None:
@@ -160,6 +170,9 @@ REFUSED = [
     ("carried", ("counter",), 2, "the first micro-batch of a step gives another gradient when it is repeated", ""),
     ("carried", ("draws",), 2, "only some ranks draw random numbers", "Do it after optimizer.step()"),
     ("hogwild", (), 1, "the script starts processes of its own", "-        process.start()"),
+    ("decides", (), 1, "a learning rate is set, by loss_sum", "Decide by an evaluation"),
+    ("stages", (), 1, "backward() in a loop over a second training DataLoader", "a script of its own"),
+    ("goes_on", ("errors",), 2, "the first micro-batch of a step gives another gradient when it is repeated", ""),
     ("batch_norm", ("norm",), 1, "torch's SyncBatchNorm", "+    pass"),
     ("batch_norm", ("hook",), 1, "register_comm_hook() reads, splits or averages", ""),
 ]

@@ -16,6 +16,8 @@ from samebits.errors import ConfigError
 from samebits.frames import is_user
 
 _TRAINING = ("backward", "step", "clip_grad_norm_", "clip_grad_value_", "requires_grad_")
+Loop = ast.For | ast.While
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _GENERATOR = 0x20  # inspect.CO_GENERATOR
 
 
@@ -52,6 +54,7 @@ class LoopText:
 
     Attributes:
         divides: Whether its function divides by the number of `enumerate()`: a mean over passes, not over steps.
+        sets_rate: Whether the loop computes a learning rate from that number, and so needs that of steps.
         ends_by_number: Whether it ends by that number, before it trains on a batch.
         counted_end: What ends it by a count of passes: the line "FILE:NUMBER" of the counter; empty if nothing does.
         instead: What to write instead of that line.
@@ -59,25 +62,26 @@ class LoopText:
     """
 
     def __init__(self, frames: Iterable[FrameType], data: object) -> None:
-        self.divides = self.ends_by_number = False
+        self.divides = self.sets_rate = self.ends_by_number = False
         self.counted_end, self.instead, self.reader = "", "", ""
         tests: list[ast.expr] = []  # of loops around it
-        loop: ast.For | ast.While | None = None
+        loop: Loop | None = None
         for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
-            scope, loops = _around(frame.f_code.co_filename, frame.f_lineno)
+            scope, loops = place_of(frame.f_code.co_filename, frame.f_lineno)
             # A generator or a method of a reader passes batches on to the loop that trains.
-            if loop is None and loops and not _passes_on(frame.f_code):
+            if loop is None and loops and not passes_on(frame.f_code):
                 loop, file, line, function = loops[0], frame.f_code.co_filename, frame.f_lineno, scope
             if loop is not None:
                 self.reader = self.reader or _name_in(frame, data)
                 tests += [each.test for each in loops if isinstance(each, ast.While)]
-                tests += [test for each in loops if each is not loop for test in _ends(each.body)]
+                tests += [test for each in loops if each is not loop for test in ends(each.body)]
         if loop is not None:
-            number = _number(loop)
-            self.divides = any(number in _names(each) for each in _divisors(function))
+            number = number_of(loop)
+            self.divides = any(number in names(each) for each in _divisors(function))
+            self.sets_rate = any(number in names(each) for each in _rates(loop))
             places = [i for i, each in enumerate(loop.body) if "backward" in ast.unparse(each)]
             early = loop.body[: places[0]] if places else loop.body
-            self.ends_by_number = any(number in _compared(each) for each in _ends(early))
+            self.ends_by_number = any(number in _compared(each) for each in ends(early))
             counter = _counter(loop, line, tests, number, loop.body[len(early) :])
             self.counted_end = f"{file}:{counter.lineno}" if counter is not None else ""
             count = f"{self.reader or 'loader'}.step"
@@ -91,26 +95,33 @@ def makes_list(frames: Iterable[FrameType], data: object) -> bool:
     return f"list({_name_in(frame, data)})" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
 
+def sets_training(frames: Iterable[FrameType]) -> bool:
+    """Return whether the loop that is about to read batches calls `train()` of a model before its backward pass."""
+    frame = next(each for each in frames if is_user(each.f_code.co_filename))
+    loops = place_of(frame.f_code.co_filename, frame.f_lineno)[1]
+    return bool(loops) and ".train()" in ast.unparse(ast.Module(loops[0].body, [])).partition(".backward(")[0]
+
+
 def _name_in(frame: FrameType, data: object) -> str:
     attributes = {f"self.{name}": each for name, each in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
     return next((name for name, each in (frame.f_locals | attributes).items() if each is data), "")
 
 
 def _counter(
-    loop: ast.For | ast.While, line: int, tests: Sequence[ast.expr], number: str, late: Sequence[ast.stmt]
-) -> ast.For | ast.While | ast.AugAssign | ast.expr | None:
+    loop: Loop, line: int, tests: Sequence[ast.expr], number: str, late: Sequence[ast.stmt]
+) -> Loop | ast.AugAssign | ast.expr | None:
     """Return what ends the loop by a count of passes: a counter, the loop, or a condition; None if nothing does."""
     if isinstance(loop, ast.For) and not loop.lineno <= line <= (loop.iter.end_lineno or 0):
         return loop  # for i in range(...): next(batches)
     sums = [each for each in ast.walk(loop) if isinstance(each, ast.AugAssign)]
-    compared = set().union(*map(_compared, [*tests, *_ends(loop.body), *_training_tests(loop)]))
+    compared = set().union(*map(_compared, [*tests, *ends(loop.body), *_training_tests(loop)]))
     counters = [each for each in sums if ast.unparse(each.target) in compared]
     if counters:
         return counters[0]
-    return next((each for each in _ends(late) if number in _compared(each)), None)
+    return next((each for each in ends(late) if number in _compared(each)), None)
 
 
-def _training_tests(loop: ast.For | ast.While) -> Iterator[ast.expr]:
+def _training_tests(loop: Loop) -> Iterator[ast.expr]:
     """Yield the conditions in a loop under which it trains in another way: it clips, steps, or changes the loss."""
     calls = [
         each.func for each in ast.walk(loop) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
@@ -125,7 +136,7 @@ def _training_tests(loop: ast.For | ast.While) -> Iterator[ast.expr]:
             yield test.test
 
 
-def _number(loop: ast.For | ast.While) -> str:
+def number_of(loop: Loop) -> str:
     """Return the name of the number in `for number, batch in enumerate(...)`; "?" if there is none."""
     target = loop.target if isinstance(loop, ast.For) else None
     first = target.elts[0] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else None
@@ -140,24 +151,26 @@ def _tree(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _around(file: str, line: int) -> tuple[ast.AST, list[ast.For | ast.While]]:
+def place_of(file: str, line: int) -> tuple[Scope, list[Loop]]:
     """Return the innermost function or module around a line, and its loops around it, innermost first."""
-    scope: ast.AST = _tree(file)
-    loops: list[ast.For | ast.While] = []
+    scope: Scope = _tree(file)
+    loops: list[Loop] = []
     for node in ast.walk(scope):  # outer ones before inner ones
         if getattr(node, "lineno", line + 1) <= line <= getattr(node, "end_lineno", 0):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 scope, loops = node, []
-            elif isinstance(node, ast.For | ast.While):
+            elif isinstance(node, Loop):
                 loops.insert(0, node)
     return scope, loops
 
 
-def _passes_on(code: CodeType) -> bool:
+def passes_on(code: CodeType) -> bool:
+    """Return whether a function gives batches to another one: a generator, or a method of an iterator."""
     return bool(code.co_flags & _GENERATOR) or code.co_name in ("__next__", "next", "__iter__")
 
 
-def _names(node: ast.AST) -> set[str]:
+def names(node: ast.AST) -> set[str]:
+    """Return the variables and attributes that a text reads: "x", "self", "self.loss"."""
     return {ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
 
 
@@ -167,18 +180,39 @@ def _divisors(scope: ast.AST) -> Iterator[ast.expr]:
             yield each.right if isinstance(each, ast.BinOp) else each.value
 
 
+def _rates(loop: Loop) -> Iterator[ast.expr]:
+    """Yield what a loop computes a learning rate from: arguments of a call that gets the optimizer, and such values."""
+    for each in ast.walk(loop):
+        if isinstance(each, ast.Call):
+            arguments = [*each.args, *(keyword.value for keyword in each.keywords)]
+            called = ast.unparse(each.func).lower()
+            if any(map(_is_optimizer, arguments)) or any(word in called for word in ("lr", "sched", "learning_rate")):
+                yield from arguments
+        elif isinstance(each, ast.Assign) and any(is_rate(ast.unparse(target)) for target in each.targets):
+            yield each.value
+
+
+def is_rate(target: str) -> bool:
+    """Return whether what is assigned to is a learning rate: lr, self.lr, group["lr"]."""
+    return target.rpartition(".")[2] in ("lr", "learning_rate") or target.endswith("['lr']")
+
+
+def _is_optimizer(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.Name | ast.Attribute) and ast.unparse(argument).endswith(("optimizer", "optim"))
+
+
 def _compared(test: ast.expr) -> set[str]:
     """Return what a condition compares, but not by a remainder, as for what happens once in a while."""
     compared = [each for each in ast.walk(test) if isinstance(each, ast.Compare)]
     plain = [each for each in compared if not any(isinstance(part, ast.Mod) for part in ast.walk(each))]
-    return set().union(*map(_names, plain))
+    return set().union(*map(names, plain))
 
 
-def _ends(body: Iterable[ast.AST]) -> Iterator[ast.expr]:
+def ends(body: Iterable[ast.AST]) -> Iterator[ast.expr]:
     """Yield the conditions under which statements leave their loop."""
     for each in body:
-        if isinstance(each, ast.For | ast.While | ast.FunctionDef):
+        if isinstance(each, Loop | ast.FunctionDef):
             continue  # leaves another one
         if isinstance(each, ast.If) and any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(each)):
             yield each.test
-        yield from _ends(ast.iter_child_nodes(each))
+        yield from ends(ast.iter_child_nodes(each))

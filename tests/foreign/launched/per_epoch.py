@@ -20,6 +20,8 @@ if os.path.exists(PATH):
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     start = checkpoint["epoch"] + 1
+    if os.environ["RANK"] == "0":  # some save what they have loaded
+        torch.save(checkpoint, PATH)
 for epoch in range(start, EPOCHS):
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * 0.5**epoch

@@ -1,14 +1,17 @@
-"""What of a script only the garbage collector knows: the modules that it trains, and averages of their weights."""
+"""What of a script only the garbage collector knows: the modules that it trains, and what acts once a step."""
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from samebits.bits import parts_of
 from samebits.own_loop.weights import trained_shapes
 
 _MOVES = ("update", "update_parameters", "step")
@@ -39,28 +42,30 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def averages(models: Sequence[nn.Module]) -> list[tuple[Any, list[Tensor]]]:
-    """Return objects that average the weights of models, such as timm's ModelEma, with the tensors that they keep.
+def followers(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[tuple[Any, list[Tensor]]]:
+    """Return objects of classes of a script's own that act once a step, and the tensors that they keep.
 
-    They are known by their class, which has "ema" or "average" in its name and update() or the like, and by their
-    tensors, which have the shapes of all trained parameters. Scripts have classes of their own for it.
+    Averages of the weights of models, such as timm's ModelEma, have "ema" or "average" in their class's name, update()
+    or the like, and tensors with the shapes of all trained parameters. Schedulers have "sched" or "LR" in it, one of
+    the optimizers, and a step() that calls no other step().
     """
     own = {id(each) for model in models for each in model.parameters()}
-    found = []
+    found: list[tuple[Any, list[Tensor]]] = []
     for each in gc.get_objects():
-        name = type(each).__name__.lower()
-        if ("ema" in name or "average" in name) and any(hasattr(type(each), method) for method in _MOVES):
+        kind, name = type(each), type(each).__name__.lower()  # runs no code of others, as an attribute may
+        if ("ema" in name or "average" in name) and any(hasattr(kind, method) for method in _MOVES):
             kept = [tensor for tensor in _kept(getattr(each, "__dict__", {})) if id(tensor) not in own]
             if trained_shapes(models) <= Counter(tensor.shape for tensor in kept):
                 found.append((each, kept))
+        elif ("sched" in name or "LR" in kind.__name__) and not issubclass(kind, LRScheduler):
+            code = getattr(getattr(kind, "step", None), "__code__", None)
+            is_own = isinstance(code, CodeType) and "step" not in code.co_names
+            if is_own and any(part is known for part in getattr(each, "__dict__", {}).values() for known in optimizers):
+                found.append((each, []))
     return found
 
 
-def _kept(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from (*value.parameters(), *value.buffers())
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _kept(each)
+def _kept(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else [tensor for part in parts_of(value) for tensor in _kept(part)]

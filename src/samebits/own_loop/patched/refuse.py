@@ -3,9 +3,10 @@
 import linecache
 import sys
 
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import callers, is_user
 
+RAISED: list[SamebitsError] = []  # in this process: a script may catch the errors of a pass, and continue
 _OWN_LOOP = """Make the loop exact by hand, and start the script with torchrun (docs/own-loop.md):
 -model = DDP(model)
 +model, optimizer, loader = samebits.exact(model, optimizer, loader, global_batch=64, micro_batch=16)"""
@@ -34,6 +35,11 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "The script reads its batches without a DataLoader, or from {read}. Samebits trains on the first DataLoader "
         "with shuffle=True or a DistributedSampler that shuffles, read while a model is in training mode.",
         "Set shuffle=True, or call model.train() before the loop. Otherwise: " + _OWN_LOOP,
+    ),
+    "stage": (
+        "backward() in a loop over a second training DataLoader, {read}",
+        "A run trains on one DataLoader, and on those that the same line makes in its place, of equal sizes.",
+        "Train each stage by a script of its own, from the weights of the one before, or make both by one line.",
     ),
     "second": (
         "a second DataLoader is read inside the training loop",
@@ -113,6 +119,11 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "trained on:",
         "{instead}",
     ),
+    "decided": (
+        "training ends, or a learning rate is set, by {number}, which the training loop computes",
+        "It is that of the passes of one process, and depends on the number of processes.",
+        "Decide by an evaluation behind model.eval() in which each process reads all samples, or by the epoch.",
+    ),
     "ahead": (
         "a batch is read before the one before it is trained on",
         "The script reads ahead, as a prefetcher does, or it reads batches without training on them. Gradients would "
@@ -143,7 +154,8 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
     if instead and (old := linecache.getline(file, int(number or 0)).rstrip()):
         indent = old[: len(old) - len(old.lstrip())]
         fix = "\n".join([fix, f"-{old}", *(f"+{indent}{each}" for each in instead if each)])
-    return ConfigError(what, where=line, cause=cause, fix=fix)
+    RAISED.append(error := ConfigError(what, where=line, cause=cause, fix=fix))
+    return error
 
 
 def user_line() -> str:

@@ -33,10 +33,11 @@ from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.exact import exact
 from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import CARRIED, POSITION, ExactLoader
-from samebits.own_loop.patched.found import averages, trained_modules
+from samebits.own_loop.patched.decisions import decision
+from samebits.own_loop.patched.found import followers, trained_modules
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
-from samebits.own_loop.samples import SizedBatches, shuffles, source_of
-from samebits.own_loop.scripts import LoopText, makes_list
+from samebits.own_loop.samples import SizedBatches, num_samples_of, shuffles, source_of
+from samebits.own_loop.scripts import LoopText, makes_list, sets_training
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
@@ -64,6 +65,7 @@ class Script:
         self._backward = ""  # line of the last backward()
         self._loop: ExactLoop | None = None
         self._text: LoopText | None = None  # of the loop that has read the last batch
+        self._decision = "", ""  # a number of that loop by which the script decides, and its line
         self._num_bodies, self._numbers_steps, self._has_trained = 0, False, False
         self.is_by_hand = False  # whether the script has an exact loop of its own
         self.has_world = False  # whether the script has made a process group, so that it knows its rank
@@ -112,7 +114,7 @@ class Script:
         is_other = self._data is not None and data is not self._data and not self._replaces(data)
         if not self._micro_batch or is_other or not self._may_train_on(data) or not hasattr(data.dataset, "__len__"):
             return None
-        full, rest = divmod(len(data.dataset), self._global_batch)
+        full, rest = divmod(num_samples_of(data), self._global_batch)
         return full + (rest > 0 and not getattr(data.batch_sampler, "drop_last", data.drop_last))
 
     def iterate(self, data: DataLoader[Any], plain: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -140,7 +142,7 @@ class Script:
         is_alike = old is not None and self._made.get(data) == self._made.get(old) and not self._is_inside()
         return is_alike and all(
             part(data) == part(old)  # type: ignore[arg-type]
-            for part in (lambda each: len(each.dataset), self._size_of, shuffles, lambda each: each.drop_last)
+            for part in (num_samples_of, self._size_of, shuffles, lambda each: each.drop_last)
         )
 
     def _others(self, data: DataLoader[Any], batches: Iterator[Any]) -> Iterator[Any]:
@@ -159,7 +161,11 @@ class Script:
             for batch in batches:
                 if not self._has_trained:  # before that, it may look at a batch elsewhere
                     self._text = text = LoopText(callers(sys._getframe(1)), self._data)
-                    self._numbers_steps, habits.ends_by_number = not text.divides, text.ends_by_number
+                    self._numbers_steps = text.sets_rate or not text.divides
+                    habits.ends_by_number = text.ends_by_number
+                    if text.sets_rate and text.divides and self._num_bodies == 0 and self.rank == 0:
+                        self._print(f"enumerate() at {line} counts steps: a mean by it sums several passes of each")
+                    self._decision = decision(callers(sys._getframe(1)))
                 self._num_bodies += 1
                 self._reduced = "", ""
                 yield batch
@@ -218,10 +224,13 @@ class Script:
         if self.is_by_hand:
             return
         if self.exact is None or not self._is_inside():
-            raise refusal("backward", user_line(), read=self._read)
+            is_stage = self.exact is not None and self._read != "none"
+            raise refusal("stage" if is_stage else "backward", user_line(), read=self._read)
         self._backward = user_line()
         if not self._has_trained and self._text is not None and self._text.counted_end:
             raise refusal("counted", self._text.counted_end, instead=self._text.instead)
+        if not self._has_trained and self._decision[0]:
+            raise refusal("decided", self._decision[1], number=self._decision[0])
         self._has_trained = True
         record, self.record = self.record, None
         if record is not None and self._belongs(record) and self.exact.position()["step"] < record["step"]:
@@ -310,7 +319,10 @@ class Script:
         return self.exact is not None and self.exact.loop.is_inside
 
     def _trains_on(self, data: DataLoader[Any]) -> bool:
-        return self._may_train_on(data) and self._has_training_model()
+        if not self._may_train_on(data):
+            return False
+        # Some loops call model.train() themselves, after they have read a batch.
+        return self._has_training_model() or (torch.is_grad_enabled() and sets_training(callers(sys._getframe())))
 
     def _has_training_model(self) -> bool:
         models = self._models or trained_modules(self.all_of(Optimizer))
@@ -374,7 +386,7 @@ class Script:
         schedulers = self.all_of(LRScheduler)
         inner = {id(each) for scheduler in schedulers for each in getattr(scheduler, "_schedulers", ())}
         scalers = [each for each in self.all_of(torch.amp.GradScaler) if each.is_enabled()]
-        kept = averages(self._models)
+        kept = followers(self._models, self.all_of(Optimizer))
         for follower in (*schedulers, *scalers, *(each for each, _ in kept)):
             if follower not in self._followed and id(follower) not in inner:
                 self._followed.add(follower)

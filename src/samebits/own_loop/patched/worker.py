@@ -36,7 +36,7 @@ from samebits.own_loop.current import current_world
 from samebits.own_loop.ending import report_errors
 from samebits.own_loop.loader import CARRIED
 from samebits.own_loop.patched.records import read_record, save_with_record
-from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
+from samebits.own_loop.patched.refuse import RAISED, check_framework, refusal, user_line
 from samebits.own_loop.patched.samplers import share, share_length
 from samebits.own_loop.patched.script import Script
 from samebits.own_loop.patched.turns import be_silent, end_turn, speak, wait_for_turn
@@ -73,12 +73,14 @@ def main(arguments: list[str]) -> None:
             raise
     except SamebitsError as error:
         error.slots.setdefault("where", error_line(error))
-        raise
+        raise RAISED[0] if RAISED else error from None
     except Exception as error:
         script.explain(error)
         raise
     finally:
         speak()
+    if RAISED:
+        raise RAISED[0]
     end_turn(script.local_rank, is_alone=True)
     script.end()
 
@@ -121,8 +123,12 @@ def install(script: Script) -> None:
 
     @_replace(torch.autograd, "backward")  # Tensor.backward() calls it
     def backward(plain: Any, *args: Any, **kwargs: Any) -> None:
-        script.begin_backward()
-        plain(*args, **kwargs)
+        try:
+            script.begin_backward()
+            plain(*args, **kwargs)
+        except SamebitsError as error:
+            RAISED.append(error)
+            raise
 
     @_replace(ExactLoop, "__init__")
     def make_loop(plain: Any, self: ExactLoop, *args: Any, **kwargs: Any) -> None:
@@ -158,10 +164,12 @@ def _replace_files(script: Script) -> None:
         is_shared = isinstance(f, str | os.PathLike) and folders.isdisjoint(map(str, Path(os.path.realpath(f)).parents))
         # All ranks of a script for one process would write the same file at once.
         if script.has_world or script.rank == 0 or not is_shared:
-            if script.exact is None:
+            # A script may save what it has loaded before it trains on.
+            position = script.record if script.exact is None else script.exact.position()
+            if position is None:
                 plain(obj, f, *args, **kwargs)
             else:
-                save_with_record(lambda file: plain(obj, file, *args, **kwargs), f, script.exact.position())
+                save_with_record(lambda file: plain(obj, file, *args, **kwargs), f, position)
 
     @_replace(torch, "load")
     def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
