@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 840,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
-        "own_loop": 4_580,  # samebits launch: what loops count, schedules by hand, repeated passes, one process
+        "own_loop": 4_870,  # samebits launch: what loops count, schedules by hand, repeated passes, one process
         "parallel": 3_860,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_570,  # the one reader of a run folder, from engine, verify and diff
@@ -57,6 +57,6 @@ SUMS = {
     "tools": 12_020,  # comments at traps; verify compares more files, check proves causes
     "edges": 14_040,  # the same, labels and classes, and the preprocessing of each recipe in exports
     "package": 66_700,  # gradients on a GPU; portable arithmetic of all common layers
-    "tests": 55_300,  # forged publications; public scripts in kind, timm and peft; functions up to the optimizer
+    "tests": 56_800,  # forged publications; public scripts in kind, timm and peft; functions up to the optimizer
     "benchmarks": 8_600,  # samebits launch, what leaves a machine, beside DDP, by layout of machines, with bars
 }
