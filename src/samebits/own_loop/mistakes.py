@@ -31,10 +31,22 @@ def check_finite(trained: Sequence[Trained], step: Step) -> None:
     )
 
 
-def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> None:
+def check_settings(
+    trained: Sequence[Trained],
+    step: Step,
+    *,
+    is_last: bool = False,
+    is_first_step: bool = False,
+    counts_steps: bool = False,
+) -> None:
     """Check at the end of a micro-batch that the loop has set what it set in the step's first one, for each optimizer.
 
     In the last one it stays, as what a usual loop sets once a step. Before that, it is undone.
+
+    Args:
+        is_first_step: Whether it is the first one of an iteration: what follows from its number may not be set yet.
+        counts_steps: Whether the script counts steps: it may set another value in the last one, for the next step, or
+            in the last one only.
     """
     for each in trained:
         # torch's mark of a scheduler on the optimizer that it was made for: it moves on even if its change is undone.
@@ -42,6 +54,11 @@ def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> 
         first = each.settings if is_scheduled else each.set_first
         seen = each.read_settings() if is_scheduled else [*each.set_at_step, *each.read_settings()]
         each.set_first = each.set_first or seen
+        if is_last and counts_steps:
+            first = first[: len(each.set_at_step)]
+            first = [] if first == each.settings else first
+        elif not (is_last or is_first_step or is_scheduled) and each.set_at_step == each.settings:
+            first = [*each.settings, *each.settings]  # what is set for the next step is set in the last one
         for before, now in zip(first if not (is_last and is_scheduled) else (), seen, strict=False):
             names = [name for name in now if before.get(name) != now[name]]
             if names:
@@ -58,6 +75,20 @@ def check_settings(trained: Sequence[Trained], step: Step, *, is_last: bool) -> 
                 )
         for group, before in zip(each.optimizer.param_groups, [] if is_last else each.settings, strict=False):
             group.update(before)
+
+
+def refuse_second_step(trained: Trained) -> None:
+    """Refuse a second `optimizer.step()` in a micro-batch, which would be left out.
+
+    Raises:
+        TrainError: Always.
+    """
+    raise TrainError(
+        "the loop called optimizer.step() twice in one micro-batch",
+        given=type(trained.optimizer).__name__,
+        cause="An optimizer acts once a step, on the sum over its micro-batches, so the second update would be lost.",
+        fix="Add the losses, and call backward() and optimizer.step() once.",
+    )
 
 
 def check_strays(trained: Trained, step: Step) -> None:

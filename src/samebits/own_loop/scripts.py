@@ -86,7 +86,16 @@ class LoopText:
             self.counted_end = f"{file}:{counter.lineno}" if counter is not None else ""
             count = f"{self.reader or 'loader'}.step"
             name = ast.unparse(counter.target) if isinstance(counter, ast.AugAssign) else ""
-            self.instead = f"{name} = {count}" if name else f"while {count} < STEPS:"
+            self.instead = f"{name} = {count}" if name else _while(counter, count)
+
+
+def _while(counter: ast.AST | None, count: str) -> str:
+    """Return what to write instead of a loop over numbers: one that ends by steps, with the same number."""
+    if not isinstance(counter, ast.For):
+        return f"while {count} < STEPS:"
+    is_range = isinstance(counter.iter, ast.Call) and ast.unparse(counter.iter.func) == "range"
+    stop = ast.unparse(counter.iter.args[:2][-1]) if is_range else "STEPS"  # type: ignore[attr-defined]
+    return f"while {count} < {stop}:\n    {ast.unparse(counter.target)} = {count}"
 
 
 def makes_list(frames: Iterable[FrameType], data: object) -> bool:

@@ -90,7 +90,7 @@ class ExactLoop:
         self.repeat: RepeatCheck | None = None
         self._refresh()
         self._guard = WeightGuard(modules, [each for each, _ in optimizers], self._owners.__contains__)
-        self._averages = AverageWatch(self.modules)
+        self._averages = AverageWatch(self.modules, self._owners.__contains__)
         self._guard.drop_unowned(warns=world.is_main)
 
     @property
@@ -136,7 +136,7 @@ class ExactLoop:
             self._begin_step(step)
         else:
             self._buffers.drop_changes()
-            mistakes.check_settings(self._trained, step, is_last=False)
+            mistakes.check_settings(self._trained, step, is_first_step=self.habits.is_first_step)
             self._guard.check(step.number)
             self._averages.check(step.number)
         for trained in self._trained:
@@ -183,8 +183,7 @@ class ExactLoop:
         assert self._step is not None
         if self.habits.num_forwards:  # after the update: before it they were counted as those of the body
             self._buffers.drop_changes()
-        if not self.habits.counts_steps:  # otherwise it may set another value in the last one
-            mistakes.check_settings(self._trained, self._step, is_last=True)
+        mistakes.check_settings(self._trained, self._step, is_last=True, counts_steps=self.habits.counts_steps)
         self.habits.end_step(self._trained, self._step)
 
     def leave(self) -> None:
@@ -259,7 +258,7 @@ class ExactLoop:
         assert self._current is not None
         trained = self._trained[number]
         if trained.is_closed:
-            return
+            mistakes.refuse_second_step(trained)
         trained.is_closed = self.habits.has_trained = True
         trained.num_calls += 1
         trained.set_at_step = trained.read_settings()

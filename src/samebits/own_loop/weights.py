@@ -151,9 +151,17 @@ def _on_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 register_optimizer_step_pre_hook(_on_step)
 
 
-def trained_shapes(models: Sequence[nn.Module]) -> Counter[torch.Size]:
-    """Count the shapes of the parameters that are trained."""
-    return Counter(each.shape for model in models for each in model.parameters() if each.requires_grad)
+def hold_average(
+    models: Sequence[nn.Module], is_trained: Callable[[nn.Parameter], bool], shapes: Iterable[torch.Size]
+) -> bool:
+    """Return whether tensors have the shapes of all trained parameters of a model.
+
+    Of several models, one with a single parameter does not count: other tensors may have its shape.
+    """
+    given = Counter(shapes)
+    own = [Counter(each.shape for each in model.parameters() if is_trained(each)) for model in models]
+    least = 2 if len(own) > 1 else 1
+    return any(each.total() >= least and each <= given for each in own)
 
 
 class AverageWatch:
@@ -161,11 +169,11 @@ class AverageWatch:
 
     Nothing marks such tensors. In each body that is not its step's last one on this rank, those that have the shapes of
     trained parameters are compared after the backward pass and at the body's end. Only the script changes tensors in
-    between: if they have the shapes of all trained parameters, they are an average, or copies made for one.
+    between: if they have the shapes of all trained parameters of a model, they are an average, or copies made for one.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._models = models
+    def __init__(self, models: Sequence[nn.Module], is_trained: Callable[[nn.Parameter], bool]) -> None:
+        self._models, self._is_trained = models, is_trained
         self._known: list[weakref.ref[Tensor]] | None = None
         self._before: Noted | None = None
         self._is_first, self._num_passes = False, 0
@@ -180,10 +188,11 @@ class AverageWatch:
             follow_data(is_on=False)
 
     def begin(self) -> None:
-        """Note the tensors after a backward pass."""
-        self._is_first = self._known is None
-        if self._known is None:
-            shapes = set(trained_shapes(self._models))
+        """Note the tensors after a backward pass, which may be the second one of the body."""
+        self._is_first = self._known is None or (self._is_first and self._before is not None)
+        if self._known is None or self._is_first:
+            # Not by requires_grad, which GANs set for each part of a body.
+            shapes = {each.shape for model in self._models for each in model.parameters() if self._is_trained(each)}
             self._before = [(weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)]
             self._known = [ref for ref, _, shape in self._before if shape in shapes]
         else:
@@ -200,7 +209,7 @@ class AverageWatch:
         if self._is_first:
             changed = [each.shape for each in changed_tensors(self._models, self._before)]
         self._before = None
-        if changed and trained_shapes(self._models) <= Counter(changed):
+        if changed and hold_average(self._models, self._is_trained, changed):
             raise TrainError(
                 "weights are averaged by hand in the training loop",
                 given=f"step {step:,}, counted from 0",

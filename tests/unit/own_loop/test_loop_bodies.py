@@ -71,6 +71,13 @@ def by_hand(loop: Loop, batch: Any, number: int) -> None:
     loop.optimizer.step()
 
 
+def rate_by_a_counter_of_passes(loop: Loop, batch: Any, number: int) -> None:
+    # The position is looked at, but for something else. Of two passes a step, the second one is the last.
+    if loop.loader.step == 1:
+        loop.optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+    loop.train(batch)
+
+
 HELD: list[Any] = []
 
 
@@ -172,6 +179,25 @@ class Student(nn.Module):
     def move(self) -> None:
         for old, new in zip(self.average.parameters(), self.trained.parameters(), strict=True):
             old.data = old.data * 0.9 + new.data * 0.1
+
+
+def test_a_rate_that_differs_in_the_last_pass_only_is_named_if_the_first_one_has_set_it_too() -> None:
+    loop = Loop(global_batch=4)
+    with pytest.raises(TrainError, match="lr of the optimizer changed within a step"):
+        for number, batch in enumerate(loop.loader):
+            rate_by_a_counter_of_passes(loop, batch, number)
+    assert loop.loader.loop.step == 2
+
+
+def test_a_rate_that_is_set_in_the_last_pass_for_the_next_step_or_for_this_one_stays() -> None:
+    loop = Loop(global_batch=4)
+    for batch in loop.loader:
+        if loop.loader.sync_gradients and loop.loader.step == 1:
+            loop.optimizer.param_groups[0]["lr"] = 0.05
+        loop.train(batch)
+        if loop.loader.step >= 2:
+            loop.optimizer.param_groups[0]["lr"] = 0.02 / loop.loader.step
+    assert loop.optimizer.param_groups[0]["lr"] == 0.02 / 4
 
 
 def test_a_model_that_averages_its_own_weights_is_named_and_may_do_it_once_a_step() -> None:

@@ -31,6 +31,36 @@ def test_accumulation_by_a_counter_is_named() -> None:
     assert loop.sha256() == before
 
 
+@pytest.mark.parametrize("has_second_loss", [False, True])
+def test_a_second_step_in_a_micro_batch_is_named(has_second_loss: bool) -> None:
+    loop = Loop()
+    before = loop.sha256()
+    with pytest.raises(TrainError, match=r"called optimizer.step\(\) twice in one micro-batch"):
+        for batch in loop.loader:
+            loop.train(batch)
+            if has_second_loss:
+                loop.loss(batch).square().backward()
+            loop.optimizer.step()
+    assert loop.sha256() == before
+
+
+def test_an_average_of_one_of_two_models_by_hand_is_named() -> None:
+    first, second = network(), network()
+    average = copy.deepcopy(first)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    _, _, loader = samebits.exact([first, second], optimizers, data_loader(), global_batch=8)
+    with pytest.raises(TrainError, match="weights are averaged by hand in the training loop"):
+        for x, _ in loader:
+            for model, other, optimizer in ((first, second, optimizers[0]), (second, first, optimizers[1])):
+                model.requires_grad_(True)
+                other.requires_grad_(False)
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            for old, new in zip(average.parameters(), first.parameters(), strict=True):
+                old.data.mul_(0.9).add_(new.data, alpha=0.1)
+
+
 def test_a_scheduler_that_is_not_listed_is_named() -> None:
     loop = Loop()
     scheduler = ExponentialLR(loop.optimizer, 0.9)

@@ -1,7 +1,6 @@
 """What of a script only the garbage collector knows: the modules that it trains, and what acts once a step."""
 
 import gc
-from collections import Counter
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samebits.bits import parts_of
-from samebits.own_loop.weights import trained_shapes
+from samebits.own_loop.weights import hold_average
 
 _MOVES = ("update", "update_parameters", "step")
 
@@ -45,17 +44,18 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 def followers(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> list[tuple[Any, list[Tensor]]]:
     """Return objects of classes of a script's own that act once a step, and the tensors that they keep.
 
-    Averages of the weights of models, such as timm's ModelEma, have "ema" or "average" in their class's name, update()
-    or the like, and tensors with the shapes of all trained parameters. Schedulers have "sched" or "LR" in it, one of
+    Averages of a model's weights, such as timm's ModelEma, have "ema" or "average" in their class's name, update() or
+    the like, and tensors with the shapes of all its trained parameters. Schedulers have "sched" or "LR" in it, one of
     the optimizers, and a step() that calls no other step().
     """
     own = {id(each) for model in models for each in model.parameters()}
+    trained = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     found: list[tuple[Any, list[Tensor]]] = []
     for each in gc.get_objects():
         kind, name = type(each), type(each).__name__.lower()  # runs no code of others, as an attribute may
         if ("ema" in name or "average" in name) and any(hasattr(kind, method) for method in _MOVES):
             kept = [tensor for tensor in _kept(getattr(each, "__dict__", {})) if id(tensor) not in own]
-            if trained_shapes(models) <= Counter(tensor.shape for tensor in kept):
+            if hold_average(models, lambda each: id(each) in trained, (tensor.shape for tensor in kept)):
                 found.append((each, kept))
         elif ("sched" in name or "LR" in kind.__name__) and not issubclass(kind, LRScheduler):
             code = getattr(getattr(kind, "step", None), "__code__", None)

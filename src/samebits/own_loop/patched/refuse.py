@@ -153,7 +153,7 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
         instead = ["pass"]  # it is the only line of its block
     if instead and (old := linecache.getline(file, int(number or 0)).rstrip()):
         indent = old[: len(old) - len(old.lstrip())]
-        fix = "\n".join([fix, f"-{old}", *(f"+{indent}{each}" for each in instead if each)])
+        fix = "\n".join([fix, f"-{old}", *(f"+{indent}{line}" for each in instead for line in each.splitlines())])
     RAISED.append(error := ConfigError(what, where=line, cause=cause, fix=fix))
     return error
 

@@ -142,8 +142,8 @@ def install(script: Script) -> None:
         plain(self)
 
     for name in ("step", "sync_gradients", "is_padding"):
-        # What a fix names: `loader` is the DataLoader of the script.
-        setattr(DataLoader, name, property(partial(lambda name, _: getattr(script.exact, name), name)))
+        # What a fix names: `loader` is the DataLoader of the script, whose training may not have begun.
+        setattr(DataLoader, name, property(partial(lambda name, _: getattr(script.exact, name, 0), name)))
 
     _replace_files(script)
     _replace_samplers(script)
