@@ -145,7 +145,7 @@ REFUSED = [
         ("range",),
         1,
         "the training loop ends, or trains in another way, after a number",
-        "while loader.step < STEPS:",
+        "+    while loader.step < 12:",
     ),
     ("numbered", ("rate",), 2, "lr of the optimizer changed within a step", "f(loader.step)"),
     ("numbered", ("ahead",), 2, "a batch is read before the one before it is trained on", "num_workers"),

@@ -95,7 +95,8 @@ def _while(counter: ast.AST | None, count: str) -> str:
         return f"while {count} < STEPS:"
     is_range = isinstance(counter.iter, ast.Call) and ast.unparse(counter.iter.func) == "range"
     stop = ast.unparse(counter.iter.args[:2][-1]) if is_range else "STEPS"  # type: ignore[attr-defined]
-    return f"while {count} < {stop}:\n    {ast.unparse(counter.target)} = {count}"
+    name = ast.unparse(counter.target)
+    return f"while {count} < {stop}:" + (f"\n    {name} = {count}" if name != "_" else "")
 
 
 def makes_list(frames: Iterable[FrameType], data: object) -> bool:
