@@ -245,7 +245,11 @@ def _source_of(run_dir: Path | None) -> str:
     from samebits.storage.run_path import check_utf8
 
     if run_dir is None:
-        raise ConfigError("no recipe was named", fix="Name one. For a first run: samebits train digits")
+        raise ConfigError(
+            "no recipe was named",
+            fix="Name one. For a first run: samebits train digits\n"
+            "To resume a run, add its folder: samebits train --run-dir runs/NAME-0001 --resume auto",
+        )
     if not (run_dir / "config.yaml").is_file():
         raise ConfigError(
             f"{run_dir} contains no run, and no recipe was named",

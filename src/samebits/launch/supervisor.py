@@ -15,6 +15,8 @@ Two things end a round of workers, and both may come at once:
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -31,12 +33,14 @@ from samebits.errors import printable
 from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
 from samebits.launch.worker import STOP_FILE, WorkerResult
+from samebits.report.format import wrap_error
 
 # How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
 # and may block in a collective for as long as its timeout. Their reports decide on the root cause.
 GRACE_S = 1.5
 # Signals within this time count as one: a terminal and a parent process may each send one.
 SAME_SIGNAL_S = 0.3
+_ERROR = re.compile(r"[a-z]+ error: ")  # the first words of a SamebitsError
 
 Processes = Mapping[int, BaseProcess]
 
@@ -71,7 +75,9 @@ class Supervisor:
         text = printable(text)
         # A closed terminal or a full disk must not hide how the run ends.
         with suppress(OSError):
-            print(f"{_over_progress()}{text}", file=sys.stderr, flush=True)
+            is_wrapped = sys.stderr.isatty() and _ERROR.match(text)  # a traceback stays as it is
+            shown = wrap_error(text, shutil.get_terminal_size().columns) if is_wrapped else text
+            print(f"{_over_progress()}{shown}", file=sys.stderr, flush=True)
         if self.log is not None:
             with suppress(OSError):
                 self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -140,10 +140,10 @@ def _longer(other: list[str], config: RunConfig, folder: RunFolder) -> str:
 
 
 def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | None = None) -> str:
-    """Return the command of a longer run: from this run's weights, if the recipe takes some, or from the start."""
+    """Return the command of a longer run: from its final weights, if it has some, or from the start."""
     length = length or ("epochs=N" if config.max_steps is None else "max_steps=N")
     command = f"samebits train {shlex.quote(str(folder.config))} --run-dir NEW {length}"
-    if not hasattr(getattr(config, "model", None), "weights"):
+    if not hasattr(getattr(config, "model", None), "weights") or not folder.weights.is_file():
         return f"To train longer, start a new run:\n  {command}"
     return (
         "To train further from its weights, start a new run:\n"

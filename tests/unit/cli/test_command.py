@@ -134,6 +134,8 @@ def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
     [
         (["trian"], "No such command 'trian'"),
         (["train"], "no recipe was named"),
+        (["train", "--resume", "auto"], "--run-dir runs/NAME-0001 --resume auto"),
+        (["train", "--procs", "3"], "samebits train digits"),
         (["train", "--run-dir", "dmeo", "--resume", "auto"], "fix  Check the path."),
         (["verify", "dmeo", "--sample", "200%"], "up to 100%"),
         (["train", "digits", "--proc", "3"], "No such option"),
