@@ -158,6 +158,7 @@ REFUSED = [
         "all_reduce() in the training loop before",
         "(parameter.grad)",
     ),
+    ("collective", ("gathered",), 2, "all_gather() in the training loop", "-        logits = Gather.apply(logits)"),
     ("batch_of_rank_zero", (), 2, "broadcast() in the training loop", "-    dist.broadcast(scale, src=0)"),
     ("ema_by_hand", ("copy",), 2, "weights are averaged by hand", "+    average.update_parameters(model)"),
     ("ema_by_hand", ("dict",), 1, "weights are averaged by hand", "+    average.update_parameters(model)"),

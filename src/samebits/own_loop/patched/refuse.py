@@ -2,6 +2,9 @@
 
 import linecache
 import sys
+from types import FrameType
+
+from torch.autograd.function import FunctionCtx
 
 from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import callers, is_user
@@ -159,9 +162,19 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
 
 
 def user_line() -> str:
-    """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none."""
-    frames = (each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename))
-    return next((f"{each.f_code.co_filename}:{each.f_lineno}" for each in frames), "")
+    """Return file and line of the innermost frame of the user: "train.py:12"; empty if there is none.
+
+    Within an `autograd.Function` it is the line that applies it: without it both of its passes go.
+    """
+    frames = [each for each in callers(sys._getframe(1)) if is_user(each.f_code.co_filename)]
+    applied = [number for number, each in enumerate(frames) if _is_function(each)]
+    frame = next(iter(frames[max(applied, default=-1) + 1 :]), None)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def _is_function(frame: FrameType) -> bool:
+    first = next((frame.f_locals.get(name) for name in frame.f_code.co_varnames[:1]), None)
+    return frame.f_code.co_name == "forward" and isinstance(first, FunctionCtx)
 
 
 def check_framework() -> None:
