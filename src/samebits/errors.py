@@ -222,7 +222,8 @@ def cannot_write(path: object, error: OSError) -> CheckpointError:
     cure = "Free disk space" if _is_full(error) else "Make the folder writable"
     return CheckpointError(
         f"can't write {path}: {error.strerror or error}",
-        fix=f"{cure}, then resume with --resume auto: earlier checkpoints are intact. Or choose another --run-dir.",
+        fix=f"{cure}, then continue with --resume auto: earlier checkpoints, if any, are intact. "
+        "Or choose another --run-dir.",
     )
 
 
