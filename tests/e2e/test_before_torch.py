@@ -84,6 +84,7 @@ def test_a_resume_with_more_epochs_shows_how_to_train_further(tmp_path: Path) ->
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
     (run / "config.yaml").write_text(f"recipe: classify\nepochs: 3\ndata: {{root: {tmp_path}}}\n")
     (run / "run.lock").touch()
+    (run / "weights.safetensors").touch()
     (run / "checkpoints" / "step-000001" / "manifest.json").write_text("{}")
     code, error = refused(f"train --run-dir {run} --resume auto epochs=5", tmp_path)
     assert code == 2
