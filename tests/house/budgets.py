@@ -21,7 +21,7 @@ FOLDERS = {
         "metrics": 840,
         "module": 750,  # gradients that torch refuses on a GPU
         "optim": 380,
-        "own_loop": 4_890,  # samebits launch: decisions by the own numbers of a loop, averages of one of two models
+        "own_loop": 4_950,  # samebits launch: decisions by the own numbers of a loop, averages of one of two models
         "parallel": 3_860,  # machines with several ranks exchange in two levels, during backward
         "portable": 3_440,  # operations of detection, CTC, volumes and common layers; initializers; lists for check
         "provenance": 1_570,  # the one reader of a run folder, from engine, verify and diff

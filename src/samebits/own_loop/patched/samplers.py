@@ -13,12 +13,12 @@ def share(script: Script, sampler: Any, indices: list[int]) -> Iterator[int]:
     """Return this rank's share of all indices of a DistributedSampler, each once over all ranks."""
     if rest := _num_twice(script, sampler, len(indices)):
         warnings.warn(
-            f"{rest} of {len(indices):,} samples count twice on {script.size} processes, so that all ranks have "
+            f"{rest} of {len(indices):,} samples count twice on {script.world.size} processes, so that all ranks have "
             "equally many batches. Another batch size, or samebits.EvalLoader, counts each once.",
             stacklevel=2,
         )
         indices = indices + (indices * rest)[:rest]
-    return iter(indices[script.rank :: script.size])
+    return iter(indices[script.world.rank :: script.world.size])
 
 
 def share_length(script: Script, sampler: Any) -> int | None:
@@ -27,10 +27,10 @@ def share_length(script: Script, sampler: Any) -> int | None:
     if script.exact is None or sampler is script.exact.sampler or sampler.drop_last:
         return None
     num = len(sampler.dataset)
-    return len(range(script.rank, num + _num_twice(script, sampler, num), script.size))
+    return len(range(script.world.rank, num + _num_twice(script, sampler, num), script.world.size))
 
 
 def _num_twice(script: Script, sampler: Any, num: int) -> int:
     sizes = [each.batch_size or 1 for each in script.all_of(DataLoader) if each.sampler is sampler]
     # Ranks with unequal numbers of batches would wait forever in a script that reduces after each batch.
-    return -num % script.size if sizes and -(-num // script.size) % sizes[0] == 1 else 0
+    return -num % script.world.size if sizes and -(-num // script.world.size) % sizes[0] == 1 else 0

@@ -6,16 +6,13 @@
     for batch in loader            the training DataLoader: `exact()` of what was noted, then its micro-batches
     loss.backward()                refused outside of that iteration
 
-While it sets up, the script sees a world of `global_batch / micro_batch` processes, whatever number runs. So what it
-computes from the world, such as batch sizes, learning rates and the lengths of schedules, is equal in every world.
-From the first training iteration on it sees the processes that run (ADR 64).
+What it sees of the world: `seen_world.py`.
 """
 
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, DistributedSampler
 
 from samebits.cluster import collectives
-from samebits.cluster.env import ALONE, read_assignment
 from samebits.errors import ConfigError, TrainError
 from samebits.frames import callers, is_user
 from samebits.own_loop.current import current_world
@@ -36,14 +32,11 @@ from samebits.own_loop.loader import CARRIED, POSITION, ExactLoader
 from samebits.own_loop.patched.decisions import decision
 from samebits.own_loop.patched.found import followers, trained_modules
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
+from samebits.own_loop.patched.seen_world import CollectiveCheck, SeenWorld, say
 from samebits.own_loop.samples import SizedBatches, num_samples_of, shuffles, source_of
 from samebits.own_loop.scripts import LoopText, makes_list, sets_training
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
-
-_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-REDUCTIONS = ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor")
-SMALL = 64  # elements of a tensor that a script reduces to print it
 
 
 class Script:
@@ -51,24 +44,18 @@ class Script:
 
     def __init__(self) -> None:
         self._global_batch, self._micro_batch, self.seed = map(int, os.environ[BATCH_SIZES].split(":"))  # 0: not given
-        assignment = read_assignment(os.environ) or ALONE
-        self.rank, self.size, self.local_rank = assignment.rank, assignment.world_size, assignment.local_rank
-        self._replicas = self._global_batch // self._micro_batch if self._micro_batch else self.size
-        self._launcher = {name: os.environ[name] for name in _WORLD if name in os.environ}
-        os.environ["WORLD_SIZE"] = str(self._replicas)
+        self.world = SeenWorld(self._global_batch // self._micro_batch if self._micro_batch else 0)
+        self.collectives = CollectiveCheck(self.world)
         self.exact: ExactLoader | None = None  # made at the first training iteration
         self._data: DataLoader[Any] | None = None  # what is trained on
         self._read = "none"  # the one that was read last without being trained on
         self._models: list[nn.Module] = []
-        self._reduced = "", ""  # name and line of the first collective of a body before backward()
-        self._has_summed = False  # whether the script has summed a number over the processes
         self._backward = ""  # line of the last backward()
         self._loop: ExactLoop | None = None
         self._text: LoopText | None = None  # of the loop that has read the last batch
         self._decision = "", ""  # a number of that loop by which the script decides, and its line
         self._num_bodies, self._numbers_steps, self._has_trained = 0, False, False
         self.is_by_hand = False  # whether the script has an exact loop of its own
-        self.has_world = False  # whether the script has made a process group, so that it knows its rank
         self.has_loaded = False  # whether it has loaded the state of an optimizer
         self._skipped = 0  # the epoch that the loaded file has already
         self.record: dict[str, int] | None = None  # the position in the file that it has loaded
@@ -77,15 +64,9 @@ class Script:
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the script was written for one process, as far as it has shown."""
-        return bool(self._micro_batch) and not self.has_world
-
-    def seen_size(self, file: str) -> int:
-        """Return the size of the world that a source file sees now."""
-        has_begun = self.exact is not None or self.is_by_hand
-        # A learning rate of each epoch may be computed from it; an evaluation and a library count what they reduce.
-        return self.size if has_begun and not (is_user(file) and torch.is_grad_enabled()) else self._replicas
+    def has_begun(self) -> bool:
+        """Whether the training loop has."""
+        return self.exact is not None or self.is_by_hand
 
     def note(self, part: Any) -> None:
         """Note an object that the script has made, with its line."""
@@ -98,16 +79,6 @@ class Script:
     def all_of(self, kind: type) -> list[Any]:
         """Return the objects of a class that the script has made."""
         return [part for part in self._made if isinstance(part, kind)]
-
-    @contextmanager
-    def launcher_environment(self) -> Iterator[None]:
-        """Restore what the launcher has set: the real world, and an address that the script may have replaced."""
-        before = {name: os.environ[name] for name in _WORLD if name in os.environ}
-        os.environ.update(self._launcher)
-        try:
-            yield
-        finally:
-            os.environ.update(before)
 
     def length(self, data: DataLoader[Any]) -> int | None:
         """Return the number of steps of an epoch over a DataLoader to train on; None for any other."""
@@ -132,7 +103,7 @@ class Script:
             self.exact = self._start(data)
         self._follow(self.exact)
         if self._is_done(data):
-            self._print(f"epoch {self._skipped} is in the loaded checkpoint already, and is not trained again")
+            say(f"epoch {self._skipped} is in the loaded checkpoint already, and is not trained again")
             return iter(())
         return SizedBatches(self._bodies(self.exact, user_line()), len(self.exact))
 
@@ -163,11 +134,11 @@ class Script:
                     self._text = text = LoopText(callers(sys._getframe(1)), self._data)
                     self._numbers_steps = text.sets_rate or not text.divides
                     habits.ends_by_number = text.ends_by_number
-                    if text.sets_rate and text.divides and self._num_bodies == 0 and self.rank == 0:
-                        self._print(f"enumerate() at {line} counts steps: a mean by it sums several passes of each")
+                    if text.sets_rate and text.divides and self._num_bodies == 0 and self.world.rank == 0:
+                        say(f"enumerate() at {line} counts steps: a mean by it sums several passes of each")
                     self._decision = decision(callers(sys._getframe(1)))
                 self._num_bodies += 1
-                self._reduced = "", ""
+                self.collectives.first = "", ""
                 yield batch
                 if not (self._has_trained or habits.num_forwards):
                     raise refusal("ahead", line)
@@ -203,8 +174,8 @@ class Script:
         states = enumerate(module.state_dict() for module in self._loop.modules)
         named = ((f"{i}.{name}" if i else name, value) for i, state in states for name, value in state.items())
         tensors = {name: value for name, value in named if isinstance(value, Tensor)}
-        if self.rank == 0:
-            self._print(f"{self._loop.step:,} steps done; weights sha256 {weights_sha256(tensors)}")
+        if self.world.rank == 0:
+            say(f"{self._loop.step:,} steps done; weights sha256 {weights_sha256(tensors)}")
 
     def explain(self, error: Exception) -> None:
         """Add a note to an error of the script in the training loop, which may count on its own batch size."""
@@ -237,7 +208,7 @@ class Script:
             raise refusal("weights", user_line(), **record, begin=self.exact.position()["step"])
 
     def _refuse_repeat(self) -> None:
-        name, line = self._reduced
+        name, line = self.collectives.first
         if name:
             raise refusal("collective", line, part=name)
         raise refusal("carried", self._backward)
@@ -270,50 +241,11 @@ class Script:
         if self.is_by_hand and self._micro_batch:
             raise refusal("by hand", user_line())
 
-    def check_world(self, name: str, world_size: int | None, rank: int | None) -> None:
-        """Check the arguments of a function `name`, -1 or None if left out; the launcher's world is used anyway."""
-        self.has_world = True
-        if not self._micro_batch:
-            self._replicas = self._replicas if world_size in (-1, None) else world_size  # for the refusal that follows
-            return
-        check_framework()
-        if world_size not in (-1, None, self._replicas) or rank not in (-1, None, self.rank):
-            given = f"world_size={world_size}, rank={rank} on rank {self.rank}"
-            raise refusal("world", user_line(), part=name, given=given, replicas=self._replicas)
-
     def check_collective(self, name: str, values: Sequence[Any], is_async: bool) -> bool:
-        """Check a collective call of the script in the training loop: its result must not reach the weights.
-
-        Returns:
-            Whether to change its result a little, in the repetition of a micro-batch: its gradients must stay equal.
-        """
-        if self.exact is None:
-            return False
-        tensors = [each for each in values if isinstance(each, Tensor)]
-        if name in ("all_reduce", "reduce"):
-            self._check_sum(name, tensors)
-        if not self._is_inside() or not any(each.training for each in self._models):
-            return False
-        every = [each.grad for model in self._models for each in model.parameters() if each.grad is not None]
-        gradients = {each.data_ptr() for each in every}
-        is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
-        loop = self.exact.loop
-        if is_large or (not loop.has_backward and (name not in REDUCTIONS or is_async)):
-            raise refusal("collective", user_line(), part=name)
-        if loop.has_backward:
-            return False
-        if not self._reduced[0]:  # those for the log come last
-            self._reduced = name, user_line()
-        return loop.repeat is not None and loop.repeat.is_again
-
-    def _check_sum(self, name: str, tensors: Sequence[Tensor]) -> None:
-        own = {each.data_ptr() for model in self._models for each in (*model.parameters(), *model.buffers())}
-        if any(each.data_ptr() in own for each in tensors):
-            raise refusal("state", user_line(), part=name)
-        if self.size != self._replicas and not self._has_summed and self.rank == 0:
-            text = f"{name}() at {user_line()} sums over the {self.size} processes that run: a mean over the"
-            self._print(f"{text} {self._replicas} that the script saw at its start is too small")
-        self._has_summed = True
+        """Check a collective call of the script; see `CollectiveCheck.check`."""
+        return self.exact is not None and self.collectives.check(
+            name, values, self.exact.loop, self._models, is_async=is_async
+        )
 
     def _is_inside(self) -> bool:
         return self.exact is not None and self.exact.loop.is_inside
@@ -337,14 +269,14 @@ class Script:
         line, size = self._made.get(data, ""), self._size_of(data)
         if not self._micro_batch or size not in (self._micro_batch, self._global_batch):
             name = "other size" if self._micro_batch else "no sizes"
-            raise refusal(name, line, size=size, replicas=self._replicas, total=(size or 1) * self._replicas)
+            raise refusal(name, line, size=size, replicas=self.world.replicas, total=(size or 1) * self.world.replicas)
         optimizers = self.all_of(Optimizer)
         self._models += trained_modules(optimizers)
         self._check_parts([data, *optimizers, *(each for model in self._models for each in model.modules())])
         self._data = data
         batches: dict[str, Any] = {"global_batch": self._global_batch, "micro_batch": self._micro_batch}
         try:
-            with self.launcher_environment():
+            with self.world.launcher_environment():
                 *_, loader = exact(self._models, optimizers, data, seed=self.seed, **batches)
         except ConfigError as error:
             error.slots.setdefault("where", line)
@@ -356,19 +288,13 @@ class Script:
         epoch = getattr(data.sampler, "epoch", 0)
         if epoch and (self.record is None or epoch >= loader.epoch):  # otherwise `_is_done` judges it
             loader.set_epoch(epoch)
-        if self.rank == 0:
+        if self.world.rank == 0:
             names = [", ".join(type(each).__name__ for each in parts) for parts in (self._models, optimizers)]
-            number = f"{self.size} process{'es' if self.size > 1 else ''}"
-            text = f"{self._replicas} micro-batches of {self._micro_batch} on {number}, seed {self.seed}"
+            number = f"{self.world.size} process{'es' if self.world.size > 1 else ''}"
+            text = f"{self.world.replicas} micro-batches of {self._micro_batch} on {number}, seed {self.seed}"
             where = f"trains {names[0]} by {names[1]} on the DataLoader of {line} (batch_size={size})"
-            self._print(f"global batch {self._global_batch}: {text}\n          {where}")
+            say(f"global batch {self._global_batch}: {text}\n          {where}")
         return loader
-
-    @staticmethod
-    def _print(text: str) -> None:
-        # Scripts replace print() on some ranks.
-        sys.stderr.write(f"samebits  {text}\n")
-        sys.stderr.flush()
 
     def _check_parts(self, parts: Sequence[Any]) -> None:
         for part in parts:
@@ -394,5 +320,5 @@ class Script:
                 # A copy of the weights that a rank began with: it continues with rank 0's, as they do.
                 tensors = next((tensors for each, tensors in kept if each is follower), [])
                 if tensors:
-                    with self.launcher_environment():
+                    with self.world.launcher_environment():
                         collectives.broadcast_tensors(current_world(tensors[0].device), tensors)

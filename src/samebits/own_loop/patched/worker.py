@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
     install(script)
     is_module = arguments[0] == "-m"
     target, sys.argv = arguments[is_module], arguments[is_module:]
-    if wait_for_turn(script.local_rank):
+    if wait_for_turn(script.world.local_rank):
         be_silent()
     try:
         if is_module:
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
         speak()
     if RAISED:
         raise RAISED[0]
-    end_turn(script.local_rank, is_alone=True)
+    end_turn(script.world.local_rank, is_alone=True)
     script.end()
 
 
@@ -163,7 +163,7 @@ def _replace_files(script: Script) -> None:
     def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         is_shared = isinstance(f, str | os.PathLike) and folders.isdisjoint(map(str, Path(os.path.realpath(f)).parents))
         # All ranks of a script for one process would write the same file at once.
-        if script.has_world or script.rank == 0 or not is_shared:
+        if script.world.has_group or script.world.rank == 0 or not is_shared:
             # A script may save what it has loaded before it trains on.
             position = script.record if script.exact is None else script.exact.position()
             if position is None:
@@ -175,8 +175,8 @@ def _replace_files(script: Script) -> None:
     def load(plain: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if script.exact is None:
             script.record = read_record(f) or script.record
-        elif not script.has_world:  # rank 0 may still write the file
-            with script.launcher_environment():
+        elif not script.world.has_group:  # rank 0 may still write the file
+            with script.world.launcher_environment():
                 collectives.any_rank(current_world(torch.device("cpu")), flag=False)
         return plain(f, *args, **kwargs)
 
@@ -225,7 +225,7 @@ def _replace_wrappers(script: Script) -> None:
         self.module, self.device_ids, self.require_backward_grad_sync = module, device_ids, True
         script.note(self)
         if isinstance(self, DistributedDataParallel):  # all ranks begin with rank 0's weights, as usual
-            with script.launcher_environment():
+            with script.world.launcher_environment():
                 tensors = [*module.parameters(), *module.buffers()]
                 collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
 
@@ -245,7 +245,7 @@ def _replace_wrappers(script: Script) -> None:
 def _replace_process_group(script: Script) -> None:
     @_replace(dist.TCPStore, "__init__")  # where the processes meet
     def meet(plain: Any, *args: Any, **kwargs: Any) -> None:
-        end_turn(script.local_rank, is_alone=script.is_alone)
+        end_turn(script.world.local_rank, is_alone=script.world.is_alone)
         plain(*args, **kwargs)
 
     def caller() -> str:
@@ -259,19 +259,19 @@ def _replace_process_group(script: Script) -> None:
         if caller().startswith(_CORE):  # joins the world of the launcher
             plain(backend, init_method, timeout, world_size, rank, *args, **kwargs)
             return
-        script.check_world("init_process_group()", world_size, rank)
-        with script.launcher_environment():
+        script.world.check("init_process_group()", world_size, rank)
+        with script.world.launcher_environment():
             plain(backend, timeout=timeout, device_id=kwargs.get("device_id"))
 
     @_replace(dist, "get_world_size")
     def size(plain: Any, group: Any = None) -> int:
         is_seen = group in (None, dist.group.WORLD) and not caller().startswith((_CORE, _GROUPS))
-        return script.seen_size(caller()) if is_seen else int(plain(group))
+        return script.world.seen_size(caller(), has_begun=script.has_begun) if is_seen else int(plain(group))
 
     @_replace(mp, "spawn", "start_processes")
     def spawn(_plain: Any, fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        script.check_world("mp.spawn()", nprocs, None)
-        fn(script.rank, *args)
+        script.world.check("mp.spawn()", nprocs, None)
+        fn(script.world.rank, *args)
 
     for name in _COLLECTIVES:
 
@@ -280,7 +280,7 @@ def _replace_process_group(script: Script) -> None:
             if not caller().startswith(_CORE):
                 is_changed = script.check_collective(name, [*args, *kwargs.values()], bool(kwargs.get("async_op")))
                 if name in ("all_gather", "all_gather_object") and args and isinstance(args[0], list):
-                    del args[0][script.size :]  # made for the world that the script sees
+                    del args[0][script.world.size :]  # made for the world that the script sees
                 if is_changed:
                     plain(*args, **kwargs)
                     results = next(iter([*args, *kwargs.values()]))
