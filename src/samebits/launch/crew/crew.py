@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing.connection import wait
 
 from torch.distributed import TCPStore
 
@@ -33,7 +32,7 @@ from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import WorkerResult
 
 LOCAL = "127.0.0.1"
-# How often to look at all but the ends of processes, which wake the launcher: the others wait in the step for it.
+# Short, as the other processes wait in the step until the launcher has seen a loss.
 POLL_S = 0.02
 
 
@@ -69,7 +68,7 @@ class Crew:
         try:
             self._start_all(self._num_procs)
             while True:
-                wait([member.process.sentinel for member in self._processes.values()], POLL_S)
+                time.sleep(POLL_S)
                 running = {slot: member for slot, member in self._processes.items() if member.is_running}
                 self._supervisor.forward_stop({slot: member.process for slot, member in running.items()})
                 if self._keeps:
