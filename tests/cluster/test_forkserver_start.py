@@ -13,7 +13,7 @@ from pathlib import Path
 from samebits.launch import forkserver
 
 got = []
-signals = forkserver.LAUNCHER_ONLY
+signals = forkserver.STOP_SIGNALS
 for number in signals:
     signal.signal(number, lambda number, frame: got.append(number))
 start = server.ensure_running

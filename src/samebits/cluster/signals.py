@@ -11,6 +11,7 @@ from types import FrameType
 
 from samebits.cluster.env import LAUNCHED
 
+# A terminal or scheduler sends these to every process of a job. Where there is a launcher, only it handles them.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # Whether this process received a stop signal. The other ranks stop because one rank did.

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 from samebits import scratch
+from samebits.cluster.signals import STOP_SIGNALS
 
-# A terminal or scheduler sends these to every process of a job; only the launcher handles them.
-LAUNCHER_ONLY = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 VARIABLE = "SAMEBITS_TEMP"
 SAFE_PATH = "PYTHONSAFEPATH"
 SAFE_PATH_VALUE = "samebits"  # any non-empty text works; this one shows that the launcher set it
@@ -41,9 +40,9 @@ if is_fork_server(sys.orig_argv):
         atexit.register(_sweep, Path(folder))
     # The launcher started this process with these signals blocked, as only the launcher handles them. Now they are
     # ignored.
-    for number in LAUNCHER_ONLY:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_ONLY)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     # Meant for this process only: scripts that a recipe starts must find modules beside them, as usual.
     if os.environ.get(SAFE_PATH) == SAFE_PATH_VALUE:
         del os.environ[SAFE_PATH]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
+from samebits.cluster.signals import STOP_SIGNALS
 from samebits.launch import cleanup
 from samebits.launch.kernels import PINS
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LAUNCHER_ONLY = cleanup.LAUNCHER_ONLY
 
 # Modules that a worker needs.
 PRELOAD = [
@@ -147,7 +147,7 @@ def _start_variables() -> Iterator[None]:
     # first on sys.path, where another user's torch.py may be. The fork server removes the variable again.
     safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
     warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]))
-    with _blocked(LAUNCHER_ONLY), _variable("PYTHONWARNINGS", warnings), safe_path:
+    with _blocked(STOP_SIGNALS), _variable("PYTHONWARNINGS", warnings), safe_path:
         yield
 
 

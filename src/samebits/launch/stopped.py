@@ -2,7 +2,7 @@
 
 import signal
 
-from samebits.launch.forkserver import LAUNCHER_ONLY
+from samebits.cluster.signals import STOP_SIGNALS
 
 
 class Stopped(SystemExit, KeyboardInterrupt):
@@ -16,5 +16,5 @@ def raise_if_stopped(code: int) -> None:
         Stopped: Ctrl-C.
         SystemExit: Another signal, such as SIGTERM.
     """
-    if code - 128 in LAUNCHER_ONLY:
+    if code - 128 in STOP_SIGNALS:
         raise (Stopped if code - 128 == signal.SIGINT else SystemExit)(code)

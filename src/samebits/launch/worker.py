@@ -19,7 +19,7 @@ from typing import IO, Any
 from samebits.cluster import abort, signals
 from samebits.cluster.env import KEY, LAUNCHED, RankAssignment, read_assignment
 from samebits.cluster.peer_errors import is_lost_peer
-from samebits.cluster.signals import when_parent_dies
+from samebits.cluster.signals import STOP_SIGNALS, when_parent_dies
 from samebits.errors import (
     CheckpointError,
     ConfigError,
@@ -31,7 +31,6 @@ from samebits.errors import (
     SampleError,
 )
 from samebits.launch.failures import ErrorReport
-from samebits.launch.forkserver import LAUNCHER_ONLY
 from samebits.open_files import explained
 
 STOP_FILE = "stop"
@@ -64,11 +63,11 @@ def run_worker(
         gc.freeze()  # what the fork server has imported; see `cleanup`
     gc.enable()
     # A terminal or scheduler sends these to the whole job; the launcher forwards them as SIGTERM.
-    for number in LAUNCHER_ONLY:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # They are blocked where the fork server could not import `cleanup`.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_ONLY)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     # A stop signal sent before the lines above was lost.
     if (folder / STOP_FILE).exists():
         return WorkerResult(0, True)

@@ -87,11 +87,11 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 
 
 def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    x = x.to(dtype or x.dtype, copy=True)
+    x = x.to(dtype or x.dtype)
     products: list[Tensor] = []
     for each in x.unbind(dim) if x.dim() else ():
         products.append(products[-1] * each if products else each)
-    return torch.stack(products, dim) if products else x
+    return torch.stack(products, dim) if products else x.clone()
 
 
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

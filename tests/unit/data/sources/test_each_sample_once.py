@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.division import PADDED
+from samebits.data.division import IN_TURN, PADDED
 from samebits.data.loader import Loader, requests_of
 from samebits.data.order import Order
 from samebits.data.samples import DatasetSamples, Samples
@@ -47,7 +47,7 @@ def read(samples: Samples, order: Order, world: int, start: int, stop: int, num_
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
                     inputs, targets = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
                     assert targets.tolist() == micro_batch.indices.tolist()
-                    if micro_batch.weight > 0:  # not a repetition of `PADDED`
+                    if micro_batch.weight > 0:  # not a repetition of a padded division
                         place = (step.number, micro_batch.index)
                         assert place not in seen
                         seen[place] = (targets.tolist(), inputs.tolist())
@@ -70,7 +70,7 @@ def opened(
 # How recipes read, whole models and sharded ones, and how `samebits.exact` reads a DataLoader that shuffles or not.
 FORMS: dict[str, tuple[Callable[..., Order], Callable[..., Samples]]] = {
     "recipe": (Order, DatasetSamples),
-    "sharded": (partial(Order, division=PADDED), DatasetSamples),
+    "sharded": (partial(Order, division=IN_TURN), DatasetSamples),
     "exact": (partial(Order, division=PADDED), CollatedSamples),
     "exact, not shuffled": (partial(Order, division=PADDED, is_shuffled=False), CollatedSamples),
 }
