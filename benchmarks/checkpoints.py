@@ -23,8 +23,8 @@ import torch
 from benchmarks.small_networks import job_of
 from samebits.cluster.world import alone
 from samebits.config.interval import parse_interval
-from samebits.config.sections import CheckpointConfig
-from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.config.schema import CheckpointConfig
+from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.job import Job
 from samebits.engine.step import run_step
 from samebits.storage.run_folder import RunFolder

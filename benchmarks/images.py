@@ -44,7 +44,7 @@ from samebits.data.loader import Loader
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.data import ImageFiles
-from samebits.recipes.classify.folders import list_folder
+from samebits.recipes.classify.rows import list_folder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -34,11 +34,10 @@ from benchmarks.peers.pose_work import SIZE_PX, crowd, make_coco, maps_of, peers
 from samebits.data.keyed import keys
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig, TestConfig
-from samebits.recipes.pose.data import TrainImages
+from samebits.recipes.pose.data import TrainImages, draw_heatmaps, index_joints
 from samebits.recipes.pose.group import group_people
 from samebits.recipes.pose.metric import CROWDPOSE_AREA, CROWDPOSE_GROUPS, keypoint_scores
 from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
-from samebits.recipes.pose.targets import draw_heatmaps, index_joints
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "pose"
 

@@ -32,7 +32,7 @@ import torch
 from benchmarks.small_networks import assignment, job_of, spawn
 from samebits.cluster import collectives
 from samebits.cluster.world import World, join
-from samebits.config.sections import WatchConfig
+from samebits.config.schema import WatchConfig
 from samebits.data.loader import Loader
 from samebits.engine.job import Job
 from samebits.engine.step import run_step

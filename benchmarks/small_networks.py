@@ -14,16 +14,14 @@ import torch.multiprocessing as mp
 import torchvision
 from torch import Tensor, nn
 
-from samebits.cluster.backends import add_group
 from samebits.cluster.env import ALONE, RankAssignment, read_assignment
-from samebits.cluster.world import World
+from samebits.cluster.world import World, add_group
 from samebits.config.schema import RunConfig
 from samebits.data.samples import Batch, DatasetSamples
-from samebits.engine.assemble import make_job
-from samebits.engine.job import Job
+from samebits.engine.job import Job, make_job
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
-from samebits.recipes.mnist.model import Cnn
+from samebits.recipes.mnist.recipe import Cnn
 
 SHAPES = {  # channels, pixels
     "tiny": (1, 4), "cnn": (1, 28), "linear": (1, 28), "digits": (1, 8), "mnist": (1, 28), "resnet18-64": (3, 64),

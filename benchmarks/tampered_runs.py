@@ -25,8 +25,8 @@ from benchmarks.verify_trials.costs import cost_of_record, cost_of_verification
 from benchmarks.verify_trials.honest import explain, honest_by_command, honest_trial, trust_in
 from benchmarks.verify_trials.runs import prepare_process, train, verified
 from benchmarks.verify_trials.tampers import ANY, Tamper, tampers
-from samebits.verify.segments import choose, escape_probability
-from samebits.verify.verdict import Verdict
+from samebits.verify.replay import choose, escape_probability
+from samebits.verify.verify import Verdict
 from tests.ranks.rank_pool import RankPool
 
 PARTS = ("tampered", "audits", "honest", "costs")

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.job import Job
 from samebits.engine.loop import train
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import ImageDraw
 
-from samebits.recipes.pose.affine import Floats
 from samebits.recipes.pose.skeletons import COCO
+from samebits.recipes.pose.view import Floats
 
 Color = tuple[int, int, int]
 _JOINT = {name: index for index, name in enumerate(COCO.joints)}

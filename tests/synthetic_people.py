@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw
 
 from samebits.data.keyed import key as make_key
 from samebits.engine.parts import Parts
-from samebits.recipes.pose.affine import Floats, Pixels
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, Example, TrainImages
 from samebits.recipes.pose.skeletons import COCO
+from samebits.recipes.pose.view import Floats, Pixels
 from tests.paint_people import Painter, random_color
 
 MAX_PEOPLE = 4

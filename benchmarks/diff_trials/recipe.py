@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from benchmarks.diff_trials import recipe as recipe_module
 from samebits.cluster.env import ALONE
+from samebits.data.division import Alone
 from samebits.data.loader import Loader
-from samebits.data.micro_batches import Alone
 from samebits.data.order import Order, Step
 from samebits.diff.diff import RunDifference, diff_runs
 from samebits.engine import loop

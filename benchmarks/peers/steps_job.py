@@ -36,7 +36,7 @@ def network(name: str) -> nn.Module:
 
         return resnet34(num_classes=5)
     if name == "crnn":
-        from samebits.recipes.text.model import crnn
+        from samebits.recipes.text.recipe import crnn
 
         return crnn(num_classes=100)
     from samebits.recipes.pose.config import ModelConfig
@@ -173,7 +173,7 @@ def samebits(name: str, clock: Clock, *more: str) -> None:
     """Run the loop's step with default settings and the given ones."""
     from samebits.cluster.world import alone
     from samebits.config.schema import RunConfig
-    from samebits.engine.assemble import make_job
+    from samebits.engine.job import make_job
     from samebits.engine.parts import Parts
     from samebits.engine.step import run_step
     from samebits.metrics.classification import Accuracy

@@ -15,7 +15,7 @@ from torch import Tensor
 from samebits.config import document
 from samebits.provenance import statement, step_log
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import RunRecord, make_statement, read_statement_and_files
+from samebits.provenance.statement import RunStatement, make_statement, read_statement_and_files
 from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
@@ -51,7 +51,7 @@ def forge(run: Path, **changes: Any) -> None:
     folder.write_json("result.json", result)
 
 
-def read_record(run: Path) -> RunRecord:
+def read_record(run: Path) -> RunStatement:
     """Return a run's record."""
     return read_statement_and_files(run / statement.FILE_NAME)[0]
 

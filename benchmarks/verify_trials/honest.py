@@ -12,7 +12,7 @@ from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_unti
 from samebits.cluster.world import World
 from samebits.provenance.step_log import FILE_NAME
 from samebits.storage.checkpoint import steps
-from samebits.verify.verdict import Verdict, lines
+from samebits.verify.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import TINY, kill_session, samebits, start
 

@@ -29,10 +29,8 @@ from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.trust import trust
-from samebits.verify.replay import replay_on
-from samebits.verify.replayer import Plan, Replay
-from samebits.verify.verdict import Verdict
-from samebits.verify.verify import Request, verify
+from samebits.verify.replay import Plan, Replay, replay_on
+from samebits.verify.verify import Request, Verdict, verify
 
 TINY = Path(__file__).resolve().parents[2] / "tests" / "e2e" / "tiny_recipe.py"
 # 20 steps in 5 segments, with momentum, a schedule, weight decay and clipping; all in a quarter of a second.

@@ -29,7 +29,7 @@ from benchmarks.verify_trials.forgery import (
     read_record,
 )
 from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
-from samebits.data.micro_batches import Alone
+from samebits.data.division import Alone
 from samebits.data.order import Order
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from samebits.api import train, world
     from samebits.cli.main import run as run_command
     from samebits.cluster.world import World
-    from samebits.config.schema import RunConfig
-    from samebits.config.sections import Settings
+    from samebits.config.schema import RunConfig, Settings
     from samebits.data.keyed import uniform, uniforms
     from samebits.data.order import MicroBatch, Order, Step
     from samebits.data.samples import Batch, DatasetSamples, Samples
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from samebits.inference.predict import evaluate, predict
-    from samebits.launch.function import launch
-    from samebits.launch.stopped import Stopped
+    from samebits.launch.subcommand import Stopped, launch
     from samebits.metrics.classification import Accuracy
     from samebits.metrics.metric import Metric
     from samebits.metrics.text import TextMetric
@@ -116,8 +114,7 @@ __all__ = [
 _MODULES = {
     "samebits.api": ("train", "world"),
     "samebits.cluster.world": ("World",),
-    "samebits.config.schema": ("RunConfig",),
-    "samebits.config.sections": ("Settings",),
+    "samebits.config.schema": ("RunConfig", "Settings"),
     "samebits.data.keyed": ("uniform", "uniforms"),
     "samebits.data.order": ("MicroBatch", "Order", "Step"),
     "samebits.data.samples": ("Batch", "DatasetSamples", "Samples"),
@@ -137,7 +134,7 @@ _MODULES = {
         "TrainError",
     ),
     "samebits.inference.predict": ("evaluate", "predict"),
-    "samebits.launch.stopped": ("Stopped",),
+    "samebits.launch.subcommand": ("Stopped",),
     "samebits.metrics.classification": ("Accuracy",),
     "samebits.metrics.metric": ("Metric",),
     "samebits.metrics.text": ("TextMetric",),
@@ -172,10 +169,10 @@ class _Module(ModuleType):
 
 
 class _Launch(_Module):
-    """Run a function in several processes of this machine; see `samebits.launch.function.launch`. Also a package."""
+    """Run a function in several processes of this machine; see `samebits.launch.subcommand.launch`. Also a package."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        from samebits.launch.function import launch
+        from samebits.launch.subcommand import launch
 
         return launch(*args, **options)
 
@@ -184,7 +181,8 @@ class _Samebits(_Module):
     def __setattr__(self, name: str, value: Any) -> None:
         # Python sets a package's attribute when it imports the package inside.
         if name == "launch" and type(value) is ModuleType:
-            value.__class__, value.__doc__ = _Launch, _Launch.__doc__
+            value.__class__ = _Launch
+            value.__doc__ = _Launch.__doc__
         super().__setattr__(name, value)
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import ALONE, read_assignment
-from samebits.config.given import as_overrides, given_path
-from samebits.config.process_range import parse_range
+from samebits.config.load import as_overrides, given_path
 from samebits.errors import ConfigError, LaunchError
-from samebits.launch.commands import SAMEBITS
 from samebits.launch.start import resume_from
-from samebits.launch.subcommand import run_subcommand
+from samebits.launch.subcommand import SAMEBITS, run_subcommand
+from samebits.process_range import parse_range
 from samebits.recipes.catalog import command_arguments, find
 from samebits.recipes.trust import check_tracker_files
 from samebits.run_views.run import Run
@@ -110,5 +109,7 @@ def world(
     from samebits.cluster.world import join
 
     here = read_assignment(os.environ, init, rank, world_size) or ALONE
-    with join(here, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s) as joined:
+    with join(
+        here, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s
+    ) as joined:
         yield joined

@@ -35,8 +35,14 @@ def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:
         unequal = (as_bytes(one) != as_bytes(other)).nonzero()
         if len(unequal):
             element = int(unequal[0]) // one.element_size()
-            index = tuple(int(axis) for axis in np.unravel_index(element, one.shape)) if one.dim() else ()
-            return Element(f"{which}{list(index)}", number_text(one[index]), number_text(other[index]))
+            index = (
+                tuple(int(axis) for axis in np.unravel_index(element, one.shape))
+                if one.dim()
+                else ()
+            )
+            return Element(
+                f"{which}{list(index)}", number_text(one[index]), number_text(other[index])
+            )
     return None
 
 
@@ -68,7 +74,9 @@ def as_integers(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor of any shape as integers of the same size, on its device."""
     tensor = tensor.detach()
     # A sparse gradient has no memory of its own that could be read as integers.
-    return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(_INTEGERS[tensor.element_size()])
+    return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(
+        _INTEGERS[tensor.element_size()]
+    )
 
 
 def digest(tensors: Sequence[Tensor]) -> bytes:

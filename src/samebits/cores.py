@@ -18,7 +18,8 @@ NOTABLE_LOAD = 0.25
 GLOO_THREAD = "gloo_tcp_loop"
 # Between two exchanges of gradients, and between two layers of synchronized batch norm: a ResNet-18 has 40 exchanges a
 # step. Beside other programs, a thread with a longer time slice waits longer for its turn, at each exchange.
-TIME_SLICE_MS, LAYER_TIME_SLICE_MS = 4.0, 10.0
+TIME_SLICE_MS = 4.0
+LAYER_TIME_SLICE_MS = 10.0
 # Number of the system call that sets a time slice: Python has no function for it, glibc has one since 2.41.
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
@@ -44,7 +45,9 @@ def visible_gpus() -> list[str]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+        return [
+            name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"
+        ]
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
@@ -87,8 +90,12 @@ def set_time_slice(milliseconds: float) -> None:
         return
     # struct sched_attr: size, policy, flags, nice, priority, then runtime, deadline and period in nanoseconds.
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = struct.pack("IIQiIQQQ", 48, os.SCHED_OTHER, 0, niceness, 0, round(milliseconds * 1e6), 0, 0)
-    ctypes.CDLL(None).syscall(number, 0, attributes, 0)  # a container can forbid it: nothing changes then
+    attributes = struct.pack(
+        "IIQiIQQQ", 48, os.SCHED_OTHER, 0, niceness, 0, round(milliseconds * 1e6), 0, 0
+    )
+    ctypes.CDLL(None).syscall(
+        number, 0, attributes, 0
+    )  # a container can forbid it: nothing changes then
 
 
 @contextmanager
@@ -161,20 +168,26 @@ def describe_other_load(seconds: float = 0.5) -> tuple[str, bool]:
         A text such as "other programs use 1.4 of 2 cores", empty where the system does not count (no /proc/stat); and
         whether that is notable.
     """
-    own, before = time.process_time(), _busy_seconds()
+    own = time.process_time()
+    before = _busy_seconds()
     time.sleep(seconds)
-    after, own = _busy_seconds(), time.process_time() - own
+    after = _busy_seconds()
+    own = time.process_time() - own
     if before is None or after is None:
         return "", False
     total = num_cores()
     busy = min(max((after - before - own) / seconds, 0.0), total)
-    return f"other programs use {busy:.1f} of {total} core{'s' if total > 1 else ''}", busy > NOTABLE_LOAD * total
+    return (
+        f"other programs use {busy:.1f} of {total} core{'s' if total > 1 else ''}",
+        busy > NOTABLE_LOAD * total,
+    )
 
 
 def _busy_seconds() -> float | None:
     """Return the seconds that this process's cores were not idle since the system started."""
     try:
-        cores, times = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+        cores = os.sched_getaffinity(0)
+        times = psutil.cpu_times(percpu=True)
         # guest time is a part of user time, so `sum` would count it twice
         rows = [times[core] for core in cores if core < len(times)]
         return sum(sum(row[:8]) - row.idle - row.iowait for row in rows) if rows else None

@@ -39,7 +39,11 @@ def printable(text: str) -> str:
 
 def _cut(text: str) -> str:
     """Shorten a text: keys and names in untrusted files may have millions of characters."""
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"
+    return (
+        text
+        if len(text) <= _MAX_CHARS
+        else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"
+    )
 
 
 class SamebitsError(Exception):
@@ -73,7 +77,9 @@ class SamebitsError(Exception):
         super().__init__(_cut(what))
         self.what = _cut(what)
         values = zip(SLOTS, (given, where, allowed, cause, fix), strict=True)
-        self.slots = {name: _cut(str(value)) for name, value in values if value is not None and str(value)}
+        self.slots = {
+            name: _cut(str(value)) for name, value in values if value is not None and str(value)
+        }
 
     def with_slots(self, what: str | None = None, /, **slots: Unpack[_Slots]) -> Self:
         """Return a copy with other values in some slots, or with another problem."""
@@ -95,11 +101,17 @@ class SamebitsError(Exception):
         return printable("; ".join([self.what, *slots]))
 
     def _in_order(self) -> list[tuple[str, str]]:
-        return [(name, self.slots[name]) for name in SLOTS if name in self.slots]  # others may have added slots
+        return [
+            (name, self.slots[name]) for name in SLOTS if name in self.slots
+        ]  # others may have added slots
 
     def __reduce__(self) -> tuple[object, ...]:
         notes = getattr(self, "__notes__", None)
-        return (_rebuild, (type(self), self.what, self.slots), {"__notes__": notes} if notes else None)
+        return (
+            _rebuild,
+            (type(self), self.what, self.slots),
+            {"__notes__": notes} if notes else None,
+        )
 
 
 def _rebuild(kind: type[SamebitsError], what: str, slots: dict[str, str]) -> SamebitsError:
@@ -188,18 +200,28 @@ def from_json(value: Any) -> SamebitsError:
     if not isinstance(value, dict):
         raise ValueError("not an error: no mapping")
     kind, what, slots = (value.get(name) for name in ("kind", "what", "slots"))
-    if not (isinstance(kind, str) and kind in KINDS and isinstance(what, str) and isinstance(slots, dict)):
+    if not (
+        isinstance(kind, str)
+        and kind in KINDS
+        and isinstance(what, str)
+        and isinstance(slots, dict)
+    ):
         raise ValueError("not an error: its kind, its text or its slots are missing")
     return KINDS[kind](what, **{name: slots[name] for name in SLOTS if name in slots})
 
 
-def cannot_read(kind: type[E], path: object, error: Exception, cure: str, **slots: Unpack[_Slots]) -> E:
+def cannot_read(
+    kind: type[E], path: object, error: Exception, cure: str, **slots: Unpack[_Slots]
+) -> E:
     """Make the error for a file or folder that cannot be read.
 
     Args:
         cure, **slots: The slot `fix`, and others.
     """
-    return kind(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", **{**slots, "fix": cure})
+    return kind(
+        f"{path} can't be read: {getattr(error, 'strerror', None) or error}",
+        **{**slots, "fix": cure},
+    )
 
 
 def cannot_write_result(path: object, error: OSError) -> CheckpointError:

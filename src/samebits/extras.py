@@ -50,7 +50,8 @@ def require(extra: str, what: str) -> None:
     if missing := missing_modules(extra):
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(
-            f"{what} needs {', '.join(missing)}, which {verb} not installed", fix=f"Run {pip_line(extra)}."
+            f"{what} needs {', '.join(missing)}, which {verb} not installed",
+            fix=f"Run {pip_line(extra)}.",
         )
 
 

@@ -13,7 +13,9 @@ _RECIPES = f"{_ROOT}/recipes/"
 _CORE = f"{_ROOT}/"  # with its end: a user's samebits_recipe.py may be beside the package
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_NOT_RECIPES = tuple(f"{_RECIPES}{name}.py" for name in ("catalog", "makers", "recipe_file", "trust"))
+_NOT_RECIPES = tuple(
+    f"{_RECIPES}{name}.py" for name in ("catalog", "makers", "recipe_file", "trust")
+)
 # Packages whose own use of the clock or of process ids does not reach a sample or a loss.
 _ENGINES = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("torch", "numpy"))
 
@@ -27,7 +29,9 @@ def is_user(file: str) -> bool:
 
 
 def _is_outside(file: str) -> bool:
-    return not file.startswith(("<", _CORE, *_STANDARD)) and not any(folder in file for folder in _INSTALLED)
+    return not file.startswith(("<", _CORE, *_STANDARD)) and not any(
+        folder in file for folder in _INSTALLED
+    )
 
 
 def error_line(error: BaseException) -> str:
@@ -41,7 +45,11 @@ def error_line(error: BaseException) -> str:
 def is_engine(file: str) -> bool:
     """Return whether a source file belongs to torch, numpy, Python's import system or Samebits's engine."""
     is_core = file.startswith(_CORE) and not is_user(file)
-    return is_core or file.startswith("<frozen importlib") or any(folder in file for folder in _ENGINES)
+    return (
+        is_core
+        or file.startswith("<frozen importlib")
+        or any(folder in file for folder in _ENGINES)
+    )
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:

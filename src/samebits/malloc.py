@@ -8,8 +8,12 @@ zeros.
 import ctypes
 import os
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
-KEEP_BYTES, KEEP_BLOCK_BYTES = 512 * 1024 * 1024, 256 * 1024 * 1024
+# from glibc's malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
+KEEP_BYTES = 512 * 1024 * 1024
+KEEP_BLOCK_BYTES = 256 * 1024 * 1024
 OLD_BLOCK_BYTES = 32 * 1024 * 1024  # HEAP_MAX_SIZE / 2 of 64-bit systems
 RETURN_BYTES = RETURN_BLOCK_BYTES = 256 * 1024
 
@@ -39,7 +43,9 @@ def _set(trim_bytes: int, block_bytes: int, *, is_shared: bool = False) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # Old versions of glibc refuse more than 32 MB. Setting one threshold ends the adapting of both. With the
     # second one alone, every block above 128 KB would be returned at once.
-    if mallopt and (mallopt(M_MMAP_THRESHOLD, block_bytes) or mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES)):
+    if mallopt and (
+        mallopt(M_MMAP_THRESHOLD, block_bytes) or mallopt(M_MMAP_THRESHOLD, OLD_BLOCK_BYTES)
+    ):
         mallopt(M_TRIM_THRESHOLD, trim_bytes)
         if is_shared:
             mallopt(M_ARENA_MAX, 1)

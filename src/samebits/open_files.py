@@ -52,7 +52,9 @@ def too_many_files() -> LaunchError:
     if resource is not None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         given = f"a limit of {limit} open files and connections"
-    return LaunchError("too many open files", given=given, fix="Raise the limit before the start: ulimit -n 4096")
+    return LaunchError(
+        "too many open files", given=given, fix="Raise the limit before the start: ulimit -n 4096"
+    )
 
 
 def is_too_many_files(error: BaseException) -> bool:
@@ -60,7 +62,10 @@ def is_too_many_files(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE) or _TEXT in str(cause).lower():
+        if (
+            getattr(cause, "errno", None) in (errno.EMFILE, errno.ENFILE)
+            or _TEXT in str(cause).lower()
+        ):
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__

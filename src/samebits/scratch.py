@@ -150,7 +150,9 @@ def is_running(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    with contextlib.suppress(psutil.Error, OSError):  # psutil raises where /proc is hidden, also for this process
+    with contextlib.suppress(
+        psutil.Error, OSError
+    ):  # psutil raises where /proc is hidden, also for this process
         return bool(
             psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         )  # a zombie keeps its pid until it is waited for
@@ -211,6 +213,8 @@ def check_own_folder(folder: Path) -> None:
     """
     status = folder.stat()
     if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "it belongs to another user, who could change the files in it")
+        raise PermissionError(
+            errno.EPERM, "it belongs to another user, who could change the files in it"
+        )
     if status.st_mode & stat.S_IWOTH:
         raise PermissionError(errno.EPERM, "every user can write to it, and could change the files")

@@ -12,9 +12,9 @@ if __name__ == "__main__":
     from samebits.launch import forkserver
 
     forkserver.prepare(["samebits.launch.worker", "samebits.cluster.world", "samebits.cluster.collectives"])
-    from samebits.config.process_range import ProcessRange, RendezvousConfig
     from samebits.launch.crew.recovery import STOPPED_S, Recovery
     from samebits.launch.launch import launch
+    from samebits.process_range import ProcessRange, RendezvousConfig
 
     scenario, num_procs, max_restarts, stop_timeout_s, folder, *endpoint = sys.argv[1:]
     nodes = (

@@ -13,7 +13,7 @@ import joiner
 import pytest
 from torch.distributed import HashStore
 
-from samebits.cluster import connecting, peer_errors
+from samebits.cluster import connecting
 from samebits.cluster.rendezvous import RankInfo
 from samebits.errors import LaunchError
 from tests import warm_start
@@ -148,14 +148,14 @@ def is_listening(port: int) -> bool:
 
 @pytest.mark.parametrize("text", [None, [], 3, {"what": "x", "slots": 3}, "x"])
 def test_a_damaged_verdict_is_an_error_with_a_text(text: Any) -> None:
-    error, num_lost = peer_errors.from_json(text)
+    error, num_lost = connecting.from_json(text)
     assert "damaged" in error.what
     assert num_lost == 1
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
     info = RankInfo(1, 2, "b", 7, "cpu", "gloo", 0)
-    error, num_lost = peer_errors.from_json(peer_errors.to_json(peer_errors.lost(info, "x"), 2))
+    error, num_lost = connecting.from_json(connecting.to_json(connecting.lost_rank_error(info, "x"), 2))
     assert (error.what, num_lost) == ("lost rank 1 (b, pid 7) before all ranks were connected: x", 2)
     assert isinstance(error, LaunchError)
     assert "cause" in error.slots

@@ -17,7 +17,7 @@ from samebits.cores import num_cores
 from samebits.data.images import read_rgb
 from samebits.data.loader import choose_num_workers
 from samebits.launch.failures import count_memory_kills, out_of_memory
-from samebits.provenance.environment import cpu_name
+from samebits.provenance.fingerprint import cpu_name
 from samebits.recipes.listing import find_faults
 from samebits.scratch import is_running
 from tests.faults.faults import Job
@@ -39,7 +39,7 @@ def test_cores_are_the_machine_s_where_there_is_no_affinity_mask(
 
 
 def test_only_one_place_counts_cores() -> None:
-    machine = {"src/samebits/cores.py", "src/samebits/doctor/machine.py", "src/samebits/provenance/environment.py"}
+    machine = {"src/samebits/cores.py", "src/samebits/doctor/machine.py", "src/samebits/provenance/fingerprint.py"}
     counting = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "src" / "samebits").rglob("*.py")

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from samebits.recipes.segment.synthetic import draw_image
+from samebits.recipes.segment.make import draw_image
 from tests.runs import result, samebits
 
 TRAIN = ["segment_shapes", "data.num_train=16", "data.num_eval=5", "model.width=2", "epochs=1"]

@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset, random_split
 
 from samebits import DatasetSamples, Parts
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 from samebits.metrics.classification import Accuracy
 
 PRESET = {"global_batch": 24, "micro_batch": 4, "epochs": 2, "optim": {"lr": 0.05, "momentum": 0.9}}

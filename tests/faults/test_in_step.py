@@ -132,7 +132,7 @@ import samebits.parallel.exchange.tree_all_reduce as _tree
 _reduce.BUCKET_BYTES, _tree.SMALL_BYTES = 300, 100
 """
 IN_THREADS = f"""{SEVERAL_BUCKETS}
-import samebits.parallel.bucket_sum as _sum
+import samebits.parallel.reduce as _sum
 
 _sum.are_worth_threads = lambda world: world.gloo_group is not None  # as between machines
 """

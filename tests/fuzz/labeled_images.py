@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def coco(path: Path) -> None:
-    from samebits.data.coco.regions import draw_regions
-    from samebits.recipes.pose.annotations import is_hidden, read_annotations
+    from samebits.data.coco import draw_regions
+    from samebits.recipes.pose.coco_files import is_hidden, read_annotations
     from samebits.recipes.pose.skeletons import SKELETONS
 
     found = read_annotations(path, SKELETONS["coco"])
@@ -16,7 +16,7 @@ def coco(path: Path) -> None:
 
 
 def zipped(path: Path) -> None:
-    from samebits.data.coco.store import Zip
+    from samebits.data.coco import Zip
 
     store = Zip(path)
     for name in list(store._names)[:5]:

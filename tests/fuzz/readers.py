@@ -40,7 +40,7 @@ def picture(path: Path) -> None:
 
 
 def idx(path: Path) -> None:
-    from samebits.recipes.mnist.idx import read_idx
+    from samebits.recipes.mnist.data import read_idx
 
     read_idx(path, num_dims=3)
 
@@ -72,7 +72,7 @@ def alphabet(path: Path) -> None:
 
 
 def csv(path: Path) -> None:
-    from samebits.recipes.classify.image_sets import read_csv
+    from samebits.recipes.classify.listing import read_csv
 
     read_csv(path)
 
@@ -81,7 +81,7 @@ def packed(path: Path) -> None:
     """An LMDB set, one of whose entries is the file: that of its name."""
     import lmdb
 
-    from samebits.recipes.text import packed_lmdb
+    from samebits.recipes.text import labels as packed_lmdb
     from samebits.recipes.text.images import gray, open_packed
 
     folder = path.parent / "set"
@@ -136,22 +136,24 @@ def run_json(path: Path) -> None:
 
 
 def records(path: Path) -> None:
-    from samebits.report.records import Records, read_records
+    from samebits.report.records import MetricsLog, read_records
 
     read_records(path.parent)
-    Records(path.parent, tensorboard=False).truncate_after(3)
+    MetricsLog(path.parent, tensorboard=False).truncate_after(3)
 
 
 def store_key(path: Path) -> None:
     """A value in a store, under the key of the file's name, read by all that read such a key; none of it is signed."""
     from torch.distributed import HashStore
 
-    from samebits.cluster import collectives, generations, peer_errors, rendezvous
+    from samebits.cluster import collectives, connecting, rendezvous
+    from samebits.cluster import store as generations
     from samebits.cluster.signed import Seal, SignedStore, error_from_store
-    from samebits.config.process_range import ProcessRange, RendezvousConfig
-    from samebits.launch.nodes import admission, waiting
+    from samebits.launch.nodes import rendezvous as admission
+    from samebits.launch.nodes import rendezvous as waiting
+    from samebits.process_range import ProcessRange, RendezvousConfig
     from samebits.scratch import is_running
-    from samebits.watchdog import detector, hang
+    from samebits.watchdog import detector
 
     raw, name = HashStore(), path.name
     raw.set(name, path.read_bytes() or b" ")  # type: ignore[arg-type]  # bytes are taken too
@@ -163,13 +165,13 @@ def store_key(path: Path) -> None:
         str(info)
     rendezvous._rank_infos(value, 2)
     str(error_from_store(value))
-    str(peer_errors.from_json(value)[0])
+    str(connecting.from_json(value)[0])
     if detector._is_status(value):
         never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}
-        sign = hang.RankStatus(**{each: value[each] for each in ("doing", "waits", "step", "stalled_s")}, **never)
-        str(hang.explain(hang.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
+        sign = detector.RankStatus(**{each: value[each] for each in ("doing", "waits", "step", "stalled_s")}, **never)
+        str(detector.explain(detector.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
     if detector._is_verdict(value, 2):
-        str(hang.explain([hang.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
+        str(detector.explain([detector.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))
     generations.generation_of(value, 1)
     collectives._count(raw, name)
     store.count(name)
@@ -241,13 +243,13 @@ def main() -> None:
 
     from samebits.recipes.classify import listing
     from samebits.recipes.mnist import predict as mnist_picture
-    from samebits.recipes.pose import annotations
+    from samebits.recipes.pose import coco_files
     from samebits.recipes.segment import data
     from samebits.recipes.text import files
     from samebits.storage import pretrained
 
     # Imported now, not within the first file.
-    assert all((pretrained, listing, mnist_picture, annotations, data, files))
+    assert all((pretrained, listing, mnist_picture, coco_files, data, files))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w")

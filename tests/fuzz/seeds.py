@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from samebits.provenance.statement import Evaluation, RunRecord, make_statement
+from samebits.provenance.statement import Evaluation, RunStatement, make_statement
 from samebits.provenance.step_log import FIRST_LINK
 
 # Of formats that are not in the list: refused by their content, whatever they are called.
@@ -213,7 +213,7 @@ def store_values() -> list[Seed]:
 
     from samebits.cluster.rendezvous import RankInfo
     from samebits.cluster.signed import Seal
-    from samebits.watchdog.hang import RankStatus
+    from samebits.watchdog.detector import RankStatus
 
     cards = [asdict(RankInfo(rank, 2, "host", 7, "cpu", "auto", 0, nonce="n", network="x")) for rank in (0, 1)]
     sign = {"doing": "x", "waits": False, "step": 3, "stalled_s": 2.5}
@@ -245,7 +245,7 @@ def messages() -> list[Seed]:
 def verified_files() -> list[Seed]:
     """A run's record of steps and its statement."""
     links = FIRST_LINK + struct.pack("<Qddd", 0, 2.5, 1.0, 0.1) + bytes(40)
-    record = RunRecord(
+    record = RunStatement(
         {"epochs": 1}, "c" * 64, 1, [{"code": "a"}], [{"torch": "2"}], {"sample": "b"}, "d" * 64,
         [Evaluation(1, {"top1": 0.5, "loss": None})], {"step-000001": {"weights.safetensors": "e" * 64}}, "f" * 64,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samebits.recipes.text.loss import ctc_loss
-from samebits.recipes.text.model import crnn, fast
+from samebits.recipes.text.recipe import crnn, fast
 
 pytestmark = pytest.mark.gpu
 

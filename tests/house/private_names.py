@@ -18,7 +18,7 @@ from tests.house.source import nodes, parsed, sources
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 # Documented in spite of the underscore: os._exit, sys._getframe, and the methods of named tuples.
 DOCUMENTED = {"_exit", "_getframe", "_fields", "_asdict", "_replace", "_make"}
-BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "find")  # `find` is that of integrations/lightning_package.py
+BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "find")  # `find` is that of integrations/lightning_log.py
 LIGHTNING = "lightning.pytorch"
 SELF = ast.Name("self", ast.Load())
 

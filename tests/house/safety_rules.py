@@ -11,7 +11,7 @@ OBJECT_COLLECTIVES = {"gather_object", "all_gather_object", "broadcast_object_li
 OBJECT_COLLECTIVES |= {"send_object_list", "recv_object_list"}
 # torch's rendezvous wants its own state as a pickle, which never leaves the process. `samebits.launch` sends a function
 # to its own children.
-OWN_PICKLES = {"src/samebits/launch/function.py"}
+OWN_PICKLES = {"src/samebits/launch/subcommand.py"}
 RECURSIVE_DELETES = {"rmtree", "removedirs", "move"}
 SUDDEN_ENDS = (
     "src/samebits/cluster/abort.py",
@@ -76,7 +76,7 @@ def unsafe_starts(root: Path) -> list[str]:
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 second = node.elts[1] if len(node.elts) > 1 else None
                 if not (isinstance(second, ast.Constant) and second.value == "-P"):
-                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use launch/commands.py")
+                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use launch/subcommand.py")
     return problems
 
 

@@ -27,8 +27,7 @@ from torchvision.models import VisionTransformer
 
 from benchmarks.small_networks import assignment, spawn
 from samebits.cluster.env import ALONE, RankAssignment
-from samebits.config.schema import RunConfig
-from samebits.config.sections import CheckpointConfig
+from samebits.config.schema import CheckpointConfig, RunConfig
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import find
 from tests.ranks import recipes_in_ranks as small

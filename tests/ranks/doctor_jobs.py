@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from samebits.cluster.world import World
-from samebits.doctor import compare
-from samebits.doctor import links as between
+from samebits.doctor import examine
+from samebits.doctor import examine as between
 
 
 def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
@@ -21,12 +21,12 @@ def links(world: World, spoilt_rank: int | None = None) -> list[dict[str, Any]]:
             values[len(values) // 2] += 1
 
     with patch.object(dist, "all_reduce", damaged), patch.object(between, "SIZES", (1024, 64 * 1024)):
-        return [finding.to_json() for finding in between.examine(world)]
+        return [finding.to_json() for finding in between.examine_links(world)]
 
 
 def summary(world: World, other_rank: int) -> list[dict[str, Any]]:
     """Return the doctor's results on a world in which one rank has another torch."""
-    mine = compare.summary(world, None, [])
+    mine = examine.summary(world, None, [])
     if world.rank == other_rank:
         mine["torch"] = "0.1"
-    return [finding.to_json() for finding in compare.examine(world, mine)]
+    return [finding.to_json() for finding in examine.compare_ranks(world, mine)]

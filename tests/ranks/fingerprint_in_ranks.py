@@ -13,10 +13,10 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.engine.assemble import make_job
+from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
-from samebits.provenance import environment
+from samebits.provenance import fingerprint
 from tests.ranks.jobs import InMemory, Seen
 from tests.ranks.networks import WithBatchNorm
 from tests.ranks.runs_in_ranks import loss, settings
@@ -58,7 +58,7 @@ def begin(world: World, folder: Path, fault: str, mode: str = "exact") -> list[s
         variables = {"MKL_CBWR": "COMPATIBLE"} if fault == "MKL" and is_odd else {}
         with (
             mock.patch.dict(os.environ, variables),
-            mock.patch.object(environment.torch.backends.cpu, "get_cpu_capability", return_value=capability),
+            mock.patch.object(fingerprint.torch.backends.cpu, "get_cpu_capability", return_value=capability),
         ):
             return make_job(config, lambda: replace(parts, model=model()), world).warnings
     except SamebitsError as error:

@@ -17,10 +17,10 @@ from samebits.data.loader import Loader
 from samebits.data.order import MicroBatch, Order
 from samebits.data.samples import Batch
 from samebits.engine.evaluate import EvaluationStopped, evaluate
-from samebits.engine.graceful_stop import StopFlag
+from samebits.engine.opening import StopFlag
 from samebits.errors import TrainError
 from samebits.parallel import reduce
-from samebits.parallel.exchange import halving, tree_all_reduce
+from samebits.parallel.exchange import part, tree_all_reduce
 from samebits.parallel.reduce import Reducer
 from samebits.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples
@@ -41,7 +41,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
         patch.object(reduce, "BUCKET_BYTES", limits.get("BUCKET_BYTES", reduce.BUCKET_BYTES)),
         patch.object(tree_all_reduce, "SMALL_BYTES", limits.get("SMALL_BYTES", tree_all_reduce.SMALL_BYTES)),
         patch.object(tree_all_reduce, "FLAT_BYTES", limits.get("FLAT_BYTES", tree_all_reduce.FLAT_BYTES)),
-        patch.object(halving, "DIRECT_SIZE", limits.get("DIRECT_SIZE", halving.DIRECT_SIZE)),
+        patch.object(part, "DIRECT_SIZE", limits.get("DIRECT_SIZE", part.DIRECT_SIZE)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
         reducer = Reducer(model, world, exact=exact, num_extras=2, synchronized=network == "synchronized")
@@ -266,7 +266,7 @@ def stop_flags(world: World, asked_rank: int, num_calls: int) -> Any:
 
     flag = StopFlag(SimpleNamespace(world=world), Asked(world.rank == asked_rank))
     answers = []
-    with patch("samebits.engine.graceful_stop.POLL_S", 0.0):
+    with patch("samebits.engine.opening.POLL_S", 0.0):
         for _ in range(num_calls):
             answers.append(flag())
             if world.size > 1:

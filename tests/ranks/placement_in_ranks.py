@@ -10,7 +10,7 @@ import torch
 
 import samebits
 from samebits.cluster import collectives
-from samebits.cluster.backends import group_for
+from samebits.cluster.world import group_for
 from samebits.cores import SCHED_SETATTR, core_ids, gloo_threads
 from samebits.parallel.reduce import Reducer
 

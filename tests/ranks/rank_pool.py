@@ -220,10 +220,9 @@ def _form(meeting: str, rank: int, size: int) -> World:
     import torch
     import torch.distributed as dist
 
-    from samebits.cluster.backends import add_group
     from samebits.cluster.env import RankAssignment
     from samebits.cluster.signed import Seal, SignedStore
-    from samebits.cluster.world import World
+    from samebits.cluster.world import World, add_group
 
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from samebits.cluster.world import World
-from samebits.config.schema import RunConfig
-from samebits.config.sections import ReportConfig
+from samebits.config.schema import ReportConfig, RunConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.engine.loop import train

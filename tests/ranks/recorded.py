@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samebits.provenance.environment import cpu_name
+from samebits.provenance.fingerprint import cpu_name
 from tests.ranks.rank_pool import RankPool
 
 # In a world of one, with files in a new folder: the hash of the final weights, and the loss of each step.

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.config.schema import RunConfig
-from samebits.config.sections import CheckpointConfig, LoaderConfig, OptimConfig, WatchConfig
+from samebits.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.engine.assemble import make_job
-from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.checkpoints import CheckpointManager
+from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.parallel.recheck import RecheckedReducer

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.micro_batches import Alone
+from samebits.data.division import Alone
 from samebits.data.order import Order
 from tests.ranks import jobs
 from tests.ranks.networks import make, mean_loss, samples

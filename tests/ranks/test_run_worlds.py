@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from samebits.cluster.world import World
-from samebits.data.micro_batches import Alone
+from samebits.data.division import Alone
 from samebits.data.order import Order
 from samebits.storage.checkpoint import load_checkpoint, steps
-from samebits.storage.run_weights import weights_of
-from samebits.storage.weights import weights_sha256
+from samebits.storage.weights import weights_of, weights_sha256
 from tests.ranks import runs_in_ranks
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.runs_in_ranks import NUM_SAMPLES, STEPS_PER_EPOCH, carry_out, settings, worlds_after_restore

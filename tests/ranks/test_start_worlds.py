@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.doctor.links import rounds
+from samebits.doctor.examine import rounds
 from tests.ranks import doctor_jobs
 from tests.ranks.fingerprint_in_ranks import begin, begin_counted, compared
 from tests.ranks.rank_pool import RankPool

@@ -14,8 +14,8 @@ from benchmarks.verify_trials.cheats import Changed
 from benchmarks.verify_trials.honest import honest_trial
 from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verdict_in, verify_in
 from samebits.cluster.world import World
+from samebits.data.division import Alone
 from samebits.data.loader import Loader
-from samebits.data.micro_batches import Alone
 from samebits.data.order import Order, Step
 from samebits.data.samples import Batch
 from samebits.engine.job import Job
@@ -23,8 +23,8 @@ from samebits.engine.output.recorder import digest_of_step, sample_ids
 from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
-from samebits.verify.segments import Segment
-from samebits.verify.verdict import Verdict, lines
+from samebits.verify.replay import Segment
+from samebits.verify.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
 

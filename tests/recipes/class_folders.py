@@ -5,9 +5,9 @@ from typing import Any
 
 from samebits.recipes.classify.config import Config, DataConfig, MakeConfig
 from samebits.recipes.classify.data import ImageFiles
-from samebits.recipes.classify.folders import list_folder
 from samebits.recipes.classify.make import make
 from samebits.recipes.classify.recipe import dataset_info
+from samebits.recipes.classify.rows import list_folder
 
 
 def touch(root: Path, *names: str) -> None:

@@ -10,8 +10,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 from samebits.data.keyed import key, keys
 from samebits.data.loader import Loader
-from samebits.recipes.classify.augment import Augmentation
 from samebits.recipes.classify.config import AugmentConfig
+from samebits.recipes.classify.data import Augmentation
 from tests.recipes.class_folders import opened
 from tests.recipes.class_folders import shapes as make_shapes
 

@@ -8,9 +8,9 @@ import pytest
 
 from samebits.errors import DataError
 from samebits.recipes.classify.config import Config
-from samebits.recipes.classify.folders import list_folder
-from samebits.recipes.classify.image_sets import read_csv
+from samebits.recipes.classify.listing import read_csv
 from samebits.recipes.classify.recipe import build
+from samebits.recipes.classify.rows import list_folder
 from tests.recipes.class_folders import found, touch
 
 

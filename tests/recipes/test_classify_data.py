@@ -17,9 +17,9 @@ from samebits.data.loader import choose_num_workers
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, MakeConfig
 from samebits.recipes.classify.data import ImageFiles, preprocess
-from samebits.recipes.classify.folders import Files, list_folder
 from samebits.recipes.classify.listing import list_images, list_validation, split
 from samebits.recipes.classify.make import make
+from samebits.recipes.classify.rows import Files, list_folder
 from tests.recipes.class_folders import opened, touch
 from tests.recipes.class_folders import shapes as make_shapes
 

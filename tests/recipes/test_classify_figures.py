@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from samebits.data.samples import Batch, DatasetSamples
-from samebits.metrics import confusion
+from samebits.metrics import classification
 from samebits.metrics.classification import Accuracy
-from samebits.recipes.classify.drawing import _write_counts, draw_evaluation
+from samebits.recipes.classify.recipe import _write_counts, draw_evaluation
 from samebits.recipes.results import most_confused, top_classes
 
 
@@ -66,7 +66,7 @@ def test_a_matrix_of_many_classes_is_drawn_small(tmp_path: Path) -> None:
 
 
 def test_with_too_many_classes_for_a_matrix_each_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 50)
+    monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 50)
     classes = [f"class {place}" for place in range(60)]
     labels, predictions = torch.tensor([3, 3, 3, 3, 3, 8]), torch.tensor([3, 9, 9, 5, 5, 8])
     metric = Accuracy(60, num_worst=4)

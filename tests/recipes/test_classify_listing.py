@@ -14,9 +14,9 @@ from samebits.data.images import read_rgb
 from samebits.errors import DataError
 from samebits.recipes.classify.config import Config, DataConfig
 from samebits.recipes.classify.data import ImageFiles
-from samebits.recipes.classify.folders import list_folder
-from samebits.recipes.classify.image_sets import read_csv
+from samebits.recipes.classify.listing import read_csv
 from samebits.recipes.classify.recipe import build
+from samebits.recipes.classify.rows import list_folder
 from tests.recipes.class_folders import found, shapes, touch
 
 

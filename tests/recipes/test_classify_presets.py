@@ -26,9 +26,8 @@ import samebits as samebits_package
 from samebits.config.load import load
 from samebits.optim.schedule import factor
 from samebits.recipes.catalog import find
-from samebits.recipes.classify.augment import Augmentation
 from samebits.recipes.classify.config import Config, ModelConfig
-from samebits.recipes.classify.data import resize_px
+from samebits.recipes.classify.data import Augmentation, resize_px
 from samebits.recipes.classify.model import build_model
 
 STEPS = 1252  # an epoch of 1,281,167 images in batches of 1,024

@@ -12,11 +12,10 @@ import torchvision.models as zoo
 from safetensors.torch import save_file
 
 from samebits.errors import CheckpointError, ConfigError, DataError
-from samebits.recipes.classify import published
+from samebits.recipes.classify import model as published
 from samebits.recipes.classify.config import DataConfig, MakeConfig, ModelConfig
 from samebits.recipes.classify.make import make
-from samebits.recipes.classify.model import build_model
-from samebits.recipes.classify.published import find_published, load_published
+from samebits.recipes.classify.model import build_model, find_published, load_published
 from tests.runs import samebits
 
 VIT = "timm/vit_tiny_patch16_224"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig
 from samebits.optim.schedule import factor
 
 PICTURES, BATCH = 2939, 64  # 3,670 of flower_photos less a fifth of each class; four processes of 16

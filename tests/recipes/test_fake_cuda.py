@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from samebits.cluster.world import alone
 from samebits.data.samples import Batch
-from samebits.engine.assemble import make_job
-from samebits.engine.job import Job
+from samebits.engine.job import Job, make_job
 from tests.lab import portable_runs
 from tests.ranks.recipes_in_ranks import build_small
 

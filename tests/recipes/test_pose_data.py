@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.data.coco.store import Zip
+from samebits.data.coco import Zip
 from samebits.data.keyed import keys
 from samebits.errors import DataError
-from samebits.recipes.pose.affine import Placement
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
 from samebits.recipes.pose.skeletons import SKELETONS
+from samebits.recipes.pose.view import Placement
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 

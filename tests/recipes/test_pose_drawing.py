@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from samebits.data.samples import Batch
-from samebits.recipes.pose.drawing import draw_evaluation, draw_people, draw_prediction
 from samebits.recipes.pose.infer import Detections, to_prediction
 from samebits.recipes.pose.metric import PoseMetric
+from samebits.recipes.pose.recipe import draw_evaluation, draw_people, draw_prediction
 from samebits.recipes.pose.skeletons import COCO
 from samebits.report.pictures import colors
 

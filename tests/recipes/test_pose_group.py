@@ -11,9 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.recipes.pose.assign import SCORE, TAGS, assign, assignment_cost, match, tag_distances
 from samebits.recipes.pose.config import TestConfig as InferenceConfig
-from samebits.recipes.pose.group import adjust, find_peaks, group_people, refine, top_k
+from samebits.recipes.pose.group import (
+    SCORE,
+    TAGS,
+    adjust,
+    assign,
+    assignment_cost,
+    find_peaks,
+    group_people,
+    match,
+    refine,
+    tag_distances,
+    top_k,
+)
 from samebits.recipes.pose.skeletons import COCO
 
 CASES = [

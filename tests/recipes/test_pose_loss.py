@@ -9,7 +9,7 @@ from torch import Tensor
 
 from samebits.data.samples import Batch
 from samebits.recipes.pose.config import LossConfig
-from samebits.recipes.pose.loss import heatmap_loss, pose_loss, tag_loss
+from samebits.recipes.pose.recipe import heatmap_loss, pose_loss, tag_loss
 
 CASES = ("cp_exp_mixed", "coco_exp_mixed", "cp_max_mixed", "cp_exp_empty", "cp_exp_factors")
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.recipes.pose.affine import Placement, draw_placement
 from samebits.recipes.pose.config import DataConfig
+from samebits.recipes.pose.data import draw_heatmaps, index_joints
 from samebits.recipes.pose.skeletons import COCO, CROWDPOSE
-from samebits.recipes.pose.targets import draw_heatmaps, index_joints
+from samebits.recipes.pose.view import Placement, draw_placement
 
 HEATS = ("heat_a", "heat_b", "heat_c", "heat_d", "heat_none", "heat_edges", "heat_frac_sigma")
 INDICES = ("a", "b", "c", "d", "none", "edges")

@@ -13,7 +13,7 @@ from samebits.recipes.classify.model import build_model
 from samebits.recipes.pose.config import ModelConfig as PoseModel
 from samebits.recipes.pose.model import HigherHRNet
 from samebits.recipes.text.alphabet import Alphabet
-from samebits.recipes.text.model import crnn
+from samebits.recipes.text.recipe import crnn
 from tests.fixtures.make import digest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"

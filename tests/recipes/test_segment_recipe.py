@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from samebits.data.samples import Batch
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.segment.config import MODELS, Config, ModelConfig
-from samebits.recipes.segment.loss import segment_loss
-from samebits.recipes.segment.model import UNet, build_model
-from samebits.recipes.segment.recipe import build, dataset_info
+from samebits.recipes.segment.recipe import UNet, build, build_model, dataset_info, segment_loss
 from tests.recipes.evaluated import evaluated
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,11 +16,11 @@ from PIL import Image
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
 from samebits.recipes.classify.data import ImageFiles, preprocess
-from samebits.recipes.classify.folders import MAX_CLASSES, list_folder
-from samebits.recipes.classify.image_sets import read_csv
-from samebits.recipes.mnist.idx import read_idx
+from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.classify.rows import MAX_CLASSES, list_folder
+from samebits.recipes.mnist.data import read_idx
 from samebits.recipes.pose.infer import read_image
-from samebits.recipes.text import packed_lmdb
+from samebits.recipes.text import labels as packed_lmdb
 from samebits.recipes.text.alphabet import MAX_CHARACTERS, Alphabet
 from samebits.recipes.text.config import DataConfig as TextData
 from samebits.recipes.text.labels import read_labels

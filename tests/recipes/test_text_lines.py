@@ -14,9 +14,8 @@ from samebits.data.loader import Loader
 from samebits.errors import DataError, SamebitsError
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import Config, DataConfig
-from samebits.recipes.text.data import ground_truths
 from samebits.recipes.text.files import choose, find_alphabet
-from samebits.recipes.text.recipe import build, dataset_info
+from samebits.recipes.text.recipe import build, dataset_info, ground_truths
 
 
 def write_lines(folder: Path, texts: dict[str, str], name: str = "l.txt", size: tuple[int, int] = (60, 20)) -> None:

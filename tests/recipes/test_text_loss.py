@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from samebits.data.samples import Batch
 from samebits.recipes.text.alphabet import Alphabet
-from samebits.recipes.text.decode import beam_search, greedy, read
 from samebits.recipes.text.loss import ctc, ctc_loss
+from samebits.recipes.text.predict import beam_search, greedy, read
 
 ABC = Alphabet("abc")
 

@@ -13,10 +13,8 @@ import torch
 from samebits.data.keyed import keys
 from samebits.recipes.text.alphabet import Alphabet, read_alphabet, read_chars
 from samebits.recipes.text.config import Config
-from samebits.recipes.text.data import ground_truths
 from samebits.recipes.text.loss import ctc_loss
-from samebits.recipes.text.model import Reader, crnn
-from samebits.recipes.text.recipe import build, dataset_info
+from samebits.recipes.text.recipe import Reader, build, crnn, dataset_info, ground_truths
 from tests.recipes.parity import filled, noise, recorded
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"

@@ -12,8 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from samebits.data.keyed import keys
 from samebits.errors import DataError
 from samebits.recipes.text.config import Config, ModelConfig
-from samebits.recipes.text.model import build_model, crnn
-from samebits.recipes.text.recipe import build, dataset_info
+from samebits.recipes.text.recipe import build, build_model, crnn, dataset_info
 from tests.recipes.evaluated import evaluated, trained
 
 

@@ -17,7 +17,7 @@ from samebits.recipes.classify import recipe as classify
 from samebits.recipes.classify.config import MakeConfig
 from samebits.recipes.classify.make import make
 from samebits.recipes.mnist import recipe as mnist
-from samebits.recipes.pose import drawing, targets
+from samebits.recipes.pose import data, recipe
 from samebits.recipes.pose import recipe as pose
 from samebits.recipes.pose.skeletons import COCO
 from samebits.recipes.segment import recipe as segment
@@ -76,7 +76,7 @@ def test_joints_are_drawn_where_the_heatmaps_have_their_peaks() -> None:
     joints = np.zeros((1, 17, 3))
     joints[0, :, 0], joints[0, :, 1], joints[0, :, 2] = np.arange(17) * 3 + 2, np.arange(17) * 2 + 5, 2
     joints[0, 4, 2] = 0
-    found = drawing._joints(targets.index_joints(joints, 64, 30)[0], 64)
+    found = recipe._joints(data.index_joints(joints, 64, 30)[0], 64)
     assert found[:, 2].tolist() == [float(place != 4) for place in range(17)]
     seen = found[:, 2] > 0
     np.testing.assert_array_equal(found[seen, :2], joints[0, seen, :2])
@@ -85,5 +85,5 @@ def test_joints_are_drawn_where_the_heatmaps_have_their_peaks() -> None:
 def test_what_the_loss_leaves_out_is_dark() -> None:
     image, mask = np.zeros((256, 256, 3), np.float32), np.ones((64, 64), np.float32)
     mask[:32] = 0
-    tile = drawing._tile(image, mask, [], COCO).astype(int)
+    tile = recipe._tile(image, mask, [], COCO).astype(int)
     assert tile[10:100].mean() < 0.5 * tile[140:].mean()

@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from samebits.cluster import codec
-from samebits.data.digests import sample_digests
-from samebits.data.samples import Batch
+from samebits.data.samples import Batch, sample_digests
 from samebits.storage.tensor_file import write_tensors
 from samebits.storage.weights import weights_sha256
 

@@ -17,10 +17,8 @@ from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader
 from samebits.data.order import Step
-from samebits.engine.assemble import init_weights, make_job
-from samebits.engine.build import build_parts
-from samebits.engine.dataset_info import dataset_info_for
-from samebits.engine.job import Job
+from samebits.engine.build import build_parts, dataset_info_for
+from samebits.engine.job import Job, init_weights, make_job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
@@ -57,7 +55,9 @@ class Bench:
 
 
 @contextmanager
-def opened(source: str, overrides: Sequence[str], here: RankAssignment | None = None) -> Iterator[Bench]:
+def opened(
+    source: str, overrides: Sequence[str], here: RankAssignment | None = None
+) -> Iterator[Bench]:
     """Load a recipe's settings and join the world as `here`; None: as in the environment."""
     recipe = find(source)
     config = recipe.load(overrides).config
@@ -72,7 +72,9 @@ def joined(config: RunConfig, here: RankAssignment | None = None) -> Iterator[Wo
         yield world
 
 
-def advance(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)) -> StepResult:
+def advance(
+    job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)
+) -> StepResult:
     """Run a step and count it, as training does, without reports.
 
     Args:

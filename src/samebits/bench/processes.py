@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from samebits.cluster.env import ALONE, read_assignment
-from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
 from samebits.launch import forkserver, start
 from samebits.launch.kernels import has_effect, pin_kernels
-from samebits.launch.stopped import raise_if_stopped
+from samebits.launch.subcommand import raise_if_stopped
+from samebits.process_range import ProcessRange
 
 
 def ask(
-    entry: Callable[..., Any], arguments: tuple[Any, ...], size: ProcessRange, config: RunConfig, failure: LaunchError
+    entry: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    size: ProcessRange,
+    config: RunConfig,
+    failure: LaunchError,
 ) -> list[Any]:
     """Run an entry in new processes, and return what each of them returned, by rank.
 
@@ -33,13 +37,17 @@ def ask(
     with forkserver.temp_folder() as folder:
         code = start.launch_here(size, config, _answer, (folder, entry, arguments))
         raise_if_stopped(code)
-        from samebits.cluster import codec  # late, because of torch: the fork server imports it first
+        from samebits.cluster import (
+            codec,  # late, because of torch: the fork server imports it first
+        )
 
         files = [folder / f"rank-{rank}" for rank in range(size.most)]
         there = [file for file in files if file.is_file()]
         if code or len(there) < size.least or files[0] not in there:
             missing = ", ".join(file.name for file in files if file not in there)
-            raise failure.with_slots(cause=f"exit code {code}" if code else f"no result of {missing}")
+            raise failure.with_slots(
+                cause=f"exit code {code}" if code else f"no result of {missing}"
+            )
         return [codec.decode(file.read_bytes()) for file in there]
 
 

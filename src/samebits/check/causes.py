@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from samebits.check import compare, sources
+from samebits.check import compare, context
 from samebits.check.context import REPLACED, UNSAVED, WRITTEN
 from samebits.check.state import CACHE, GENERATOR, STATE
 
-SET_ORDER, IMPORT, UNKNOWN = "set order", "import", "unknown"
+SET_ORDER = "set order"
+IMPORT = "import"
+UNKNOWN = "unknown"
 # Phases in which the values of a stage are made, the most likely first.
 _PHASES = {
     compare.START: ("init_weights", "build", "import"),
@@ -23,20 +25,20 @@ _PHASES = {
 }
 # Kinds that differ when the same process computes the same again, the most telling first.
 _SEEN_AGAIN = (
-    WRITTEN, REPLACED, GENERATOR, sources.ENTROPY, STATE, CACHE, sources.ITERATOR, sources.CLOCK, sources.PROCESS,
+    WRITTEN, REPLACED, GENERATOR, context.ENTROPY, STATE, CACHE, context.ITERATOR, context.CLOCK, context.PROCESS,
 )  # fmt: skip
 # Kinds that differ only in another process, interpreter, worker or world.
 _ELSEWHERE = {
-    "hash": (sources.HASH, SET_ORDER, sources.ENTROPY, IMPORT, sources.PROCESS),
-    "worker": (sources.WORKER, sources.PROCESS, CACHE, STATE, GENERATOR),
-    "resume": (UNSAVED, CACHE, STATE, GENERATOR, sources.ENTROPY, sources.CLOCK, sources.PROCESS),
+    "hash": (context.HASH, SET_ORDER, context.ENTROPY, IMPORT, context.PROCESS),
+    "worker": (context.WORKER, context.PROCESS, CACHE, STATE, GENERATOR),
+    "resume": (UNSAVED, CACHE, STATE, GENERATOR, context.ENTROPY, context.CLOCK, context.PROCESS),
     "world": (
-        sources.RANK, sources.PROCESS, CACHE, UNSAVED, STATE, GENERATOR, sources.ENTROPY, IMPORT, sources.WORKER,
-        sources.CLOCK, sources.HASH,
+        context.RANK, context.PROCESS, CACHE, UNSAVED, STATE, GENERATOR, context.ENTROPY, IMPORT, context.WORKER,
+        context.CLOCK, context.HASH,
     ),
     "process": (
-        sources.ENTROPY, IMPORT, sources.PROCESS, sources.RANK, sources.CLOCK, CACHE, STATE, GENERATOR, sources.WORKER,
-        sources.HASH, SET_ORDER,
+        context.ENTROPY, IMPORT, context.PROCESS, context.RANK, context.CLOCK, CACHE, STATE, GENERATOR, context.WORKER,
+        context.HASH, SET_ORDER,
     ),
 }  # fmt: skip
 
@@ -78,11 +80,16 @@ def candidates(notes: dict[str, Any], stage: str, where: str) -> list[Cause]:
         found = [cause for cause in found if cause.phase not in ("import", "build", "open")]
     if any(cause.acts for cause in found):
         found = [cause for cause in found if cause.acts]
-    elif where == "again" and any(notes["checks"].get(f"other than state {phase}") for phase in phases):
+    elif where == "again" and any(
+        notes["checks"].get(f"other than state {phase}") for phase in phases
+    ):
         kinds = tuple(sorted(kinds, key=lambda kind: kind in (GENERATOR, STATE, CACHE)))
     if stage == compare.LOSS:  # the state of the loss function before that of the model
         found.sort(key=lambda cause: not cause.what.startswith("loss"))
-    return sorted(found, key=lambda cause: (kinds.index(cause.kind), phases.index(cause.phase), not cause.file))
+    return sorted(
+        found,
+        key=lambda cause: (kinds.index(cause.kind), phases.index(cause.phase), not cause.file),
+    )
 
 
 def _all(notes: dict[str, Any]) -> Iterable[Cause]:
@@ -90,7 +97,11 @@ def _all(notes: dict[str, Any]) -> Iterable[Cause]:
         yield Cause(each["kind"], each["what"], each["file"], each["line"], each["phase"])
     for each in notes["state"]:
         kind = IMPORT if each["phase"] == "import" else each["kind"]
-        name = each["path"] if each["what"] in (each["path"], "buffer", "parameter") else f"{each['path']}"
+        name = (
+            each["path"]
+            if each["what"] in (each["path"], "buffer", "parameter")
+            else f"{each['path']}"
+        )
         what = f"{name} ({each['what']})" if kind == GENERATOR else name
         yield Cause(kind, what, each["file"], each["line"], each["phase"], each.get("acts"))
     sets = [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]
@@ -113,7 +124,13 @@ def loops_over_sets(file: str) -> tuple[int, ...]:
             loops = [node.iter]
         elif isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
             loops = [each.iter for each in node.generators]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("list", "tuple", "enumerate", "iter", "zip"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "list",
+            "tuple",
+            "enumerate",
+            "iter",
+            "zip",
+        ):
             loops = node.args
         lines += [loop.lineno for loop in loops if _is_set(loop)]
     return tuple(sorted(set(lines)))
@@ -135,7 +152,9 @@ def explain(cause: Cause | None, stage: str, where: str) -> tuple[str, str]:
     """
     unit = "sample" if stage in (compare.SAMPLES, compare.EVALUATION) else "micro-batch"
     if cause is None:
-        return _UNKNOWN[where], f"Make it a function of the {unit} and of its seeded random numbers alone."
+        return _UNKNOWN[
+            where
+        ], f"Make it a function of the {unit} and of its seeded random numbers alone."
     text, fix = _TEXTS[cause.kind]
     return text.format(what=cause.what, unit=unit), fix.format(unit=unit, seeded=_SEEDED[unit])
 
@@ -146,21 +165,33 @@ _SEEDED = {
     "micro-batch": "Draw from torch's, numpy's or Python's global generator, which is seeded for each micro-batch.",
 }
 _TEXTS = {
-    GENERATOR: ("it draws from a random generator of its own, {what}, which continues from earlier calls", "{seeded}"),
-    sources.ENTROPY: ("it draws from an unseeded source: {what}", "Remove it. {seeded}"),
-    sources.CLOCK: ("it reads the clock: {what}", "Compute the {unit} without the time."),
-    sources.PROCESS: ("it reads what identifies a process, host or object: {what}", "Compute the {unit} without it."),
-    sources.RANK: ("it reads the rank or the number of processes: {what}", "Compute the {unit} without it."),
-    sources.WORKER: (
+    GENERATOR: (
+        "it draws from a random generator of its own, {what}, which continues from earlier calls",
+        "{seeded}",
+    ),
+    context.ENTROPY: ("it draws from an unseeded source: {what}", "Remove it. {seeded}"),
+    context.CLOCK: ("it reads the clock: {what}", "Compute the {unit} without the time."),
+    context.PROCESS: (
+        "it reads what identifies a process, host or object: {what}",
+        "Compute the {unit} without it.",
+    ),
+    context.RANK: (
+        "it reads the rank or the number of processes: {what}",
+        "Compute the {unit} without it.",
+    ),
+    context.WORKER: (
         "it depends on the DataLoader worker: {what}",
         "Compute the {unit} without the worker's id and seed. {seeded}",
     ),
-    sources.HASH: (
+    context.HASH: (
         "it calls {what}, whose result for text depends on PYTHONHASHSEED",
         "Use zlib.crc32(text.encode()) or hashlib.",
     ),
-    SET_ORDER: ("the order of {what} of texts depends on PYTHONHASHSEED", "Sort it: sorted(set(...))."),
-    sources.ITERATOR: (
+    SET_ORDER: (
+        "the order of {what} of texts depends on PYTHONHASHSEED",
+        "Sort it: sorted(set(...)).",
+    ),
+    context.ITERATOR: (
         "it takes the next value of an iterator ({what}), which continues from earlier calls",
         "Compute the value from the sample's index or key.",
     ),

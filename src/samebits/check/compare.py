@@ -1,18 +1,125 @@
-"""Comparison of the records of trials: the first difference, in the order in which a run computes."""
+"""Digests of what a step computes, and the first difference between the records of two trials."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.check.digest import INPUT, OUTPUT
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samebits.bits import as_bytes, plain_in, tensors_in
+from samebits.parallel.checksum import checksums
+
+# Digests of what a step computes: the inputs and outputs of each module, loss terms, gradients, buffers, weights.
+
+
+Event = tuple[str, str, str]
+INPUT = "input"
+OUTPUT = "output"
+ROOT = ""  # the name of the model itself among its modules
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of all tensors and plain values in a value, 16 hex digits."""
+    text = repr(([_of_tensor(tensor) for tensor in tensors_in(value)], list(plain_in(value))))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """Return a digest of each tensor, of any shape, by name; of missing ones none."""
+    return {name: _of_tensor(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _of_tensor(tensor: Tensor) -> str:
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.device.type == "cpu":  # quicker than checksums, and good enough for a few steps
+        value = zlib.crc32(as_bytes(tensor).numpy().data)
+    else:
+        value = checksums({"": tensor})[""] & (1 << 64) - 1
+    return f"{tensor.dtype} {tuple(tensor.shape)} {value:x}"
+
+
+def gradients(model: nn.Module) -> dict[str, str]:
+    """Return digests of the gradients, in the order of the backward pass: the last parameter first."""
+    return digests(
+        {name: parameter.grad for name, parameter in reversed(list(model.named_parameters()))}
+    )
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Return digests of the optimizer's tensors, named after their parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return digests(
+        {
+            f"{key} of {names.get(id(parameter), 'a parameter')}": value
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+    )
+
+
+class ModuleRecorder:
+    """Records the digests of each module's inputs and outputs, in the order in which they are computed.
+
+    Micro-batches may run in threads (batch_norm=sync), so the current list of events is a thread's own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._current = threading.local()
+        self._handles = []
+        for name, module in model.named_modules():
+            self._handles.append(
+                module.register_forward_pre_hook(self._before(name), with_kwargs=True)
+            )
+            self._handles.append(module.register_forward_hook(self._after(name)))
+
+    def start(self) -> list[Event]:
+        """Start a new list of events in this thread, and return it."""
+        self._current.events = events = list[Event]()
+        return events
+
+    def stop(self) -> None:
+        """Record no more in this thread."""
+        self._current.events = None
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, keywords: Any) -> None:
+            if (events := getattr(self._current, "events", None)) is not None:
+                events.append((INPUT, name, digest_of((inputs, keywords))))
+
+        return hook
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if (events := getattr(self._current, "events", None)) is not None:
+                events.append((OUTPUT, name, digest_of(outputs)))
+
+        return hook
+
+
+# Comparison of the records of trials: the first difference, in the order in which a run computes.
+
 
 # What a step computes, in order; the first two by micro-batch, with the modules' events between them.
 SAMPLES, FORWARD, LOSS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
     "samples", "forward", "loss", "gradients", "buffers", "weights", "optimizer", "evaluation",
 )  # fmt: skip
-START, RANKS = "start", "ranks"
+START = "start"
+RANKS = "ranks"
 _AFTER = (GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER)
-Record = Mapping[str, Any]
+TrialTrace = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,27 +142,35 @@ class TrialDifference:
         return -1 if self.step is None else self.step, order.index(self.stage)
 
 
-def merge_ranks(records: Sequence[Record]) -> tuple[dict[str, Any], TrialDifference | None]:
+def merge_ranks(records: Sequence[TrialTrace]) -> tuple[dict[str, Any], TrialDifference | None]:
     """Merge the records of a world's ranks.
 
     Returns:
         The record of the whole world, and the first difference between ranks in what they all must have.
     """
     first = records[0]
-    merged: dict[str, Any] = {"start": first["start"], "steps": {}, "evaluation": first["evaluation"]}
+    merged: dict[str, Any] = {
+        "start": first["start"],
+        "steps": {},
+        "evaluation": first["evaluation"],
+    }
     found: TrialDifference | None = None
     for number, step in first["steps"].items():
         leaves: dict[str, Any] = {}
         for record in records:
             leaves |= record["steps"][number]["micro-batches"]
             for stage in _AFTER:
-                if found is None and (name := _differing(step[stage], record["steps"][number][stage])) is not None:
+                if (
+                    found is None
+                    and (name := _differing(step[stage], record["steps"][number][stage]))
+                    is not None
+                ):
                     found = TrialDifference(stage, int(number), None, name)
         merged["steps"][number] = {**step, "micro-batches": leaves}
     return merged, found
 
 
-def first_difference(reference: Record, other: Record) -> TrialDifference | None:
+def first_difference(reference: TrialTrace, other: TrialTrace) -> TrialDifference | None:
     """Return the first difference between two worlds; of a resumed one only its own steps count."""
     for part, values in other["start"].items():
         if (name := _differing(reference["start"].get(part, {}), values)) is not None:
@@ -72,8 +187,9 @@ def first_difference(reference: Record, other: Record) -> TrialDifference | None
     return TrialDifference(EVALUATION, None, None, name, values)
 
 
-def _in_step(number: int, reference: Record, other: Record) -> TrialDifference | None:
-    one, two = reference["micro-batches"], other["micro-batches"]
+def _in_step(number: int, reference: TrialTrace, other: TrialTrace) -> TrialDifference | None:
+    one = reference["micro-batches"]
+    two = other["micro-batches"]
     leaves = sorted(one, key=int)
     for leaf in leaves:
         if (name := _differing(one[leaf]["samples"], two[leaf]["samples"])) is not None:
@@ -88,9 +204,10 @@ def _in_step(number: int, reference: Record, other: Record) -> TrialDifference |
     return None
 
 
-def first_in_pass(one: Record, other: Record) -> tuple[str, str, str] | None:
+def first_in_pass(one: TrialTrace, other: TrialTrace) -> tuple[str, str, str] | None:
     """Return stage, name and detail of the first difference between two passes of a micro-batch."""
-    events, others = list(map(tuple, one["modules"])), list(map(tuple, other["modules"]))
+    events = list(map(tuple, one["modules"]))
+    others = list(map(tuple, other["modules"]))
     for place, event in enumerate(events):
         if place >= len(others) or others[place] != event:
             is_same_call = place < len(others) and others[place][:2] == event[:2]

@@ -15,15 +15,13 @@ from typing import Any
 from samebits import scratch
 from samebits.bench.processes import ask
 from samebits.check.compare import merge_ranks
-from samebits.check.finding import Finding, not_portable, num_portable
-from samebits.check.judge import Outcome, judge
+from samebits.check.judge import Finding, Outcome, judge, not_portable, num_portable
 from samebits.check.probe import probe
-from samebits.check.sizes import TIMEOUT_S, TIMEOUTS
-from samebits.check.trial import Trial, run_trial
+from samebits.check.trial import TIMEOUT_S, TIMEOUTS, Trial, run_trial
 from samebits.cluster import codec
-from samebits.config.process_range import ProcessRange
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
+from samebits.process_range import ProcessRange
 
 # Trials of several processes on this machine: the bits of a world do not depend on its device, so one GPU serves all.
 REFERENCE = Trial("1 process")
@@ -48,7 +46,9 @@ class Report:
         }
 
 
-def check(source: str, overrides: list[str], config: RunConfig, progress: Callable[[str, int, int], None]) -> Report:
+def check(
+    source: str, overrides: list[str], config: RunConfig, progress: Callable[[str, int, int], None]
+) -> Report:
     """Check a recipe.
 
     Args:
@@ -73,20 +73,32 @@ def check(source: str, overrides: list[str], config: RunConfig, progress: Callab
         outcomes: list[Outcome] = []
         operations = notes["operations"]
         if "error" not in notes and operations and operations["refused"]:
-            return Report(not_portable(operations), [num_portable(operations)], time.monotonic() - began)
+            return Report(
+                not_portable(operations), [num_portable(operations)], time.monotonic() - began
+            )
         if "error" not in notes:
             given = [*TIMEOUTS, *overrides, *notes["settings"]]
             with _other_hash(source, given, folder / "answer") as wait:
                 for done, trial in enumerate(trials, start=1):
                     progress(trial.name, done, total)
-                    outcomes.append(_outcome(trial, _answers(trial.procs, config, run_trial, source, given, trial)))
+                    outcomes.append(
+                        _outcome(
+                            trial, _answers(trial.procs, config, run_trial, source, given, trial)
+                        )
+                    )
                 progress(OTHER_HASH.name, total - 1, total)
                 outcomes.append(_outcome(OTHER_HASH, [wait()]))
         findings, equal = judge(notes, outcomes)
-    return Report(findings, [*equal, num_portable(operations)] if operations else equal, time.monotonic() - began)
+    return Report(
+        findings,
+        [*equal, num_portable(operations)] if operations else equal,
+        time.monotonic() - began,
+    )
 
 
-def _answers(procs: int, config: RunConfig, entry: Callable[..., Any], *arguments: Any) -> list[Any]:
+def _answers(
+    procs: int, config: RunConfig, entry: Callable[..., Any], *arguments: Any
+) -> list[Any]:
     """Run an entry in new processes and return what each rank returned."""
     failure = LaunchError(
         f"a trial on {procs} process{'es' if procs > 1 else ''} failed",
@@ -101,7 +113,10 @@ def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
     if failed:
         # A rank that lost another one reports that; the other one has the reason.
         first = min(
-            failed, key=lambda answer: isinstance(answer["error"], LaunchError) and "lost" in str(answer["error"])
+            failed,
+            key=lambda answer: (
+                isinstance(answer["error"], LaunchError) and "lost" in str(answer["error"])
+            ),
         )
         line = first.get("line")
         return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
@@ -133,7 +148,9 @@ def _other_hash(source: str, overrides: list[str], file: Path) -> Iterator[Calla
             process.wait(TIMEOUT_S)
         if not file.is_file():
             code = process.returncode
-            end = f"did not end for {TIMEOUT_S} s" if code is None else f"ended with exit code {code}"
+            end = (
+                f"did not end for {TIMEOUT_S} s" if code is None else f"ended with exit code {code}"
+            )
             raise LaunchError(
                 f"the trial with PYTHONHASHSEED={seed} {end}",
                 fix="Train the recipe for an epoch on one process, whose output names the cause.",

@@ -6,35 +6,133 @@ Each trial runs in new processes. A rank writes its own record; `compare` merges
 import dataclasses
 import json
 import os
+import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from samebits.bench.bench import advance, opened
-from samebits.check.digest import ModuleRecorder, digests, gradients, optimizer_state
-from samebits.check.guard import Record, guarded, quiet, shuffle_generators
-from samebits.check.sizes import NUM_EVAL
+from samebits.check.compare import ModuleRecorder, digests, gradients, optimizer_state
 from samebits.cluster import codec
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
-from samebits.data.digests import sample_digests
+from samebits.config.load import short_path
+from samebits.config.schema import RunConfig
 from samebits.data.keyed import IntArray, KeyArray, key
 from samebits.data.loader import Loader
 from samebits.data.order import Step
-from samebits.data.samples import Batch, Samples, as_samples, groups_of
-from samebits.engine.assemble import init_weights
-from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.job import Job
-from samebits.engine.validation import evaluate_set
+from samebits.data.samples import Batch, Samples, as_samples, groups_of, sample_digests
+from samebits.engine.checkpoints import CheckpointManager
+from samebits.engine.evaluate import evaluate_set
+from samebits.engine.job import Job, init_weights
+from samebits.errors import ConfigError, SamebitsError
+from samebits.frames import is_user
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector
+
+# Sizes of a check: small micro-batches, so that a few steps take seconds on any recipe.
+
+
+MICRO_BATCH = 4
+EVAL_BATCH = 4
+# Micro-batches of a step, the first that fits: 2 and 3 processes get unequal shares of 5.
+NUM_MICRO_BATCHES = (5, 4, 3, *range(6, 100))
+NUM_EVAL = 6 * EVAL_BATCH  # validation samples
+TIMEOUT_S = 120
+# Come before the user's settings. A hang is found before the others' collectives time out, and named by its rank.
+TIMEOUTS = (
+    f"cluster.timeout_s={TIMEOUT_S}",
+    f"cluster.join_timeout_s={TIMEOUT_S}",
+    f"watch.hang_timeout_s={3 * TIMEOUT_S // 4}",
+)
+
+
+def small_sizes(config: RunConfig, num_samples: int) -> list[str]:
+    """Return settings that make a recipe's steps small and keep everything else.
+
+    No step has a single sample, which batch norm could not normalize.
+    """
+    micro = min(config.micro_batch, MICRO_BATCH)
+    steps = [micro * count for count in NUM_MICRO_BATCHES]
+    step = next((step for step in steps if num_samples % step != 1), steps[0])
+    return [
+        f"micro_batch={micro}",
+        f"global_batch={step}",
+        f"eval_batch={min(config.eval_batch, EVAL_BATCH)}",
+        f"epochs={max(config.epochs, 6)}",
+        "compile=false",
+        "activation_checkpointing=false",
+    ]
+
+
+# Run the user's code in a process of its own: quietly, with fresh generators, and with errors as values.
+
+
+TrialTrace = dict[str, Any]
+
+RAISED = "the recipe raised"  # the start of the error for an exception in the user's code
+
+
+def shuffle_generators() -> None:
+    """Seed numpy's and Python's global generators from entropy, as in a fresh interpreter.
+
+    The fork server has imported numpy, so its children would all start from the same state.
+    """
+    np.random.seed()
+    random.seed()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Discard what a recipe prints: it would appear once for each process of each trial."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def guarded(run: Callable[[], TrialTrace]) -> TrialTrace:
+    """Call a function that runs the user's code; an error becomes `{"error": ...}` with its line."""
+    try:
+        return run()
+    except SamebitsError as error:
+        return {"error": error, "line": user_line_of(error)}
+    except Exception as error:  # a bug in the recipe
+        if os.environ.get("SAMEBITS_DEBUG") == "1":
+            # The stream of before `quiet`, which discards standard error.
+            traceback.print_exception(error, file=sys.__stderr__)
+        line = user_line_of(error)
+        found = ConfigError(
+            f"{RAISED} {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}",
+            where=f"{short_path(Path(line[0]))}:{line[1]}" if line else None,
+            fix="Correct the recipe. SAMEBITS_DEBUG=1 shows the traceback.",
+        )
+        return {"error": found, "line": line}
+
+
+def user_line_of(error: BaseException) -> list[Any] | None:
+    """Return file and line of the user's innermost frame of an error, if it has one."""
+    # Errors that were raised `from` another one: the user's frame may be in the first of them.
+    chain: BaseException | None = error
+    while chain is not None:
+        lines = [[each.filename, each.lineno] for each in traceback.extract_tb(chain.__traceback__)]
+        if users := [line for line in lines if is_user(str(line[0]))]:
+            return users[-1]
+        chain = chain.__cause__
+    return None
+
 
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
@@ -52,7 +150,9 @@ class Trial:
     is_uneven: bool = False  #: Whether each rank waits a random time before each micro-batch.
     folder: Path | None = None  #: Folder of the checkpoint; None: none is written or read.
     is_resume: bool = False  #: Whether to resume from the checkpoint instead of writing it.
-    is_other_hash: bool = False  #: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
+    is_other_hash: bool = (
+        False  #: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
+    )
 
 
 class Slice(Samples):
@@ -60,8 +160,10 @@ class Slice(Samples):
 
     def __init__(self, source: Any, count: int) -> None:
         samples = as_samples(source)
-        self._samples, self._count = samples, min(count, len(samples))
-        self.is_costly, self.finish = samples.is_costly, samples.finish
+        self._samples = samples
+        self._count = min(count, len(samples))
+        self.is_costly = samples.is_costly
+        self.finish = samples.finish
         groups = groups_of(source)
         self.groups = None if groups is None else groups[: self._count]
 
@@ -73,7 +175,9 @@ class Slice(Samples):
         return self._samples.batch(indices, keys)
 
 
-def run_trial(source: str, overrides: list[str], trial: Trial, here: RankAssignment | None = None) -> Record:
+def run_trial(
+    source: str, overrides: list[str], trial: Trial, here: RankAssignment | None = None
+) -> TrialTrace:
     """Run a trial as one process of its world, and return this rank's record or error.
 
     Args:
@@ -84,16 +188,20 @@ def run_trial(source: str, overrides: list[str], trial: Trial, here: RankAssignm
         return guarded(lambda: _run(source, overrides, trial, here))
 
 
-def _run(source: str, overrides: list[str], trial: Trial, here: RankAssignment | None) -> Record:
+def _run(
+    source: str, overrides: list[str], trial: Trial, here: RankAssignment | None
+) -> TrialTrace:
     with opened(source, [*overrides, f"loader.num_workers={trial.workers}"], here) as bench:
-        world, config, manager = bench.world, bench.config, None
+        world = bench.world
+        config = bench.config
+        manager = None
         job = bench.job(is_restart=True)
         if trial.folder is not None:
             manager = CheckpointManager(RunFolder(trial.folder), config.checkpoint, world)
         if trial.is_resume:
             assert manager is not None
             manager.restore(job, "auto", lambda error: None)
-            start: Record = {}
+            start: TrialTrace = {}
         else:
             init_weights(job, bench.build)
             info = {"": json.dumps(bench.dataset_info)}
@@ -111,11 +219,18 @@ def _run(source: str, overrides: list[str], trial: Trial, here: RankAssignment |
 class _RecordingLoader:
     """A loader that records each micro-batch's samples, and delays it where ranks have uneven speed."""
 
-    def __init__(self, loader: Loader, recorder: ModuleRecorder, is_uneven: bool, rank: int) -> None:
-        self._loader, self._recorder, self._is_uneven, self._rank = loader, recorder, is_uneven, rank
+    def __init__(
+        self, loader: Loader, recorder: ModuleRecorder, is_uneven: bool, rank: int
+    ) -> None:
+        self._loader = loader
+        self._recorder = recorder
+        self._is_uneven = is_uneven
+        self._rank = rank
         self.step: Step | None = None
-        self.found: dict[int, Record] = {}
-        self._current = threading.local()  # with batch_norm=sync, each micro-batch has a thread of its own
+        self.found: dict[int, TrialTrace] = {}
+        self._current = (
+            threading.local()
+        )  # with batch_norm=sync, each micro-batch has a thread of its own
 
     def batch(self, indices: IntArray, keys: KeyArray, **options: bool) -> Batch:
         """Return the next batch, (N,) samples, as `Loader.batch` does, and record its samples."""
@@ -148,10 +263,13 @@ def steps_to_run(steps_per_epoch: int) -> list[int]:
     """Return the steps of a trial: the first ones, and if an epoch is longer, those around its end."""
     if steps_per_epoch <= NUM_STEPS - 2:
         return list(range(NUM_STEPS))
-    return [*range(SAVED_AFTER), *range(steps_per_epoch - 1, steps_per_epoch - 1 + NUM_STEPS - SAVED_AFTER)]
+    return [
+        *range(SAVED_AFTER),
+        *range(steps_per_epoch - 1, steps_per_epoch - 1 + NUM_STEPS - SAVED_AFTER),
+    ]
 
 
-def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict[str, Record]:
+def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict[str, TrialTrace]:
     """Run a trial's steps, or those after the stop, and return their records by step.
 
     Args:
@@ -168,10 +286,11 @@ def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict
     recording = _RecordingLoader(loader, recorder, trial.is_uneven, job.world.rank)
     parts = job.parts
     job.parts = dataclasses.replace(parts, loss=recording.loss(parts.loss))
-    found: dict[str, Record] = {}
+    found: dict[str, TrialTrace] = {}
     try:
         for done, plan in enumerate(plans, start=1):
-            recording.step, recording.found = plan, {}
+            recording.step = plan
+            recording.found = {}
             advance(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
             found[str(plan.number)] = {
                 "micro-batches": {str(leaf): parts for leaf, parts in recording.found.items()},

@@ -4,11 +4,23 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli import call, check, config, data, diff, evaluate, export, hub, predict, track, train, trust, verify
-from samebits.cli.finders import find, sweep
-from samebits.cli.machines import doctor, launch, plan, scale, simulate, submit
+from samebits.cli import (
+    config,
+    data,
+    doctor,
+    find,
+    launch,
+    model,
+    plan,
+    replay,
+    runs,
+    scale,
+    simulate,
+    sweep,
+    track,
+    train,
+)
 from samebits.cli.options import CONTEXT, Commands, LocalRank
-from samebits.cli.views import compare, report, runs
 from samebits.version import __version__
 
 # Plain help takes half the time of help with boxes, and reads the same in a log.
@@ -32,7 +44,10 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
     local_rank: LocalRank = None,  # torch.distributed.launch puts it before the command's name
 ) -> None:
@@ -44,26 +59,26 @@ def _root(
 
 app.command("train")(train.train)
 app.command("launch", context_settings=launch.CONTEXT)(launch.launch)
-app.command("eval")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("verify")(verify.verify)
-app.command("diff")(diff.diff)
+app.command("eval")(model.evaluate)
+app.command("predict")(model.predict)
+app.command("verify")(replay.verify)
+app.command("diff")(replay.diff)
 app.command("runs")(runs.runs)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("export")(export.export)
-app.command("push")(hub.push)
-app.command("pull")(hub.pull)
+app.command("compare")(runs.compare)
+app.command("report")(runs.report)
+app.command("export")(model.export)
+app.command("push")(model.push)
+app.command("pull")(model.pull)
 app.command("config")(config.config)
-app.command("check")(check.check)
+app.command("check")(replay.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)
-app.command("submit", cls=sweep.SweepCommand)(submit.submit)
-app.command("trust")(trust.trust)
-app.command("call", hidden=True)(call.call)
+app.command("submit", cls=sweep.SweepCommand)(launch.submit)
+app.command("trust")(config.trust)
+app.command("call", hidden=True)(launch.call)
 app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")

@@ -1,4 +1,4 @@
-"""`samebits config`: the recipes and presets, and all settings of one."""
+"""`samebits config` and `samebits trust`: settings, and files that may run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samebits.cli.options import Debug, Overrides
+from samebits.config.load import given_path
 
 if TYPE_CHECKING:
     from samebits.config.describe import Row
     from samebits.recipes.catalog import RecipeSpec
 
-SourceName = Annotated[str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")]
-AsSchema = Annotated[bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")]
+
+# `samebits config`: the recipes and presets, and all settings of one.
+
+
+SourceName = Annotated[
+    str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")
+]
+AsSchema = Annotated[
+    bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")
+]
 
 _VALUE_WIDTH = 12
 _MIN_TEXT = 20
@@ -25,7 +35,10 @@ _FIRM_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def config(
-    source: SourceName = None, overrides: Overrides = None, schema: AsSchema = False, debug: Debug = False
+    source: SourceName = None,
+    overrides: Overrides = None,
+    schema: AsSchema = False,
+    debug: Debug = False,
 ) -> None:
     """Show all settings: value, meaning and type. Without SOURCE: all recipes and presets."""
     if source is None:
@@ -41,7 +54,11 @@ def config(
     found = find(source)
     values, changed = preview(found.config_class, found.layers, overrides or [])
     if schema:
-        print(json.dumps(describe.schema(found.config_class, values, f"samebits {found.name}"), indent=2))
+        print(
+            json.dumps(
+                describe.schema(found.config_class, values, f"samebits {found.name}"), indent=2
+            )
+        )
         return
     rows = describe.table(found.config_class, values)
     from samebits.report.console import Console
@@ -75,7 +92,9 @@ def _setting_lines(
 
     key_width = max(len(row.key) for row in rows)
     base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
-    yield from hanging("", f"{source}: all settings with their values, meanings and types. Based on {base}.", width)
+    yield from hanging(
+        "", f"{source}: all settings with their values, meanings and types. Based on {base}.", width
+    )
     any_changed = False
     yield ""
     for row in rows:
@@ -107,6 +126,51 @@ def hanging(head: str, text: str, width: int) -> list[str]:
     """Wrap a text behind a head, with further lines indented to its start."""
     if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
         return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
-    lines = textwrap.wrap(text, width - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(
+        text, width - len(head), break_long_words=False, break_on_hyphens=False
+    ) or [""]
     lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
-    return [f"{head if number == 0 else ' ' * len(head)}{line}".rstrip() for number, line in enumerate(lines)]
+    return [
+        f"{head if number == 0 else ' ' * len(head)}{line}".rstrip()
+        for number, line in enumerate(lines)
+    ]
+
+
+# `samebits trust`: recipe and tracker files that may run without being named, and keys of those who sign models.
+
+
+TrustedFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="A recipe file (.py), or a public key (.pub).", show_default=False
+    ),
+]
+
+
+def trust(file: TrustedFile, debug: Debug = False) -> None:
+    """Trust a recipe file, or the key of a publisher who signs models.
+
+    A file with a recipe or tracker then runs when only a YAML file or a run folder names it, at this path and until it
+    changes. A file that is named on the command line needs no trust. With a key, pull and verify take the models that
+    it signed, and refuse others.
+    """
+    from samebits.errors import ConfigError
+    from samebits.recipes.trust import list_path, trust
+
+    path = given_path(Path(file), "FILE")
+    if path.suffix == ".pub":
+        from samebits.inference.signature import trust_key
+
+        fingerprint, copy = trust_key(path)
+        print(
+            f"trusted: {path.stem}, as a signer of models\nkey      {fingerprint}\ncopy     {copy}"
+        )
+        return
+    if path.suffix != ".py":
+        raise ConfigError(
+            f"{path} is neither a recipe file nor a public key",
+            allowed="NAME.py or NAME.pub",
+            fix="Name the Python file of the recipe, or the file of the key.",
+        )
+    sha256 = trust(path)
+    print(f"trusted: {path.resolve()}\nsha256   {sha256}\nlist     {list_path()}")

@@ -19,14 +19,22 @@ from samebits.cli.app import app
 from samebits.cli.options import DEBUG_VARIABLE
 from samebits.cluster import abort
 from samebits.errors import ConfigError, LaunchError, SamebitsError, to_json
-from samebits.launch.commands import ERROR_FILE
 from samebits.launch.ssh import stop_at_eof
+from samebits.launch.subcommand import ERROR_FILE
 from samebits.open_files import is_too_many_files, too_many_files
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 # Errors of a path that no nearer code has handled.
-_OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+_OF_PATHS = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
 
 
 def main() -> None:
@@ -63,7 +71,9 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
         _print_error(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as stop:
-        if isinstance(stop.__cause__, EOFError):  # typer takes a file that ends too early for Ctrl-D
+        if isinstance(
+            stop.__cause__, EOFError
+        ):  # typer takes a file that ends too early for Ctrl-D
             raise stop.__cause__ from None
         return INTERRUPTED
     except BrokenPipeError:
@@ -73,9 +83,11 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
             _print_error(too_many_files())
             return LaunchError.exit_code
         if error.errno in _OF_PATHS and error.filename is not None:
-            what, fix = f"can't use {error.filename}", "Use another file or folder."
+            what = f"can't use {error.filename}"
+            fix = "Use another file or folder."
         elif error.errno in (errno.ENOSPC, errno.EIO):
-            what, fix = f"can't write {error.filename or 'the output'}", "Free disk space."
+            what = f"can't write {error.filename or 'the output'}"
+            fix = "Free disk space."
             _drop(sys.stdout)
         else:
             raise
@@ -148,4 +160,6 @@ def _check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder no longer exists", fix="Change to a folder that exists: cd ~") from None
+        raise ConfigError(
+            "the current folder no longer exists", fix="Change to a folder that exists: cd ~"
+        ) from None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperGroup
 
-from samebits.config.given import given_path
+from samebits.config.load import given_path
 from samebits.errors import printable
 
 DEBUG_VARIABLE = "SAMEBITS_DEBUG"
@@ -79,10 +79,15 @@ def line_text(text: str) -> str:
 
 def print_report(lines: Iterable[str]) -> None:
     """Print the lines of a report. A terminal gets them wrapped between words, below the text after their label."""
-    is_wrapped, width = sys.stdout.isatty(), shutil.get_terminal_size().columns
+    is_wrapped = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns
     for line in lines:
         wrapped = textwrap.wrap(
-            line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False
+            line,
+            width,
+            subsequent_indent=" " * _LABEL,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
         print("\n".join(wrapped) if is_wrapped else line)
 
@@ -100,26 +105,42 @@ class Commands(TyperGroup):
 
 def command_group(help: str) -> typer.Typer:
     """Return a group of commands within `samebits`, such as `samebits data`."""
-    return typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help=help, context_settings=CONTEXT)
+    return typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help=help,
+        context_settings=CONTEXT,
+    )
 
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1."),
 ]
 MachineOverrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings for this machine, such as data.root=DIR loader.num_workers=2."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings for this machine, such as data.root=DIR loader.num_workers=2.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True)
+    bool,
+    typer.Option(
+        "--debug", callback=_switch_on_debug, help="Show the traceback of an error.", is_eager=True
+    ),
 ]
 # Old launchers add it to the command; torchrun sets a variable too.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 # A recipe, preset or file with the settings to train with.
-SourceName = Annotated[str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)]
+SourceName = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)
+]
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False),
 ]
 # A trained model: run folder or file, the preset of a file, and the weights to take.
 Model = Annotated[
@@ -132,11 +153,16 @@ Model = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."),
+    typer.Option(
+        metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."
+    ),
 ]
 Checkpoint = Annotated[
     str,
-    typer.Option(metavar="WHICH", help="last: the final weights; best; or a checkpoint's name such as step-000230."),
+    typer.Option(
+        metavar="WHICH",
+        help="last: the final weights; best; or a checkpoint's name such as step-000230.",
+    ),
 ]
 # A world that the user starts process by process.
 Init = Annotated[

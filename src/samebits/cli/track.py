@@ -9,7 +9,10 @@ from samebits.cli.options import Debug, RunFolder
 from samebits.errors import CheckpointError, ConfigError
 
 To = Annotated[
-    list[str], typer.Option(metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated.")
+    list[str],
+    typer.Option(
+        metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."
+    ),
 ]
 
 
@@ -18,12 +21,11 @@ def track(run: RunFolder, to: To, debug: Debug = False) -> None:
 
     Only records that a tracker has not received yet are sent: after a failure, or for a run that had no tracker.
     """
-    from samebits.config.sections import TRACKERS
+    from samebits.config.schema import TRACKERS
     from samebits.recipes.trust import trust_named
     from samebits.report.trackers.known import check_trackers, label
     from samebits.report.trackers.start import TrackerProcess
-    from samebits.storage.run_entries import check_entries
-    from samebits.storage.run_path import check_run_path
+    from samebits.storage.run_folder import check_entries, check_run_path
 
     check_run_path(run)
     for name in to:
@@ -35,7 +37,9 @@ def track(run: RunFolder, to: To, debug: Debug = False) -> None:
     is_done = (run / "result.json").is_file()
     for name in to:
         trust_named(name)
-        process = TrackerProcess(name, run, lambda text: print(text, file=sys.stderr), is_new=False, is_patient=True)
+        process = TrackerProcess(
+            name, run, lambda text: print(text, file=sys.stderr), is_new=False, is_patient=True
+        )
         process.end("done" if is_done else "stopped")
         process.close()
         if process.has_failed:

@@ -6,26 +6,41 @@ from contextlib import contextmanager
 
 import torch
 
-READING, COMPUTING, REDUCING, UPDATING = "reading samples", "forward and backward", "reducing gradients", "updating"
+READING = "reading samples"
+COMPUTING = "forward and backward"
+REDUCING = "reducing gradients"
+UPDATING = "updating"
 
 
 class Activity:
     """Current activity of the main thread; other threads may read it without a lock."""
 
     def __init__(self) -> None:
-        self.doing, self.waits = "starting", False  #: Its name, and whether it waits for other ranks.
+        self.doing, self.waits = (
+            "starting",
+            False,
+        )  #: Its name, and whether it waits for other ranks.
         self.step: int | None = None  #: The optimizer step, from 0; None outside of steps.
-        self.is_paused = False  #: Whether no timeout applies, such as between the epochs of a script.
-        self.num_beats = 0  #: Number of activities entered so far. A rank makes progress if this grows.
+        self.is_paused = (
+            False  #: Whether no timeout applies, such as between the epochs of a script.
+        )
+        self.num_beats = (
+            0  #: Number of activities entered so far. A rank makes progress if this grows.
+        )
         self.work_s = 0.0  #: Seconds of own work in steps: reading, forward, backward, without waits for other ranks.
         self.num_steps, self.num_micro_batches = 0, 0  #: Those that `work_s` covers.
-        self.wait_s = 0.0  #: Seconds of waiting in steps so far: for other ranks and for the network.
-        self._step_began, self._waited_s, self._work_before = 0.0, 0.0, 0.0
+        self.wait_s = (
+            0.0  #: Seconds of waiting in steps so far: for other ranks and for the network.
+        )
+        self._step_began = 0.0
+        self._waited_s = 0.0
+        self._work_before = 0.0
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def enter(self, doing: str, *, waits: bool = False) -> None:
         """Enter an activity of this name, and note whether it waits for other ranks."""
-        self.doing, self.waits = doing, waits
+        self.doing = doing
+        self.waits = waits
         self.num_beats += 1
 
     @contextmanager
@@ -43,10 +58,15 @@ class Activity:
     def begin_step(self, step: int, device: torch.device) -> None:
         """Start a step, counted from 0, and with it this rank's own work; CUDA events time it on a GPU."""
         self.step = step
-        self._step_began, self._waited_s, self._work_before = time.perf_counter(), 0.0, self.work_s
+        self._step_began = time.perf_counter()
+        self._waited_s = 0.0
+        self._work_before = self.work_s
         if device.type == "cuda":
             # The host only enqueues kernels, so their duration has to be measured on the device.
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True),
+            )
             self._events[0].record()
 
     def end_work(self, num_micro_batches: int) -> None:

@@ -30,7 +30,9 @@ class ReservedPort:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind((host, 0))
         port = int(self._socket.getsockname()[1])
-        if not sys.platform.startswith("linux"):  # on other systems no process could listen on a bound port
+        if not sys.platform.startswith(
+            "linux"
+        ):  # on other systems no process could listen on a bound port
             self.close()
         return port
 
@@ -61,7 +63,9 @@ def store_address(host: str, port: int) -> str:
         An address of this machine, or `host` itself if it is another machine.
     """
     try:
-        found = {str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        found = {
+            str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        }
     except (OSError, UnicodeError):
         return host
     # In a fixed order, since the store and its clients on this machine have to find the same address.
@@ -146,7 +150,14 @@ def interface_towards(init: str) -> str:
         interfaces = psutil.net_if_addrs()
     except (psutil.Error, OSError):
         return ""
-    return next((name for name, entries in interfaces.items() if own in [entry.address for entry in entries]), "")
+    return next(
+        (
+            name
+            for name, entries in interfaces.items()
+            if own in [entry.address for entry in entries]
+        ),
+        "",
+    )
 
 
 def link_speed(init: str) -> float | None:

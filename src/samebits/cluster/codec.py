@@ -40,7 +40,10 @@ def encode(value: Any) -> bytes:
     blobs = bytearray()
     try:
         text = json.dumps(_packed(value, blobs), separators=(",", ":")).encode()
-    except (ValueError, RecursionError) as error:  # a value that contains itself, or a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a value that contains itself, or a number of thousands of digits
         raise TypeError(f"a value cannot be sent to other processes: {error}") from None
     return b"".join([len(text).to_bytes(_HEADER_BYTES, "little"), text, blobs])
 
@@ -58,7 +61,15 @@ def decode(data: bytes, device: torch.device | None = None) -> Any:
         blobs = memoryview(data)[_HEADER_BYTES + length :]
         text = data[_HEADER_BYTES : _HEADER_BYTES + length]
         return json.loads(text, object_hook=lambda found: _unpacked(found, blobs, device))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
         raise MessageError(f"a message cannot be decoded: {error}"[:200]) from None
 
 
@@ -85,7 +96,9 @@ def _packed(value: Any, blobs: bytearray) -> Any:
     if isinstance(value, dict):
         if all(type(name) is str for name in value) and _TYPE not in value:
             return {name: _packed(item, blobs) for name, item in value.items()}
-        return _tagged("dict", [[_packed(name, blobs), _packed(item, blobs)] for name, item in value.items()])
+        return _tagged(
+            "dict", [[_packed(name, blobs), _packed(item, blobs)] for name, item in value.items()]
+        )
     if isinstance(value, tuple):
         return _tagged("tuple", _packed_items([*value], blobs))
     if isinstance(value, frozenset | set):
@@ -97,9 +110,13 @@ def _packed(value: Any, blobs: bytearray) -> Any:
         return _tagged("path", str(value))
     if isinstance(value, errors.SamebitsError):
         return _tagged("error", errors.to_json(value))
-    if isinstance(value, bool | int | float | str):  # of a type of its own, as an IntEnum: its plain value
+    if isinstance(
+        value, bool | int | float | str
+    ):  # of a type of its own, as an IntEnum: its plain value
         return next(plain(value) for plain in (int, float, str) if isinstance(value, plain))
-    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent to other processes")
+    raise TypeError(
+        f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent to other processes"
+    )
 
 
 def _packed_items(items: list[Any], blobs: bytearray) -> list[Any]:
@@ -120,7 +137,8 @@ def _add(blob: bytes, blobs: bytearray) -> list[int]:
 def _unpacked(found: dict[str, Any], blobs: memoryview, device: torch.device | None) -> Any:
     if _TYPE not in found:
         return found
-    name, content = found[_TYPE], found["of"]
+    name = found[_TYPE]
+    content = found["of"]
     if name == "tensor":
         dtype, shape, is_on_device, span = content
         kind = _dtype(dtype)

@@ -13,7 +13,7 @@ from torch.distributed import Store
 from samebits.cluster import codec
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import counted
-from samebits.cluster.views.waits import wait_for_peers
+from samebits.cluster.views.torch_traps import wait_for_peers
 from samebits.cluster.world import World
 from samebits.errors import LaunchError, SamebitsError
 
@@ -160,7 +160,9 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
     with world.activity.waiting(EXCHANGING):
         # All are started before the first wait, so that small tensors do not take a round trip each.
         works = [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]
-        wait_for_peers(world.membership, lambda: [work.wait() for work in works if work is not None])
+        wait_for_peers(
+            world.membership, lambda: [work.wait() for work in works if work is not None]
+        )
     for tensor, buffer in zip(tensors, buffers, strict=True):
         # `contiguous` returns the tensor itself where it is contiguous: then there is nothing to copy.
         if buffer.data_ptr() != tensor.data_ptr():
@@ -177,15 +179,19 @@ def barrier(world: World, timeout_s: float) -> None:
     """
     if world.store is None:
         return
-    turn, store = next(world.turns), world.store
+    turn = next(world.turns)
+    store = world.store
     try:
         store.set(f"barrier/{world.rank}", str(turn))
         # No rank can be a barrier ahead, so the count reaches this value only when all ranks have arrived.
         store.add("barrier/count", 1)
-        end, pause_s = time.monotonic() + timeout_s, 0.001
+        end = time.monotonic() + timeout_s
+        pause_s = 0.001
         while _count(store, "barrier/count") < turn * world.size:
             if time.monotonic() > end:
-                missing = [rank for rank in range(world.size) if _count(store, f"barrier/{rank}") < turn]
+                missing = [
+                    rank for rank in range(world.size) if _count(store, f"barrier/{rank}") < turn
+                ]
                 raise LaunchError(
                     f"waited {timeout_s:.0f} s for {world.size} processes: {ranks_text(missing)} did not come",
                     where=f"barrier {turn} of rank {world.rank} ({world.host})",

@@ -20,12 +20,145 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch.distributed import Store
 
-from samebits.cluster import peer_errors, stacks
-from samebits.cluster.rendezvous import RankInfo
-from samebits.cluster.signed import SignedStore, peek
-from samebits.cluster.timeout import REPORT_EVERY_S, call_with_timeout
+from samebits.cluster import stacks
+from samebits.cluster.rendezvous import RankInfo, ranks_text
+from samebits.cluster.signed import SignedStore, error_from_store, peek
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
 from samebits.errors import LaunchError
+from samebits.errors import to_json as error_to_json
+from samebits.open_files import explained, is_too_many_files, too_many_files
 from samebits.scratch import is_running
+
+# Log lines and errors of ranks that have joined and then wait for connections to each other.
+
+
+# How gloo reports a peer that had connected and then ended.
+_ENDED_PEER = ("closed by peer", "reset by peer", "broken pipe")
+# Parts of the messages with which torch, gloo and NCCL report the loss of another rank.
+LOST_PEER = (*_ENDED_PEER, "connection refused", "gloo", "nccl", "timed out waiting")
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an error reports the loss of another process, whose own error has the reason.
+
+    torch raises a RuntimeError for it. An OSError about a connection comes from something else, such as a download or a
+    closed terminal.
+    """
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in text for part in LOST_PEER)
+
+
+def name(info: RankInfo) -> str:
+    """Return a rank with its host and process id: rank 1 (host, pid 77)."""
+    return f"rank {info.rank} ({info.host}, pid {info.pid})"
+
+
+def still_waiting(
+    infos: Sequence[RankInfo],
+    missing: Sequence[int],
+    waited_s: float,
+    limit_s: float,
+    quiet: Sequence[RankInfo],
+) -> str:
+    """Format the log line for a group that takes long to connect; `quiet`: ranks that have stopped reporting."""
+    names = f"\n  no sign of life from {', '.join(map(name, quiet[:4]))}" if quiet else ""
+    have = "has" if len(missing) == 1 else "have"
+    return (
+        f"connecting {len(infos)} processes: {ranks_text(missing)} {have} not connected, {waited_s:.0f} s{names}"
+        f"\n  giving up in {as_clock(limit_s - waited_s)} (cluster.join_timeout_s)"
+    )
+
+
+def lost_rank_error(info: RankInfo, reason: str) -> LaunchError:
+    """Return the error for a rank that has ended or become unreachable."""
+    return LaunchError(
+        f"lost {name(info)} before all ranks were connected: {reason}",
+        cause="it was killed or has failed, and its own output gives the reason; or its machine or network is down",
+        fix="Start again; add --resume auto if the run has saved a checkpoint.",
+    )
+
+
+def lost_agent(rank: int, reason: str) -> LaunchError:
+    """Return the error for torchrun's agent, which serves the store, having ended."""
+    return LaunchError(
+        f"rank {rank} lost the store of torchrun's agent before all ranks were connected",
+        given=reason,
+        cause="that agent has ended",
+        fix="Start torchrun again; add --resume auto if the run has saved a checkpoint.",
+    )
+
+
+def gave_up(
+    missing: Sequence[int], limit_s: float, stopped: Sequence[RankInfo], quiet: Sequence[RankInfo]
+) -> LaunchError:
+    """Return the error for a group that has not connected in time; `stopped`: by a signal or debugger, on this host."""
+    what = f"gave up connecting: {ranks_text(missing)} had not connected after {limit_s:.0f} s"
+    where = "cluster.join_timeout_s"
+    if stopped:
+        names = ", ".join(map(name, stopped))
+        pids = " ".join(str(info.pid) for info in stopped)
+        cause = f"stopped by SIGSTOP or a debugger: {names}"
+        return LaunchError(
+            what, where=where, cause=cause, fix=f"Resume it, then start again: kill -CONT {pids}"
+        )
+    if quiet:
+        cause = f"no sign of life from {', '.join(map(name, quiet[:4]))}"
+        return LaunchError(
+            what, where=where, cause=cause, fix="Check those processes and the network to them."
+        )
+    return _unreachable(what, where)
+
+
+def _unreachable(what: str, where: str | None = None) -> LaunchError:
+    return LaunchError(
+        what,
+        where=where,
+        cause="these processes are alive, but they use a network interface that the other machines cannot reach, "
+        "or a firewall blocks their ports",
+        fix="On each machine, set GLOO_SOCKET_IFNAME (cpu) or NCCL_SOCKET_IFNAME (cuda) to the right interface; "
+        "`ip address` lists them.",
+    )
+
+
+def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = "") -> LaunchError:
+    """Return the error of torch for a group of live ranks; `refusals`: evidence that another program uses the store."""
+    if is_too_many_files(failure):
+        return too_many_files()
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    if any(part in reason.lower() for part in _ENDED_PEER):
+        return LaunchError(
+            f"{name(info)} lost another process before all ranks were connected",
+            given=reason[:200],
+            cause="that process has ended; its own output gives the reason",
+            fix="Read the output of the other ranks.",
+        )
+    what = f"{name(info)} joined the rendezvous, but can't connect to the other ranks: {reason}"
+    if refusals:
+        fix = "End the other program; `ss -tnp` lists the programs connected to the run's ports."
+        return LaunchError(what, cause=refusals, fix=fix)
+    return explained(_unreachable(what))
+
+
+def to_json(error: LaunchError, num_lost: int) -> dict[str, Any]:
+    """Return a verdict, the error that all ranks but `num_lost` raise, as plain JSON for the store."""
+    return {**error_to_json(error), "num_lost": num_lost}
+
+
+def from_json(verdict: Any) -> tuple[LaunchError, int]:
+    """Read a verdict from the store.
+
+    Returns:
+        The error that all ranks raise, and the number of lost ranks. For a damaged verdict, an error that reports the
+        damage.
+    """
+    error = error_from_store(verdict)
+    if error is None or type(verdict.get("num_lost")) is not int:
+        return LaunchError(
+            "another rank gave up connecting, but its reason in the store is damaged",
+            fix="Read the output of the other ranks.",
+        ), 1
+    return error, verdict["num_lost"]
+
 
 # Most groups connect before the monitor's first check, so a normal start pays only for an idle thread.
 FIRST_LOOK_S = 1.0
@@ -38,7 +171,9 @@ LINGER_S = 3.0
 # Even where the last rank joined late, connecting gets this long.
 LEAST_S = 10.0
 VERDICT = "connect/verdict"
-_ALIVE, _DONE, _COUNT = "connect/alive", "connect/done", "connect/count"
+_ALIVE = "connect/alive"
+_DONE = "connect/done"
+_COUNT = "connect/count"
 
 
 def time_left(join_timeout_s: float, start: float) -> float:
@@ -96,8 +231,12 @@ class _Monitor:
         report: Callable[[str], None],
         has_agent_store: bool,
     ) -> None:
-        self._rank, self._infos, self._store = rank, infos, store
-        self._limit_s, self._report, self._has_agent_store = limit_s, report, has_agent_store
+        self._rank = rank
+        self._infos = infos
+        self._store = store
+        self._limit_s = limit_s
+        self._report = report
+        self._has_agent_store = has_agent_store
         # Each rank reads a key of every other one, so large worlds look less often.
         self._period_s = max(PERIOD_S, len(infos) / 256)
         self._reported: dict[int, bytes] = {}
@@ -143,7 +282,7 @@ class _Monitor:
             if self._is_lowest:
                 quiet = [self._infos[other] for other in self._quiet()]
                 missing = sorted([*self._not_done(), self._rank])
-                self._report(peer_errors.still_waiting(self._infos, missing, waited_s, self._limit_s, quiet))
+                self._report(still_waiting(self._infos, missing, waited_s, self._limit_s, quiet))
 
     def wait_for_verdict(self, failure: BaseException) -> NoReturn:
         """Raise the reason why this rank could not connect, once it is known which other ranks are alive."""
@@ -165,14 +304,20 @@ class _Monitor:
                 return
             self._wake.clear()
             now = time.monotonic()
-            passed_s, looked_at, pause_s = min(now - looked_at, 2 * self._period_s), now, self._period_s
+            passed_s = min(now - looked_at, 2 * self._period_s)
+            looked_at = now
+            pause_s = self._period_s
             try:
                 store = store or self._store.clone()
                 store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
                 if (verdict := store.get(VERDICT)) is not None:
                     self._adopt(store.store, verdict)
                 elif (ended := self._find_ended(store.store)) is not None:
-                    self._decide(store, peer_errors.lost(self._infos[ended], "its process has ended"), num_lost=1)
+                    self._decide(
+                        store,
+                        lost_rank_error(self._infos[ended], "its process has ended"),
+                        num_lost=1,
+                    )
                 else:
                     self._judge(store, passed_s)
                 if self._verdict is not None:
@@ -188,9 +333,11 @@ class _Monitor:
         for other in self._others():
             if self._is_done(store, other):
                 continue
-            report, before = peek(store, f"{_ALIVE}/{other}"), self._reported.get(other)
+            report = peek(store, f"{_ALIVE}/{other}")
+            before = self._reported.get(other)
             if report is not None and report != before:
-                self._silent_s[other], self._reported[other] = 0.0, report
+                self._silent_s[other] = 0.0
+                self._reported[other] = report
                 if before is not None:  # the first report may be old
                     self._alive.add(other)
             else:
@@ -202,18 +349,25 @@ class _Monitor:
         silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
-            self._decide(signed, peer_errors.lost(self._infos[silent[0]], reason), num_lost=len(silent))
+            self._decide(
+                signed, lost_rank_error(self._infos[silent[0]], reason), num_lost=len(silent)
+            )
         elif isinstance(self._failure, TimeoutError):
-            waiting, quiet = self._not_done(), self._quiet()
+            waiting = self._not_done()
+            quiet = self._quiet()
             if self._alive.issuperset(set(waiting).difference(quiet)):
                 infos = [self._infos[other] for other in waiting]
-                stopped = [info for info in infos if self._is_here(info) and stacks.is_stopped(info.pid)]
+                stopped = [
+                    info for info in infos if self._is_here(info) and stacks.is_stopped(info.pid)
+                ]
                 lost = [self._infos[other] for other in quiet]
-                error = peer_errors.gave_up(sorted([*waiting, self._rank]), self._limit_s, stopped, lost)
+                error = gave_up(sorted([*waiting, self._rank]), self._limit_s, stopped, lost)
                 self._decide(signed, error, num_lost=len(quiet))
         elif self._failure is not None and self._alive.issuperset(self._not_done()):
             mine = self._infos[self._rank]
-            self._decide(signed, peer_errors.could_not_connect(mine, self._failure, signed.refusal_cause()), num_lost=0)
+            self._decide(
+                signed, could_not_connect(mine, self._failure, signed.refusal_cause()), num_lost=0
+            )
 
     def _others(self) -> list[int]:
         return [other for other in range(len(self._infos)) if other != self._rank]
@@ -248,10 +402,10 @@ class _Monitor:
         return [other for other in self._not_done() if self._is_quiet(other)]
 
     def _decide(self, store: SignedStore, error: LaunchError, num_lost: int) -> None:
-        self._adopt(store.store, store.put_first(VERDICT, peer_errors.to_json(error, num_lost)))
+        self._adopt(store.store, store.put_first(VERDICT, to_json(error, num_lost)))
 
     def _adopt(self, store: Store, verdict: Any) -> None:
-        error, num_lost = peer_errors.from_json(verdict)
+        error, num_lost = from_json(verdict)
         with suppress(dist.DistError):
             store.add("connect/acknowledged", 1)
             end = time.monotonic() + LINGER_S
@@ -266,5 +420,5 @@ class _Monitor:
 
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
-            return peer_errors.lost_agent(self._rank, reason)
-        return peer_errors.lost(self._infos[0], f"its store is lost: {reason}")
+            return lost_agent(self._rank, reason)
+        return lost_rank_error(self._infos[0], f"its store is lost: {reason}")

@@ -25,9 +25,8 @@ from torch.distributed import PrefixStore
 
 from samebits.cluster.address import network
 from samebits.cluster.env import RankAssignment, command_for
-from samebits.cluster.generations import SLACK_S, Generations
 from samebits.cluster.signed import Seal, SignedStore, error_from_store
-from samebits.cluster.store import open_store
+from samebits.cluster.store import SLACK_S, Generations, open_store
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
 from samebits.errors import LaunchError, to_json
 from samebits.open_files import out_of_files
@@ -56,7 +55,9 @@ class RankInfo:
     #: Random: a list that contains it was written for this process, and is not an older one.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     namespace: str = ""  #: Scope in which its process id is valid, see `stacks.namespace`.
-    network: str = field(default_factory=network)  #: Equal for processes that reach each other over 127.0.0.1.
+    network: str = field(
+        default_factory=network
+    )  #: Equal for processes that reach each other over 127.0.0.1.
     machine: str = ""  #: Equal for the processes of one machine.
 
     def __str__(self) -> str:
@@ -75,10 +76,15 @@ def rendezvous(
     base = PrefixStore(f"samebits/{assignment.run_id}", open_store(assignment, timeout_s, report))
     try:
         run = SignedStore(base, Seal(assignment.key, f"run {assignment.run_id}"))
-        generations = Generations(assignment, run, start, timeout_s) if assignment.agent_store else None
+        generations = (
+            Generations(assignment, run, start, timeout_s) if assignment.agent_store else None
+        )
         number = generations.find_generation() if generations is not None else 1
         is_launched = assignment.started_by == "samebits"
-        seal = Seal(assignment.key, f"world {assignment.run_id}/{assignment.restart if is_launched else 0}/{number}")
+        seal = Seal(
+            assignment.key,
+            f"world {assignment.run_id}/{assignment.restart if is_launched else 0}/{number}",
+        )
         store = SignedStore(PrefixStore(str(number), base), seal)
         # A process that joins late does not know how often the others were restarted; the generation counts it.
         mine = dataclasses.replace(mine, restart=max(assignment.restart, number - 1))
@@ -105,7 +111,11 @@ def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) ->
     with suppress(dist.DistError):
         store.store.add("left", 1)
         end = time.monotonic() + timeout_s
-        while assignment.rank == 0 and store.count("left") < assignment.world_size and time.monotonic() < end:
+        while (
+            assignment.rank == 0
+            and store.count("left") < assignment.world_size
+            and time.monotonic() < end
+        ):
             time.sleep(0.005)
     parts = urlsplit(assignment.init)
     if assignment.rank == 0 and parts.scheme == "file":
@@ -132,7 +142,8 @@ class Rendezvous:
 
     def register(self) -> None:
         """Write this process's identity into the store."""
-        mine, store = self.mine, self.store
+        mine = self.mine
+        store = self.store
         store.store.add("joined", 1)
         # Compared with the first process that joined: a wrong size must show even if ranks 0 to N-1 all exist.
         first = _rank_info(store.put_first("first", asdict(mine))) or mine
@@ -167,10 +178,15 @@ class Rendezvous:
 
     def wait(self) -> list[RankInfo]:
         """Wait for all ranks, and return their identities."""
-        rank, size, store = self.mine.rank, self.mine.world_size, self.store
-        infos, names = {rank: self.mine}, [f"info/{other}" for other in range(size)]
+        rank = self.mine.rank
+        size = self.mine.world_size
+        store = self.store
+        infos = {rank: self.mine}
+        names = [f"info/{other}" for other in range(size)]
         limit_s = self.timeout_s + (0 if rank == 0 else SLACK_S)
-        next_report_s, next_claim, pause_s = REPORT_EVERY_S, RANK_INFO_S, 0.002
+        next_report_s = REPORT_EVERY_S
+        next_claim = RANK_INFO_S
+        pause_s = 0.002
         while True:
             if rank == 0:
                 if self.generations is not None:
@@ -227,11 +243,16 @@ class Rendezvous:
             f"gave up {self._state(missing)}",
             given=f"missing {ranks_text(missing)}",
             where=f"after {waited:.0f} s (cluster.join_timeout_s)",
-            cause=self.store.refusal_cause() or "the missing processes were not started, or cannot reach the store",
-            fix=f"Run on the machine of rank {missing[0]}: {command}" if command else "Start the missing processes.",
+            cause=self.store.refusal_cause()
+            or "the missing processes were not started, or cannot reach the store",
+            fix=f"Run on the machine of rank {missing[0]}: {command}"
+            if command
+            else "Start the missing processes.",
         )
 
-    def _fault(self, what: str, *, where: str, fix: str, given: str = "", cause: str = "") -> NoReturn:
+    def _fault(
+        self, what: str, *, where: str, fix: str, given: str = "", cause: str = ""
+    ) -> NoReturn:
         error = LaunchError(what, given=given, where=where, cause=cause, fix=fix)
         self.store.put_first("fault", to_json(error))
         self._end(error)
@@ -243,7 +264,9 @@ class Rendezvous:
             end = time.monotonic() + LINGER_S
             # Counts processes and not ranks, because two processes may have one rank.
             num_joined = self.store.count("joined")
-            while serves and self.store.count("acknowledged") < num_joined and time.monotonic() < end:
+            while (
+                serves and self.store.count("acknowledged") < num_joined and time.monotonic() < end
+            ):
                 time.sleep(0.02)
         raise error
 
@@ -262,7 +285,9 @@ class Rendezvous:
 def _rank_info(value: Any) -> RankInfo | None:
     """Validate an entry that was read from the store; None if it is malformed."""
     names = {"rank", "world_size", "num_gpus", "pid", "restart"}
-    if not isinstance(value, dict) or value.keys() != {each.name for each in dataclasses.fields(RankInfo)}:
+    if not isinstance(value, dict) or value.keys() != {
+        each.name for each in dataclasses.fields(RankInfo)
+    }:
         return None
     if not all(type(item) is (int if name in names else str) for name, item in value.items()):
         return None

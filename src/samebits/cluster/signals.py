@@ -19,7 +19,9 @@ was_stop_requested = False
 
 
 @contextmanager
-def handled(numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handled(
+    numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
     """Handle signals in this context, in the main thread: Python can set handlers only there."""
     before = {}
     for number in numbers if threading.current_thread() is threading.main_thread() else ():
@@ -49,7 +51,9 @@ class StopSignal:
         on_stop: Called with the signal's name when a stop is requested.
     """
 
-    def __init__(self, patience_s: float = 1.0, on_stop: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, patience_s: float = 1.0, on_stop: Callable[[str], None] | None = None
+    ) -> None:
         self.patience_s = patience_s
         self.signal: signal.Signals | None = None
         self._on_stop = on_stop
@@ -67,7 +71,9 @@ class StopSignal:
         return 128 + self.signal if self.signal is not None else 0
 
     def __enter__(self) -> "StopSignal":
-        self._handled = handled((signal.SIGTERM,) if os.environ.get(LAUNCHED) else STOP_SIGNALS, self._handle)
+        self._handled = handled(
+            (signal.SIGTERM,) if os.environ.get(LAUNCHED) else STOP_SIGNALS, self._handle
+        )
         self._handled.__enter__()
         return self
 
@@ -79,7 +85,8 @@ class StopSignal:
         now = time.monotonic()
         was_stop_requested = True
         if self.signal is None:
-            self.signal, self._since = signal.Signals(number), now
+            self.signal = signal.Signals(number)
+            self._since = now
             if self._on_stop is not None:
                 self._on_stop(self.signal.name)
         elif now - self._since > self.patience_s:

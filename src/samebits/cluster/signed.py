@@ -98,7 +98,8 @@ class SignedStore:
     """Signed JSON values in a store. A value with a wrong signature counts as missing, and is logged once."""
 
     def __init__(self, store: Store, seal: Seal) -> None:
-        self.store, self.seal = store, seal
+        self.store = store
+        self.seal = seal
         self.refused: dict[str, str] = {}  #: Names of refused values, with the reason.
 
     def clone(self) -> "SignedStore":
@@ -119,7 +120,10 @@ class SignedStore:
 
     def get_all(self, names: Sequence[str]) -> list[Any | None]:
         """Return the values of keys that all exist, in order; None for each that was refused."""
-        return [self._read(name, found) for name, found in zip(names, self.store.multi_get([*names]), strict=True)]
+        return [
+            self._read(name, found)
+            for name, found in zip(names, self.store.multi_get([*names]), strict=True)
+        ]
 
     def wait_for(self, name: str) -> Any:
         """Wait for a value and return it.
@@ -178,7 +182,9 @@ class SignedStore:
 def error_from_store(value: Any) -> LaunchError | None:
     """Return the error that another rank has written into the store; None if it is malformed."""
     try:
-        error = from_json({**value, "kind": LaunchError.__name__} if isinstance(value, dict) else value)
+        error = from_json(
+            {**value, "kind": LaunchError.__name__} if isinstance(value, dict) else value
+        )
     except ValueError:
         return None
     return error if isinstance(error, LaunchError) else None

@@ -45,7 +45,9 @@ class StackDumper:
             if child.pid is not None:
                 # By the descriptor, since faulthandler writes there too, behind the back of Python's buffer.
                 with suppress(OSError):
-                    os.write(self.descriptor, f"\nchild process {child.pid}, {child.name}:\n".encode())
+                    os.write(
+                        self.descriptor, f"\nchild process {child.pid}, {child.name}:\n".encode()
+                    )
                 request_stacks(child.pid)
         with suppress(OSError):
             os.lseek(self.descriptor, 0, os.SEEK_SET)

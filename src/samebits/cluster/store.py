@@ -4,24 +4,176 @@ torch's store clients block for minutes and then print stack traces. Plain socke
 first: an unknown host, a port in use, no listener.
 """
 
+import ctypes
 import errno
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import FileStore, Store, TCPStore
 
 from samebits.cluster.address import is_local_address, port_holder, split_endpoint, store_address
 from samebits.cluster.env import RankAssignment, command_for, command_option
-from samebits.cluster.file_store import open_file_store
-from samebits.cluster.signed import peek
+from samebits.cluster.signed import SignedStore, peek
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
-from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError
+from samebits.process_range import RendezvousConfig
+
+# Open the file that ranks share as their store, for `--init file:///PATH`.
+
+
+_LENGTH = struct.Struct("@I")
+# First bytes of a store file: the first key that torch writes. All keys start with one of OUR_KEYS; torch puts `-`
+# before a deleted key.
+_HEAD = _LENGTH.pack(len(b"refcount/")) + b"refcount/"
+OUR_KEYS = (b"refcount/", b"/samebits/", b"-/samebits/")
+# A rendezvous writes some kilobytes for each rank, the heartbeats of a day some megabytes.
+LARGEST = 256 << 20
+# How long another process may take to finish writing one value.
+SETTLE_S = 2.0
+
+
+def open_file_store(path: Path, assignment: RankAssignment) -> Store:
+    """Open the store, and create its file if there is none.
+
+    Raises:
+        LaunchError: The file cannot be written, or has other content.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise LaunchError(
+            f"can't use {assignment.init} as the store: there is no folder {folder}",
+            fix=f"Create it on a disk that all machines share: mkdir -p {folder}",
+        )
+    try:
+        # Opened as torch would, which retries forever. Permissions alone don't show that /proc accepts no files.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        raise LaunchError(
+            f"can't use {assignment.init} as the store: {path} can't be written: {error.strerror}",
+            fix="Choose a file in a writable folder that all machines share.",
+        ) from None
+    if not is_store_file(path):
+        raise LaunchError(
+            f"can't use {assignment.init} as the store: {path} was not created by a run",
+            cause="A process that is killed while it writes to the file leaves such a one, too.",
+            fix="Choose a path where no file exists.",
+        )
+    store = FileStore(str(path), assignment.world_size)
+    # Never destroyed: the destructor decrements a count in the file, and would create it again after rank 0 has
+    # removed it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+    return store
+
+
+def is_store_file(path: Path) -> bool:
+    """Return whether a file is empty, or a FileStore of torch with Samebits's keys.
+
+    Only such a file is written to, and removed later. torch reads a damaged file forever, so the whole content is
+    checked. Other processes may write to it meanwhile.
+    """
+    if not path.is_file():
+        return False
+    end = time.monotonic() + SETTLE_S
+    while True:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        keys = _keys(content) if len(content) <= LARGEST else None
+        if keys is not None:
+            return all(key.startswith(OUR_KEYS) for key in keys)
+        if not content.startswith(_HEAD) or time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+
+
+def _keys(content: bytes) -> list[bytes] | None:
+    """Return the keys of a FileStore's file, which is a sequence of length-prefixed texts; None if it is damaged."""
+    texts = []
+    at = 0
+    while at < len(content):
+        start = at + _LENGTH.size
+        if start > len(content):
+            return None
+        at = start + int(_LENGTH.unpack_from(content, at)[0])
+        if at > len(content):
+            return None
+        texts.append(content[start:at])
+    return texts[::2] if len(texts) % 2 == 0 else None
+
+
+# Separate the successive worlds of a job on one store, as torchrun's agent keeps a single store for all of them.
+#
+# When only the membership changes, torchrun sets no variable that distinguishes one world from the next. Each process
+# therefore registers its arrival, and rank 0 admits all arrivals into a new generation:
+#
+#     every process   add("arrivals", 1) -> this process's arrival number
+#     rank 0          add("generations", 1), put("generation", [number, num_arrivals]), again after each arrival
+#     other ranks     poll "generation" until num_arrivals covers their own arrival
+#
+# Processes of an earlier generation have ended, so they never read the new number.
+
+
+# The other ranks give up this much later than rank 0: its error names the missing rank, so it must be the one shown.
+SLACK_S = 3.0
+
+
+class Generations:
+    """The generation of this process: one world of the job. It has `timeout_s` from `start`, by `time.monotonic`."""
+
+    def __init__(
+        self, assignment: RankAssignment, store: SignedStore, start: float, timeout_s: float
+    ) -> None:
+        self._rank = assignment.rank
+        self._store = store
+        self._end = start + timeout_s
+        self._timeout_s = timeout_s
+        self._arrival = store.store.add("arrivals", 1)
+        self._num_admitted = 0
+        self._generation = 0
+
+    def find_generation(self) -> int:
+        """Return the number of this process's generation, from 1; ranks other than 0 wait for rank 0.
+
+        Raises:
+            LaunchError: Rank 0 has not joined within the timeout.
+        """
+        if self._rank == 0:
+            self._generation = self._store.store.add("generations", 1)
+            self.announce()
+            return self._generation
+        while (number := generation_of(self._store.get("generation"), self._arrival)) is None:
+            if time.monotonic() > self._end + SLACK_S:
+                raise LaunchError(
+                    f"rank {self._rank} waited {self._timeout_s:.0f} s for rank 0, which did not join",
+                    where="cluster.join_timeout_s",
+                    fix="Start rank 0, or read its output to see why it ended.",
+                )
+            time.sleep(0.01)
+        return number
+
+    def announce(self) -> None:
+        """Admit the processes that have arrived since the last call. Only rank 0 calls this."""
+        # Adding 0 reads the counter, where `get` would wait for a key that does not exist.
+        num_arrivals = self._store.store.add("arrivals", 0)
+        if num_arrivals != self._num_admitted:
+            self._store.put("generation", [self._generation, num_arrivals])
+            self._num_admitted = num_arrivals
+
+
+def generation_of(announced: Any, arrival: int) -> int | None:
+    """Return the generation that admits an arrival number; None if it is not admitted or the value is malformed."""
+    if not isinstance(announced, list) or [type(item) for item in announced] != [int, int]:
+        return None
+    generation, num_arrivals = announced
+    return generation if num_arrivals >= arrival else None
+
 
 HANDSHAKE_S = 20.0
 # Marker that rank 0 writes into the store that it serves, and how long that may take after it has opened the port.
@@ -33,7 +185,9 @@ SERVE_S = 60.0
 LOOKUP_S = 10.0
 
 
-def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[str], None]) -> Store:
+def open_store(
+    assignment: RankAssignment, timeout_s: float, report: Callable[[str], None]
+) -> Store:
     """Open the store at the assignment's address; ranks other than 0 wait until rank 0 serves it.
 
     Raises:
@@ -42,7 +196,8 @@ def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[s
     parts = urlsplit(assignment.init)
     if parts.scheme == "file":
         return open_file_store(Path(parts.path), assignment)
-    host, port = str(parts.hostname), int(parts.port or 0)
+    host = str(parts.hostname)
+    port = int(parts.port or 0)
     addresses = resolve_host(host, port, assignment.init)
     if assignment.rank == 0 and not assignment.agent_store:
         _check_local(host, addresses, assignment.init, "rank 0", "--init")
@@ -50,7 +205,14 @@ def open_store(assignment: RankAssignment, timeout_s: float, report: Callable[[s
         mine.set(SERVED, "rank 0")
         return mine
     wait_for_listener(
-        host, port, assignment.init, timeout_s, report, f"rank {assignment.rank}", "rank 0", command_for(assignment, 0)
+        host,
+        port,
+        assignment.init,
+        timeout_s,
+        report,
+        f"rank {assignment.rank}",
+        "rank 0",
+        command_for(assignment, 0),
     )
     store = connect(host, port, assignment.init, timeout_s, "rank 0")
     # Verified before anything is written to it: rank 0 of a Samebits run serves the store.
@@ -80,9 +242,13 @@ def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tu
     if nodes.rank == 0:
         _check_local(host, addresses, nodes.endpoint, "node rank 0", "--master")
         return serve_store(host, port, nodes.endpoint, SERVE_S, "node rank 0"), True
-    me, whom, store = f"node {socket.gethostname()}", "the rendezvous", "a rendezvous"
+    me = f"node {socket.gethostname()}"
+    whom = "the rendezvous"
+    store = "a rendezvous"
     if nodes.rank is not None:
-        me, whom, store = f"node rank {nodes.rank} ({socket.gethostname()})", "node rank 0", "node rank 0"
+        me = f"node rank {nodes.rank} ({socket.gethostname()})"
+        whom = "node rank 0"
+        store = "node rank 0"
     elif any(is_local_address(address) for address in addresses):
         with suppress(LaunchError):  # another launcher of this machine serves it already
             return serve_store(host, port, nodes.endpoint, SERVE_S), True
@@ -96,7 +262,12 @@ def resolve_host(host: str, port: int, init: str) -> list[str]:
     end = time.monotonic() + LOOKUP_S
     while True:
         try:
-            return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+            return sorted(
+                {
+                    str(item[4][0])
+                    for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                }
+            )
         except (socket.gaierror, UnicodeError) as error:
             passing = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
             if not passing or time.monotonic() > end:
@@ -118,7 +289,9 @@ def _check_local(host: str, addresses: list[str], init: str, name: str, option: 
         )
 
 
-def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "rank 0") -> TCPStore:
+def serve_store(
+    host: str, port: int, init: str, timeout_s: float, name: str = "rank 0"
+) -> TCPStore:
     """Serve a store to the other processes. Raises LaunchError if the port is in use, or cannot be listened on."""
     try:
         listener = _listen(host, port)
@@ -136,9 +309,18 @@ def serve_store(host: str, port: int, init: str, timeout_s: float, name: str = "
             given=init,
             fix="Choose another port, the same on all machines.",
         ) from None
-    address, seconds = str(listener.getsockname()[0]), timedelta(seconds=timeout_s)
+    address = str(listener.getsockname()[0])
+    seconds = timedelta(seconds=timeout_s)
     # `detach`: the socket object must not close what torch's store uses.
-    return TCPStore(address, port, None, True, seconds, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(
+        address,
+        port,
+        None,
+        True,
+        seconds,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -172,22 +354,31 @@ def wait_for_listener(
         LaunchError: No process listens there in time.
     """
     start = time.monotonic()
-    next_report_s, pause_s = REPORT_EVERY_S, 0.01
+    next_report_s = REPORT_EVERY_S
+    pause_s = 0.01
     address = store_address(host, port)
     while True:
         waited = time.monotonic() - start
         try:
-            socket.create_connection((address, port), timeout=max(0.1, min(5.0, timeout_s - waited))).close()
+            socket.create_connection(
+                (address, port), timeout=max(0.1, min(5.0, timeout_s - waited))
+            ).close()
             return
         except OSError as error:
-            reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+            reason = (
+                "no answer"
+                if isinstance(error, TimeoutError)
+                else (error.strerror or str(error)).lower()
+            )
         waited = time.monotonic() - start
         if waited >= timeout_s:
             raise LaunchError(
                 f"{name} waited {waited:.0f} s for {peer} at {init}: {reason}",
                 where="cluster.join_timeout_s",
                 cause=f"{peer} is not running there, or a firewall is between",
-                fix=f"Run on {host}: {command}" if command else f"Start {peer}, or open the port {port} on {host}.",
+                fix=f"Run on {host}: {command}"
+                if command
+                else f"Start {peer}, or open the port {port} on {host}.",
             )
         if waited >= next_report_s:
             next_report_s += REPORT_EVERY_S
@@ -206,7 +397,9 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
     Raises:
         LaunchError: The listener is not a store, or has ended.
     """
-    address, seconds, looked_s = store_address(host, port), timedelta(seconds=timeout_s), 0.0
+    address = store_address(host, port)
+    seconds = timedelta(seconds=timeout_s)
+    looked_s = 0.0
 
     def check(waited_s: float) -> None:
         nonlocal looked_s
@@ -216,14 +409,18 @@ def connect(host: str, port: int, init: str, timeout_s: float, peer: str) -> Sto
                 socket.create_connection((host, port), timeout=5.0).close()
             except ConnectionRefusedError:
                 fix = f"Read the output of {peer}."
-                raise LaunchError(f"lost {peer} at {init} while connecting to it", fix=fix) from None
+                raise LaunchError(
+                    f"lost {peer} at {init} while connecting to it", fix=fix
+                ) from None
             except OSError:
                 pass  # it is busy, or the link is slow
 
     limit_s = min(HANDSHAKE_S, timeout_s)
     try:
         return call_with_timeout(
-            lambda: TCPStore(address, port, None, False, seconds, wait_for_workers=False), limit_s, check
+            lambda: TCPStore(address, port, None, False, seconds, wait_for_workers=False),
+            limit_s,
+            check,
         )
     except TimeoutError:
         reason = f"no answer in {limit_s:.0f} s"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,16 +20,100 @@ from torch.distributed import PrefixStore, Store
 from samebits.cluster import abort, connecting, rendezvous, stacks
 from samebits.cluster.activity import Activity
 from samebits.cluster.address import interface_towards, machine, numbered
-from samebits.cluster.backends import add_group, choose_backend
+from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.env import ALONE, RankAssignment
-from samebits.cluster.peer_errors import is_lost_peer
-from samebits.cluster.rendezvous import RankInfo
+from samebits.cluster.rendezvous import RankInfo, ranks_text
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.timeout import call_with_timeout
 from samebits.cluster.views.membership import Membership
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
 from samebits.open_files import out_of_files, raise_open_files
+
+# The communication backend of a world: gloo or NCCL. gloo has two process groups, one for each direction.
+#
+# Two ranks that exchange values send to each other at the same time. On one connection, a rank's gloo thread then
+# receives in the middle of the main thread's send, and needs the lock that the send holds. It tries again and again,
+# often on the main thread's core, until the system takes the core away, milliseconds later. With a group for messages
+# to
+# higher ranks and another one for those to lower ranks, values arrive on another connection than they are sent.
+# `python -m benchmarks.exact_cost --one-group` measures both.
+
+
+# Each group connects each rank to all others. Larger worlds have the default group's connections only.
+MAX_RANKS = 64
+# Of each default group, the group of messages to higher ranks.
+# Weak, so that this table does not keep a group that was destroyed.
+_UPWARDS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def choose_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
+    """Select the backend from all ranks' `infos`, equally on all; return it with a warning or "".
+
+    Raises:
+        LaunchError: The ranks use different kinds of device, or the backend is not available.
+    """
+    for name in ("device", "backend"):
+        groups: dict[str, list[int]] = {}
+        for info in infos:
+            groups.setdefault(getattr(info, name), []).append(info.rank)
+        if len(groups) > 1:
+            parts = [f"{value} on {ranks_text(ranks)}" for value, ranks in groups.items()]
+            raise LaunchError(
+                f"the processes don't agree on the {name}: {', '.join(parts)}",
+                fix=f"Set {'device=cpu or device=cuda' if name == 'device' else 'cluster.backend'} for all processes.",
+            )
+    device = infos[0].device
+    asked = infos[0].backend
+    if asked == "nccl" and device != "cuda":
+        raise LaunchError(
+            "cluster.backend is nccl, but the device is cpu",
+            fix="Set cluster.backend=gloo or device=cuda.",
+        )
+    shared = [
+        info.host for info in infos if sum(c.host == info.host for c in infos) > info.num_gpus
+    ]
+    if device == "cuda" and shared:
+        # NCCL does not support two ranks on one GPU.
+        count = sum(info.host == shared[0] for info in infos)
+        gpus = next(info.num_gpus for info in infos if info.host == shared[0])
+        if asked == "nccl":
+            raise LaunchError(
+                f"cluster.backend is nccl, but {count} processes share {gpus} GPU(s) on {shared[0]}",
+                fix=f"Start at most {gpus} there, or set cluster.backend=gloo.",
+            )
+        return (
+            "gloo",
+            f"warning: {count} processes share {gpus} GPU(s) on {shared[0]}: gloo instead of nccl, slower",
+        )
+    if asked != "auto":
+        return asked, ""
+    return ("nccl" if device == "cuda" else "gloo"), ""
+
+
+def add_group() -> None:
+    """Start the second group of the default group, if that is gloo's. All ranks call this.
+
+    It has the timeout of the default group, and ends with it, in torch's `destroy_process_group()`.
+    """
+    if dist.get_backend() == "gloo" and 1 < dist.get_world_size() <= MAX_RANKS:
+        # Neither the default group nor its timeout has a public name.
+        default = dist.distributed_c10d._get_default_group()
+        timeout = default._get_backend(torch.device("cpu")).options._timeout
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+        _UPWARDS[default] = group
+
+
+def group_for(
+    peer: int, *, is_receive: bool, default: dist.ProcessGroup | None = None
+) -> dist.ProcessGroup:
+    """Return the group of a message from or to a rank of `default`, the default group; None: the present one."""
+    default = default or dist.distributed_c10d._get_default_group()
+    # A message goes upwards if it is received from a lower rank, or sent to a higher one.
+    is_upwards = (peer < default.rank()) == is_receive
+    return _UPWARDS.get(default, default) if is_upwards else default
+
 
 GOODBYE_S = 10.0
 # How much longer than `cluster.join_timeout_s` to wait for the store, whose own error names the missing ranks.
@@ -45,7 +130,9 @@ class World:
     device: torch.device  #: Device of this process.
     backend: str  #: What carries tensors: gloo or nccl; none in a world of one process.
     host: str  #: Name of this machine.
-    store: Store | None  #: Keys and values that all processes share; None in a world of one process.
+    store: (
+        Store | None
+    )  #: Keys and values that all processes share; None in a world of one process.
     assignment: RankAssignment  #: How this process was started.
     #: For each rank the number of its machine, from 0; empty: all are on one.
     machines: tuple[int, ...] = ()
@@ -53,7 +140,9 @@ class World:
     #: Values in the store that only processes with the run's key can write; None in a world of one process.
     signed: SignedStore | None = field(default=None, repr=False, compare=False)
     #: The numbers of the barriers that this process has not reached yet.
-    turns: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False, compare=False)
+    turns: Iterator[int] = field(
+        default_factory=lambda: itertools.count(1), repr=False, compare=False
+    )
     #: What the main thread is doing now; the hang detector reads it.
     activity: Activity = field(default_factory=Activity, repr=False, compare=False)
     #: The members that the launcher names, where they may change during a run; otherwise None.
@@ -140,10 +229,18 @@ def join(
         return
     raise_open_files()
     kind = _device_kind(device)
-    start, limit_s = time.monotonic(), join_timeout_s + UNANSWERED_S
+    start = time.monotonic()
+    limit_s = join_timeout_s + UNANSWERED_S
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     who = (assignment.rank, assignment.world_size, socket.gethostname(), os.getpid())
-    mine = RankInfo(*who, kind, backend, num_gpus, namespace=stacks.namespace(), machine=machine(assignment.node))
+    mine = RankInfo(
+        *who,
+        kind,
+        backend,
+        num_gpus,
+        namespace=stacks.namespace(),
+        machine=machine(assignment.node),
+    )
     try:
         # In a thread, since torch reads a file that another program has damaged forever.
         store, infos = call_with_timeout(
@@ -181,17 +278,27 @@ def join(
     shared = world.signed.store
     # The run is complete: a store that does not answer any more must not delay the exit.
     with suppress(TimeoutError):
-        call_with_timeout(lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S)
+        call_with_timeout(
+            lambda: connecting.wait_for_all(shared, world.size, GOODBYE_S), 2 * GOODBYE_S
+        )
     _end_group()
     with suppress(TimeoutError):
-        call_with_timeout(lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S)
+        call_with_timeout(
+            lambda: rendezvous.goodbye(world.assignment, store, GOODBYE_S), 2 * GOODBYE_S
+        )
 
 
 def _world(
-    assignment: RankAssignment, mine: RankInfo, store: SignedStore, infos: Sequence[RankInfo], backend: str
+    assignment: RankAssignment,
+    mine: RankInfo,
+    store: SignedStore,
+    infos: Sequence[RankInfo],
+    backend: str,
 ) -> World:
     here = [info.rank for info in infos if info.host == mine.host]
-    local_rank = here.index(assignment.rank) if assignment.local_rank is None else assignment.local_rank
+    local_rank = (
+        here.index(assignment.rank) if assignment.local_rank is None else assignment.local_rank
+    )
     return World(
         rank=assignment.rank,
         size=assignment.world_size,
@@ -231,7 +338,11 @@ def _device(kind: str, local_rank: int) -> torch.device:
 
 
 def _start_group(
-    world: World, infos: Sequence[RankInfo], timeout_s: float, limit_s: float, report: Callable[[str], None]
+    world: World,
+    infos: Sequence[RankInfo],
+    timeout_s: float,
+    limit_s: float,
+    report: Callable[[str], None],
 ) -> None:
     assignment = world.assignment
     assert world.signed is not None
@@ -254,7 +365,9 @@ def _start_group(
         add_group()
 
     has_store = assignment.agent_store
-    connecting.connect(start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store)
+    connecting.connect(
+        start, world.rank, infos, world.signed, limit_s, report, has_agent_store=has_store
+    )
     schedule_threads(world.local_rank, torch.get_num_threads())
 
 

@@ -66,7 +66,12 @@ def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
     everything = list(settings(model))
     everything.sort(key=lambda setting: len(setting.path) > 1 or setting.is_section)
     return [
-        Row(setting.key, setting.type, "" if setting.is_section else show(at(config, setting.path)), setting.meaning)
+        Row(
+            setting.key,
+            setting.type,
+            "" if setting.is_section else show(at(config, setting.path)),
+            setting.meaning,
+        )
         for setting in everything
     ]
 
@@ -81,13 +86,23 @@ def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dic
     tree = _inlined(document, definitions)
     for setting in settings(model):
         keys = [word for key in setting.path for word in ("properties", key)]
-        node, value = at(tree, keys), at(config, setting.path)
+        node = at(tree, keys)
+        value = at(config, setting.path)
         if node is PydanticUndefined:  # within a section that may be null
             continue
         node.pop("default", None)
-        if not setting.is_section and setting.path != ("recipe",) and value is not PydanticUndefined:
+        if (
+            not setting.is_section
+            and setting.path != ("recipe",)
+            and value is not PydanticUndefined
+        ):
             node["default"] = value
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": title, "required": ["recipe"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **tree,
+        "title": title,
+        "required": ["recipe"],
+    }
 
 
 def at(values: Mapping[str, Any], path: Iterable[str]) -> Any:
@@ -129,7 +144,14 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-_WORDS = {bool: "true | false", int: "int", float: "float", str: "text", Path: "path", type(None): "null"}
+_WORDS = {
+    bool: "true | false",
+    int: "int",
+    float: "float",
+    str: "text",
+    Path: "path",
+    type(None): "null",
+}
 
 
 def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
@@ -140,8 +162,11 @@ def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     parts = _parts(annotation)
     if len(parts) > 1:
         null_last = sorted(parts, key=lambda part: part is type(None))
-        return " or ".join(_type(part, metadata if part is not type(None) else ()) for part in null_last)
-    origin, inside = get_origin(annotation), get_args(annotation)
+        return " or ".join(
+            _type(part, metadata if part is not type(None) else ()) for part in null_last
+        )
+    origin = get_origin(annotation)
+    inside = get_args(annotation)
     if origin is Literal:
         return " | ".join(str(choice) for choice in inside)
     if origin in (list, tuple) and inside:
@@ -149,7 +174,9 @@ def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return f"list of {'' if many else f'{len(inside)} '}{_type(inside[0])}"
     if origin is dict:
         return "map"
-    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + _range(metadata)
+    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + _range(
+        metadata
+    )
 
 
 def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
@@ -166,7 +193,9 @@ def _range(metadata: Iterable[Any]) -> str:
     if set(limits) == {"ge", "le"}:
         return f" from {_number(limits['ge'])} to {_number(limits['le'])}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    text = " and ".join(f"{sign} {_number(limits[name])}" for name, sign in signs.items() if name in limits)
+    text = " and ".join(
+        f"{sign} {_number(limits[name])}" for name, sign in signs.items() if name in limits
+    )
     return f" {text}" if text else ""
 
 
@@ -182,7 +211,9 @@ def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, dict):
         return node
-    node = {key: value for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    node = {
+        key: value for key, value in node.items() if key != "title" or not isinstance(value, str)
+    }
     if "$ref" in node:
         target = definitions[node.pop("$ref").rsplit("/", 1)[-1]]
         node = {**target, **node}

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from samebits.config.plain_file import read_plain
 from samebits.errors import ConfigError, cannot_read
+from samebits.plain_file import read_plain
 
 KeyPath = tuple[str, ...]
 
@@ -30,11 +30,18 @@ _MAX_DEPTH = 100  # of lists and maps: at the limits of Python and pydantic, the
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _HAS_KEY = re.compile(r":(?:\s|$)|^\s*(?:#|-|$)")
-_NO_COLON, _SECOND_KEY = "could not find expected ':'", "mapping values are not allowed here"
+_NO_COLON = "could not find expected ':'"
+_SECOND_KEY = "mapping values are not allowed here"
 # Part of PyYAML's message -> the problem and the fix. The first match is used.
 _READABLE_ERRORS = {
-    "'\\t' that cannot start": ("a tab (→) stands where YAML allows only spaces", "Replace the tab with spaces."),
-    "that cannot start any token": ("a value cannot begin with this character", "Put quotes around the value."),
+    "'\\t' that cannot start": (
+        "a tab (→) stands where YAML allows only spaces",
+        "Replace the tab with spaces.",
+    ),
+    "that cannot start any token": (
+        "a value cannot begin with this character",
+        "Put quotes around the value.",
+    ),
     _NO_COLON: ("a key needs a colon and a space after it", "Write it as key: value."),
     _SECOND_KEY: (
         "a key is not allowed here",
@@ -42,9 +49,18 @@ _READABLE_ERRORS = {
     ),
     "unexpected end of stream": ("the quote that begins here is not closed", "Close the quote."),
     "but got '<stream end>'": ("the bracket that begins here is not closed", "Close the bracket."),
-    "but found '<stream end>'": ("the text ends where a value should follow", "Add the value, or close the bracket."),
-    "expected <block end>": ("the line is indented like none above it", "Indent it like its neighbors."),
-    "found another document": ("a second document begins here, and a file holds one", "Remove the line."),
+    "but found '<stream end>'": (
+        "the text ends where a value should follow",
+        "Add the value, or close the bracket.",
+    ),
+    "expected <block end>": (
+        "the line is indented like none above it",
+        "Indent it like its neighbors.",
+    ),
+    "found another document": (
+        "a second document begins here, and a file holds one",
+        "Remove the line.",
+    ),
     "special characters": ("the line has a control character", "Remove the character."),
 }
 
@@ -112,7 +128,9 @@ def read(path: Path, name: str) -> Document:
         text = read_plain(path, _MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name} is not text in UTF-8", given=f"byte {error.start} of the file", fix="Save the file as UTF-8."
+            f"{name} is not text in UTF-8",
+            given=f"byte {error.start} of the file",
+            fix="Save the file as UTF-8.",
         ) from error
     except OSError as error:
         raise cannot_read(ConfigError, name, error, "Name a readable YAML file.") from error
@@ -148,7 +166,12 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     """Write a mapping of plain values as YAML, in the order of its keys. `parse` returns the same values."""
     # `default_flow_style=None`: a list or map of scalars stays on one line.
     return yaml.dump(
-        dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+        dict(values),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=None,
+        allow_unicode=True,
+        width=100,
     )
 
 
@@ -163,17 +186,20 @@ def _parsed(text: str, name: str, lines: dict[KeyPath, int]) -> Any:
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
     """Translate PyYAML's error: a readable problem, and the line to change."""
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
-    mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None)
+    context = getattr(error, "context_mark", None)
     index = getattr(error, "position", 0) if mark is None else mark.index
     if not isinstance(error, yaml.MarkedYAMLError | yaml.reader.ReaderError):
         return ConfigError(f"{name} is not YAML", cause=problem, fix="Write fewer values.")
-    line, before = 1 + len(_NEWLINE.findall(text[:index])), 0
+    line = 1 + len(_NEWLINE.findall(text[:index]))
+    before = 0
     if context is not None:
         before = 1 + len(_NEWLINE.findall(text[: context.index]))
     lines = _NEWLINE.split(text)
     # The parser reports the line at which it fails: for a missing colon the next line, for an open quote the last line.
     if problem == _SECOND_KEY and line > 1 and not _HAS_KEY.search(lines[line - 2]):
-        problem, line = _NO_COLON, line - 1
+        problem = _NO_COLON
+        line = line - 1
     elif before and (problem == _NO_COLON or not text[index:].strip("\0 \t\r\n")):
         line = before
     cause, fix = next(
@@ -188,7 +214,12 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
 
 
 def _value(
-    node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...], left: Iterator[int]
+    node: yaml.Node,
+    path: KeyPath,
+    lines: dict[KeyPath, int],
+    name: str,
+    above: tuple[int, ...],
+    left: Iterator[int],
 ) -> Any:
     """Return the value of a node within the nodes `above`. `left` has an item for each value that may still come."""
     where = f"{name}:{node.start_mark.line + 1}"
@@ -200,18 +231,27 @@ def _value(
         )
     if id(node) in above:
         raise ConfigError(
-            "a YAML alias stands within itself", given=where, fix="Write the value out in place of the alias."
+            "a YAML alias stands within itself",
+            given=where,
+            fix="Write the value out in place of the alias.",
         )
     if len(above) >= _MAX_DEPTH:  # by aliases
-        raise ConfigError(_too_deep(), given=where, fix="Use fewer lists or maps within each other.")
+        raise ConfigError(
+            _too_deep(), given=where, fix="Use fewer lists or maps within each other."
+        )
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, lines, name, above, left)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(item, (*path, str(index)), {}, name, above, left) for index, item in enumerate(node.value)]
+        return [
+            _value(item, (*path, str(index)), {}, name, above, left)
+            for index, item in enumerate(node.value)
+        ]
     if isinstance(node, yaml.ScalarNode) and node.tag in (*_SCALARS, _TEXT):
         return _scalar(node.tag, node.value, where)
-    raise ConfigError(f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag.")
+    raise ConfigError(
+        f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag."
+    )
 
 
 def _mapping(
@@ -220,9 +260,14 @@ def _mapping(
 ) -> dict[str, Any]:  # fmt: skip
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        key, line = key_node.value, key_node.start_mark.line + 1
+        key = key_node.value
+        line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError("a key must be a word", given=f"{name}:{line}", fix="Write the setting as key: value.")
+            raise ConfigError(
+                "a key must be a word",
+                given=f"{name}:{line}",
+                fix="Write the setting as key: value.",
+            )
         here = (*path, _scalar(_TEXT, str(key), f"{name}:{line}"))
         if key in values:
             raise ConfigError(
@@ -239,12 +284,16 @@ def _scalar(tag: str, text: str, where: str) -> Any:
     if tag == _TEXT:
         if not is_unicode(text):
             raise ConfigError(
-                f"{_shorten(ascii(text))} has half a character", given=where, fix="Write the character whole."
+                f"{_shorten(ascii(text))} has half a character",
+                given=where,
+                fix="Write the character whole.",
             )
         return text
     if not re.fullmatch(_SCALARS[tag][0], text):
         raise ConfigError(
-            f"{_shorten(ascii(text))} is not {_KINDS[tag]}", given=where, fix="Correct the value, or remove its tag."
+            f"{_shorten(ascii(text))} is not {_KINDS[tag]}",
+            given=where,
+            fix="Correct the value, or remove its tag.",
         )
     if tag == _NULL:
         return None

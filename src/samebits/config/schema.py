@@ -1,29 +1,423 @@
-"""The settings that all recipes share. The settings of a recipe are a subclass of `RunConfig`.
-
-Settings are typed and frozen, and unknown keys are refused. Only what a user chooses is a setting; values that follow
-from the settings are computed later.
+"""The settings that all recipes share, their sections, and what excludes what. The settings of a recipe are a
+subclass of `RunConfig`.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Literal
+from enum import Enum
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from samebits.config.combinations import find_exclusion
-from samebits.config.interval import Interval, parse_interval
-from samebits.config.marks import DATA_MARKS, Mark
-from samebits.config.sections import (
-    CheckpointConfig,
-    ClusterConfig,
-    LoaderConfig,
-    OptimConfig,
-    RecordConfig,
-    ReportConfig,
-    Settings,
-    StopEarlyConfig,
-    WatchConfig,
+from samebits.config.interval import (
+    INTERVAL_FORMS,
+    Interval,
+    parse_fraction,
+    parse_interval,
+    parse_steps,
 )
+
+# Marks of the settings: whether a setting changes the result, and what may differ because it does not.
+
+
+class Mark(Enum):
+    """What a setting is for: metadata of its field, `Annotated[int, Mark.RESULT]`.
+
+    Every field of `RunConfig` has exactly one of the first four. That of a section holds for all settings in it.
+    """
+
+    RESULT = "determines the result, and stays as it is at a resume"
+    EXECUTION = "determines how a run is executed, and may change at a resume"
+    VALIDATION = "may change at a resume, unless the validations decide when the run ends (stop_early.patience)"
+    MACHINE = "may change at a resume, and differ between the machines of a run"
+    TRAINING = "has no effect on a trained model"
+
+
+# Recipes, also those of users, give these names to settings of the section `data`. They are known by name, because a
+# run folder must be read without importing its recipe: that would run code of a stranger.
+DATA_MARKS = {
+    "root": Mark.MACHINE,
+    "cache": Mark.MACHINE,
+    "cache_gb": Mark.EXECUTION,
+    "eval_sets": Mark.VALIDATION,  # one setting per set below it
+}
+
+
+# Sections of the settings that all recipes share: `optim`, `checkpoint`, `record`, `loader` and so on.
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a validator of a text that `parse` reads, and raises ValueError for."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+IntervalText = Annotated[str, AfterValidator(_checked(parse_interval))]
+
+
+class Settings(BaseModel):
+    """A group of settings: frozen, without unknown keys, NaN or infinity. Defaults are validated too."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+
+class OptimConfig(Settings):
+    """Optimizer and learning rate schedule."""
+
+    name: Literal["sgd", "adam", "adamw", "lamb", "muon"] = Field(
+        default="sgd",
+        description="Optimizer. muon trains hidden matrices; the rest is trained with adamw.",
+    )
+    lr: float = Field(default=0.01, gt=0, description="Peak learning rate for the global batch.")
+    lr_for_batch: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="Global batch that lr was chosen for. lr is multiplied by global_batch / lr_for_batch (linear "
+        "scaling rule); null: lr is used as it is.",
+    )
+    momentum: Decay = Field(default=0.9, description="Momentum of sgd and muon.")
+    nesterov: bool = Field(default=False, description="Use Nesterov momentum (sgd).")
+    betas: tuple[Decay, Decay] = Field(
+        default=(0.9, 0.999),
+        description="Decay rates of the moment estimates (adam, adamw, lamb, muon).",
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight decay. Except in sgd and adam it is decoupled from the gradient.",
+    )
+    decay_norms_and_biases: bool = Field(
+        default=True,
+        description="Apply weight decay to parameters with one dimension too: norms and biases.",
+    )
+    layer_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Factor of the learning rate from a block of the model to the one below, such as 0.75, for "
+        "fine-tuning. null: all layers learn at lr.",
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is then "
+        "evaluated and saved; null: no average.",
+    )
+    schedule: Literal["constant", "cosine", "warmup_cosine", "one_cycle", "multi_step"] = Field(
+        default="constant",
+        description="Learning rate schedule after the warmup. The cosine of warmup_cosine begins when the warmup ends.",
+    )
+    warmup_epochs: float = Field(
+        default=0.0, ge=0, description="Epochs of linear warmup to lr, at most half of the run."
+    )
+    warmup_factor: Share | None = Field(
+        default=None,
+        description="Initial learning rate / lr in the warmup. null: one step's share of the warmup.",
+    )
+    final_factor: Share = Field(
+        default=0.0, description="Final learning rate / lr (cosine, warmup_cosine, one_cycle)."
+    )
+    peak_at: Share = Field(
+        default=0.3, description="Fraction of training at which lr is reached (one_cycle)."
+    )
+    start_factor: Share = Field(default=0.04, description="Initial learning rate / lr (one_cycle).")
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(), description="Epochs at which lr is multiplied by gamma (multi_step)."
+    )
+    gamma: float = Field(
+        default=0.1, gt=0, le=1, description="Factor of lr at each milestone (multi_step)."
+    )
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Largest L2 norm of all gradients together; null: no clipping."
+    )
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> "OptimConfig":
+        if self.nesterov and self.momentum == 0:
+            raise ValueError(
+                "nesterov needs momentum above 0; fix: Set nesterov=false, or momentum=0.9."
+            )
+        if self.schedule == "multi_step" and not self.milestones:
+            raise ValueError(
+                "schedule multi_step needs milestones; fix: Set optim.milestones=[30, 60], for example."
+            )
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError("milestones must increase; fix: Sort them, and name each epoch once.")
+        return self
+
+
+class StopEarlyConfig(Settings):
+    """When training ends before its last step because validations no longer improve."""
+
+    patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Number of validations without an improvement after which training ends. null: never.",
+    )
+    min_delta: float = Field(
+        default=0.0, ge=0, description="Smallest change of the metric that is an improvement."
+    )
+    metric: str | None = Field(
+        default=None, description="Metric of the validation. null: the one the recipe monitors."
+    )
+    better: Literal["max", "min"] = Field(
+        default="max", description="Whether larger or smaller values of metric are better."
+    )
+
+
+class CheckpointConfig(Settings):
+    """When checkpoints are written, and how many are kept."""
+
+    every: IntervalText = Field(
+        default="1 epoch", description=f"Interval between checkpoints: {INTERVAL_FORMS}."
+    )
+    keep: int = Field(
+        default=3, ge=1, description="Number of newest checkpoints to keep, besides the best one."
+    )
+    keep_every: str | None = Field(
+        default=None,
+        description="Interval of checkpoints to keep for good, at which samebits verify can start: "
+        '"1000 steps" or "1 epoch"; null: none.',
+    )
+    on_change: Literal["auto", "error", "warn"] = Field(
+        default="auto",
+        description="What a resume does if code, data, library versions or the processor changed since the checkpoint. "
+        "auto: error in exact mode; in fast mode error for data, warn for the rest.",
+    )
+
+    @field_validator("keep_every")
+    @classmethod
+    def _is_a_number_of_steps(cls, value: str | None) -> str | None:
+        if value is not None and parse_interval(value).seconds is not None:
+            raise ValueError(
+                'must be like "1000 steps" or "1 epoch"; fix: Give a number of steps or epochs.'
+            )
+        return value
+
+
+class RecordConfig(Settings):
+    """The record of a run's steps, by which others can verify it."""
+
+    steps: bool = Field(
+        default=True,
+        description="Record loss, gradient norm and samples of each step: 72 bytes per step.",
+    )
+    content: bool = Field(
+        default=False,
+        description="Record a digest of each step's sample values too. Slower: every sample is hashed.",
+    )
+
+
+class LoaderConfig(Settings):
+    """How samples are loaded. Does not change results."""
+
+    num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+        default="auto",
+        description="DataLoader workers per rank. 0: load in the training process; auto: one per free core, at most 8.",
+    )
+    prefetch: int = Field(default=2, ge=1, description="Batches that each worker loads in advance.")
+
+
+class ClusterConfig(Settings):
+    """How processes join and wait for each other."""
+
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto", description="Communication backend. auto: nccl on GPUs, gloo on CPUs."
+    )
+    join_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest wait for all processes to join, seconds."
+    )
+    timeout_s: float = Field(
+        default=600.0, gt=0, description="Longest wait in a collective during training, seconds."
+    )
+    stop_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Time to finish the step and save a checkpoint on a stop, seconds.",
+    )
+    last_call_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="With --nodes MIN:MAX: how long to wait for further nodes once MIN have joined, seconds.",
+    )
+    node_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="With --nodes: a node without a heartbeat for this long counts as lost, seconds.",
+    )
+    recovery: Literal["auto", "restart", "in_step"] = Field(
+        default="auto",
+        description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
+        "finish the step, and a new process joins them (exact mode, CPU); auto: in_step where possible, on one machine "
+        "with --max-restarts.",
+    )
+    load_balancing: bool = Field(
+        default=False,
+        description="Give slow processes fewer micro-batches of a step (exact mode). Does not change results.",
+    )
+
+
+class WatchConfig(Settings):
+    """Detection of hangs, diverged ranks and non-finite values."""
+
+    nonfinite: Literal["stop", "skip", "rollback"] = Field(
+        default="stop",
+        description="On a loss or gradient that is not finite: stop, skip the step, or roll back to a checkpoint.",
+    )
+    hang_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=300.0,
+        description="Stop the run, and name the stalled rank, when no rank makes progress for this long, seconds. "
+        "null: never.",
+    )
+    replica_check_every: IntervalText | None = Field(
+        default="1 epoch",
+        description=f"Interval between checks that all ranks have equal weights: {INTERVAL_FORMS}; null: never.",
+    )
+
+    recheck: Annotated[str, AfterValidator(_checked(parse_fraction))] | None = Field(
+        default=None,
+        description="Fraction of the micro-batches that a second rank computes too, such as 1/50, to name a rank that "
+        "computes wrong values. Adds about this fraction to the time of a step. null: none.",
+    )
+
+
+class ReportConfig(Settings):
+    """Records of the training."""
+
+    every_steps: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Steps between training records; null: about 50 records per epoch.",
+    )
+    tensorboard: bool = Field(
+        default=True, description="Write TensorBoard files into the run folder."
+    )
+    peak_tflops: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Peak TFLOP/s of one device in this precision, for mfu in the records. null: that of known GPUs.",
+    )
+    profile: Annotated[str, AfterValidator(_checked(parse_steps))] | None = Field(
+        default=None,
+        description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "
+        "to profile/ in the run folder. null: none.",
+    )
+    trackers: tuple[str, ...] = Field(
+        default=(),
+        description=f"Experiment trackers that receive the records: {', '.join(TRACKERS)}, or Python files with a "
+        "samebits.Tracker. They cannot stop or change training.",
+    )
+    project: str | None = Field(
+        default=None,
+        description="Project or experiment in the trackers. null: the name of the recipe.",
+    )
+
+    @model_validator(mode="after")
+    def _trackers_fit_together(self) -> "ReportConfig":
+        for name in self.trackers:
+            if name not in TRACKERS and not name.endswith(".py"):
+                raise ValueError(
+                    f"trackers has {name!r}; it must be one of {', '.join(TRACKERS)}, or a Python file; "
+                    "fix: Correct the name."
+                )
+        names = [name.rpartition("/")[2] for name in self.trackers]
+        if len(set(names)) < len(names):
+            raise ValueError("trackers has a name twice; fix: Name each tracker once.")
+        if "tensorboard" in self.trackers and not self.tensorboard:
+            raise ValueError(
+                "trackers has tensorboard, and tensorboard=false; fix: Remove one of them."
+            )
+        return self
+
+
+# Settings that exclude each other, as one table.
+
+
+class Exclusion(NamedTuple):
+    """Settings that cannot be combined."""
+
+    when: str  #: A condition: `name=value`, `name!=value`, or `name` for any value but null, false or an empty list.
+    not_with: str  #: Another condition.
+    do: str  #: How to resolve it.
+    why: str = ""  #: The reason, as the end of the message.
+
+
+_WHOLE_TENSORS = ", because it needs whole tensors"
+
+# The first row that applies is reported.
+EXCLUSIONS = (
+    Exclusion("loss_scale!=dynamic", "precision!=fp16", "Set precision=fp16, or loss_scale=dynamic."),
+    Exclusion("kernels=portable", "compile=true", "Set compile=false, or kernels=auto.",
+              ", because compiled kernels join operations that each have to round"),
+    Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
+    Exclusion("kernels=portable", "mode!=exact", "Set mode=exact, or kernels=auto."),
+    Exclusion("parallel=fsdp", "mode!=exact", "Set mode=exact, or parallel=ddp."),
+    Exclusion("watch.recheck", "parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("record.content=true", "parallel=fsdp", "Set parallel=ddp."),
+    Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
+    Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
+              ", because recomputation would run its all-reduce twice"),
+    Exclusion("compress!=none", "parallel=fsdp", "Set compress=none, or parallel=ddp."),
+    Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
+    Exclusion("compile=true", "parallel=fsdp", "Set compile=false."),
+    Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
+    Exclusion("optim.name=muon", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
+    Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
+    Exclusion("compile=true", "batch_norm=sync", "Set compile=false, or batch_norm=micro.",
+              ", whose micro-batches wait for each other inside the model"),
+    Exclusion("watch.recheck", "mode!=exact", "Set mode=exact, or watch.recheck=null.",
+              ", in which ranks may compute other bits"),
+    Exclusion("watch.recheck", "batch_norm=sync", "Set batch_norm=micro, or watch.recheck=null.",
+              ", in which no micro-batch can be computed without the others"),
+    Exclusion("cluster.load_balancing=true", "mode!=exact", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "parallel=fsdp", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "batch_norm=sync", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "watch.recheck", "Set cluster.load_balancing=false."),
+    Exclusion("cluster.load_balancing=true", "record.content=true", "Set cluster.load_balancing=false."),
+)  # fmt: skip
+
+
+def find_exclusion(config: Settings) -> str | None:
+    """Return the message of the first exclusion that applies to the settings, with its fix; None if none does."""
+    for row in EXCLUSIONS:
+        first = first_met(config, row.when)
+        second = first_met(config, row.not_with)
+        if first and second:
+            return f"{first} cannot be combined with {second}{row.why}; fix: {row.do}"
+    return None
+
+
+def first_met(config: Settings, *conditions: str) -> str:
+    """Return the first condition, as in `Exclusion`, that is met, with the value: `mode=fast`; or ""."""
+    for condition in conditions:
+        name, equals, wanted = condition.partition("=")
+        is_negated = name.endswith("!")
+        name = name.removesuffix("!")
+        value: object = config
+        for key in name.split("."):
+            value = getattr(value, key)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not equals and value not in (None, False, ()):
+            return name
+        if equals and (text == wanted) != is_negated:
+            return f"{name}={text}"
+    return ""
+
+
+# The settings that all recipes share. The settings of a recipe are a subclass of `RunConfig`.
+#
+# Settings are typed and frozen, and unknown keys are refused. Only what a user chooses is a setting; values that follow
+# from the settings are computed later.
+
 
 Count = Annotated[int, Field(gt=0)]
 LossScale = Annotated[float, Field(ge=1, le=2.0**24)]
@@ -93,7 +487,8 @@ class RunConfig(Settings):
         description="Loss scale in fp16, which keeps small gradients from underflowing: a power of two, or dynamic.",
     )
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.EXECUTION] = Field(
-        default="auto", description="Device of each process. auto: cuda where there is a GPU, else cpu."
+        default="auto",
+        description="Device of each process. auto: cuda where there is a GPU, else cpu.",
     )
     num_threads: Annotated[int, Mark.RESULT] = Field(
         default=1,
@@ -123,7 +518,8 @@ class RunConfig(Settings):
         default=OptimConfig(), description="Optimizer and learning rate schedule."
     )
     checkpoint: Annotated[CheckpointConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
-        default=CheckpointConfig(), description="When checkpoints are written, and how many are kept."
+        default=CheckpointConfig(),
+        description="When checkpoints are written, and how many are kept.",
     )
     record: Annotated[RecordConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
         default=RecordConfig(), description="The record of the steps, for samebits verify."
@@ -135,7 +531,8 @@ class RunConfig(Settings):
         default=ClusterConfig(), description="How processes join and wait for each other."
     )
     watch: Annotated[WatchConfig, Mark.EXECUTION] = Field(
-        default=WatchConfig(), description="Detection of hangs, diverged ranks and non-finite values."
+        default=WatchConfig(),
+        description="Detection of hangs, diverged ranks and non-finite values.",
     )
     report: Annotated[ReportConfig, Mark.EXECUTION] = Field(
         default=ReportConfig(), description="Records of the training."
@@ -167,7 +564,11 @@ class RunConfig(Settings):
     @property
     def eval_interval(self) -> Interval:
         """The interval between evaluations."""
-        return Interval(epochs=self.eval_every) if isinstance(self.eval_every, int) else parse_interval(self.eval_every)
+        return (
+            Interval(epochs=self.eval_every)
+            if isinstance(self.eval_every, int)
+            else parse_interval(self.eval_every)
+        )
 
     @property
     def peak_lr(self) -> float:
@@ -200,4 +601,8 @@ def marks_of(name: str) -> frozenset[Mark]:
     if section == "data":
         return frozenset({DATA_MARKS.get(inside.partition(".")[0], Mark.RESULT)})
     field = RunConfig.model_fields.get(section)
-    return frozenset({Mark.RESULT} if field is None else (item for item in field.metadata if isinstance(item, Mark)))
+    return frozenset(
+        {Mark.RESULT}
+        if field is None
+        else (item for item in field.metadata if isinstance(item, Mark))
+    )

@@ -48,9 +48,15 @@ class RandomBoxes:
     """
 
     def __init__(
-        self, keys: KeyArray, *, area: tuple[float, float], ratio: tuple[float, float], first_column: int = 0
+        self,
+        keys: KeyArray,
+        *,
+        area: tuple[float, float],
+        ratio: tuple[float, float],
+        first_column: int = 0,
     ) -> None:
-        self._area, self._ratio = area, ratio
+        self._area = area
+        self._ratio = ratio
         self._shape = (floats.log(ratio[0]), floats.log(ratio[1]))
         # All tries of all images in one call, since numpy's overhead per call is high.
         self._numbers = uniforms(keys, range(first_column, first_column + 4 * _NUM_TRIES)).tolist()
@@ -66,16 +72,21 @@ class RandomBoxes:
 
 
 def _try_box(
-    size: tuple[int, int], numbers: Sequence[float], area: tuple[float, float], log_ratio: tuple[float, float]
+    size: tuple[int, int],
+    numbers: Sequence[float],
+    area: tuple[float, float],
+    log_ratio: tuple[float, float],
 ) -> Box | None:
     width, height = size
     target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
     shape = floats.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
-    box_width, box_height = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
+    box_width = round(math.sqrt(target * shape))
+    box_height = round(math.sqrt(target / shape))
     if not (0 < box_width <= width and 0 < box_height <= height):
         return None
     # + 1: a box may also end at the image's border.
-    top, left = int((height - box_height + 1) * numbers[2]), int((width - box_width + 1) * numbers[3])
+    top = int((height - box_height + 1) * numbers[2])
+    left = int((width - box_width + 1) * numbers[3])
     return Box(left, top, box_width, box_height)
 
 
@@ -83,11 +94,14 @@ def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
     """Return the largest centered box of an allowed ratio, for images so long that no try was inside."""
     width, height = size
     if width < ratio[0] * height:
-        box_width, box_height = width, max(1, min(height, round(width / ratio[0])))
+        box_width = width
+        box_height = max(1, min(height, round(width / ratio[0])))
     elif width > ratio[1] * height:
-        box_width, box_height = max(1, min(width, round(height * ratio[1]))), height
+        box_width = max(1, min(width, round(height * ratio[1])))
+        box_height = height
     else:
-        box_width, box_height = width, height
+        box_width = width
+        box_height = height
     return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
@@ -108,7 +122,9 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
     Returns:
         (height, width, 3) bytes.
     """
-    result = F.interpolate(_as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True)
+    result = F.interpolate(
+        _as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True
+    )
     return result.permute(0, 2, 3, 1)[0]
 
 
@@ -125,11 +141,17 @@ def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> 
         part = cv2.flip(part, 1).view(np.uint8)
     size = out.shape[:2]
     # The operator behind F.interpolate, which has no `out` parameter.
-    torch.ops.aten._upsample_bilinear2d_aa.out(_as_image(part), size, False, None, None, out=_channels_first(out))
+    torch.ops.aten._upsample_bilinear2d_aa.out(
+        _as_image(part), size, False, None, None, out=_channels_first(out)
+    )
 
 
 def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
-    return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    return (
+        pixels
+        if box is None
+        else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    )
 
 
 def _as_image(pixels: ByteArray) -> Tensor:
@@ -156,18 +178,23 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
     height, width = pixels.shape[:2]
     shorter = min(height, width)
     longest = shorter * max(_LONGEST, 2 * -(-middle_px // shorter_px))
-    top, left = max(0, height - longest) // 2, max(0, width - longest) // 2
+    top = max(0, height - longest) // 2
+    left = max(0, width - longest) // 2
     pixels = pixels[top : height - top, left : width - left]
     height, width = pixels.shape[:2]
-    return resized(pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter))
+    return resized(
+        pixels, None, int(shorter_px * height / shorter), int(shorter_px * width / shorter)
+    )
 
 
 def center_square(image: Tensor, side_px: int) -> Tensor:
     """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
     height, width = image.shape[:2]
     if height < side_px or width < side_px:
-        down, right = max(0, side_px - height), max(0, side_px - width)
+        down = max(0, side_px - height)
+        right = max(0, side_px - width)
         image = F.pad(image, (0, 0, right // 2, right - right // 2, down // 2, down - down // 2))
         height, width = image.shape[:2]
-    top, left = round((height - side_px) / 2), round((width - side_px) / 2)
+    top = round((height - side_px) / 2)
+    left = round((width - side_px) / 2)
     return image[top : top + side_px, left : left + side_px]

@@ -51,14 +51,17 @@ class DecodedPictures:
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder, self._limit_bytes = folder.expanduser(), limit_bytes
+        self._folder = folder.expanduser()
+        self._limit_bytes = limit_bytes
         self._is_full = False
         self._checked: set[Path] = set()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _check_folder(self._folder)
             with self._used() as (used, _):
-                LOGGER.info("decoded images: %s has %s of at most %s bytes", self._folder, used, limit_bytes)
+                LOGGER.info(
+                    "decoded images: %s has %s of at most %s bytes", self._folder, used, limit_bytes
+                )
             sweep_partials(self._folder / "partial")
         except OSError as error:
             raise DataError(
@@ -118,7 +121,9 @@ class DecodedPictures:
             partial.replace(file)
         except OSError as error:
             self._is_full = True
-            LOGGER.warning("stopped caching decoded images in %s: %s", self._folder, error.strerror or error)
+            LOGGER.warning(
+                "stopped caching decoded images in %s: %s", self._folder, error.strerror or error
+            )
             with contextlib.suppress(OSError):
                 partial.unlink()
 
@@ -178,7 +183,9 @@ def _check_folder(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             if _FOLDERS.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
-                raise OSError(errno.ENOTDIR, f"{entry.name} in it is a link or a file, not a folder of images")
+                raise OSError(
+                    errno.ENOTDIR, f"{entry.name} in it is a link or a file, not a folder of images"
+                )
 
 
 def _check_own_file(status: os.stat_result, name: str) -> None:

@@ -1,22 +1,161 @@
-"""How the micro-batches of a step are divided among the ranks. In exact mode it changes no bit.
-
-    micro-batch     0  1  2  3  4  5  6
-    evenly          0  0  0  1  1  2  2     neighbors, so that a rank's partial sums are few
-    by machine      0  0  1  1  2  2  2     ranks 0 1 are on one machine, 2 on another: each has a complete subtree
-    by speed        0  0  0  0  1  2  2     `cluster.load_balancing`: rank 1 is slow
-    in turn         0  1  2  0  1  2  0     exact mode, sharded: what runs at the same time is neighboring
-    dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
-
-Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats the first one with
-weight 0. Imports no torch.
-"""
+"""The micro-batches of a step: their number, their groups, and how they are divided among the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 
-from samebits.data.micro_batches import even_shares, part
+import numpy as np
+
+from samebits.data.keyed import RECHECK, IntArray, key
+
+# Number of micro-batches, and those of each rank. Imports no torch, so commands can use it before torch is loaded.
+
+
+def num_micro_batches(num_samples: int, micro_batch: int) -> int:
+    """Return the fewest micro-batches of at most `micro_batch` samples that hold `num_samples`."""
+    return -(-num_samples // micro_batch)
+
+
+def smallest_micro_batch(num_samples: int, global_batch: int, micro_batch: int) -> int:
+    """Return the number of samples in the smallest micro-batch of an epoch, whose last step has the rest."""
+    steps = {min(global_batch, num_samples), num_samples % global_batch or global_batch}
+    return min(step // num_micro_batches(step, micro_batch) for step in steps)
+
+
+def two_or_more(num_samples: int, global_batch: int, micro_batch: int) -> str:
+    """Return the nearest settings without a micro-batch of one sample, as a fix."""
+    if num_samples < 2:
+        return "Add training samples."
+    # With micro_batch=3 or more, only a step of one sample has such a micro-batch.
+    for wide in count(global_batch):
+        for least in range(micro_batch, min(wide, max(micro_batch, 3)) + 1):
+            if smallest_micro_batch(num_samples, wide, least) > 1:
+                chosen = (
+                    f"global_batch={wide}" * (wide != global_batch),
+                    f"micro_batch={least}" * (least != micro_batch),
+                )
+                return f"Set {' '.join(filter(None, chosen))}."
+    raise AssertionError
+
+
+def part(start: int, stop: int, num_parts: int, index: int) -> tuple[int, int]:
+    """Split [start, stop) into parts whose lengths differ by at most one, longer first; return (first, stop) of one."""
+    size, longer = divmod(stop - start, num_parts)
+    first = start + index * size + min(index, longer)
+    return first, first + size + (index < longer)
+
+
+@lru_cache(
+    16
+)  # the steps of a run differ in two sizes at most, and each asks for the shares of all ranks
+def even_shares(num_micro_batches: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """Return the micro-batches [first, last) of each rank."""
+    return tuple(part(0, num_micro_batches, world_size, rank) for rank in range(world_size))
+
+
+class Alone:
+    """The place of the only rank of a world of one, which has all micro-batches of a step."""
+
+    rank = 0
+    size = 1
+    machines = (0,)
+
+
+# Grouped batching: samples that cannot share a forward pass, such as text lines of several widths.
+#
+# Each group is split into micro-batches of its own. An epoch has the micro-batches of all groups in random order, and a
+# step takes the next few. So a step mixes groups, and a micro-batch never does. (Elsewhere: bucketing, as in
+# torchtext's BucketIterator.)
+
+
+class Groups:
+    """The micro-batches of an epoch of grouped samples. `groups`: (N,) group of each sample, from 0."""
+
+    def __init__(self, groups: IntArray, global_batch: int, micro_batch: int) -> None:
+        # As in a step without groups: as few micro-batches as possible, all of nearly equal size.
+        #: Micro-batches of a step; the last step of an epoch has the rest.
+        self.leaves_per_step = num_micro_batches(global_batch, micro_batch)
+        most = global_batch // self.leaves_per_step
+        # Stable: NumPy's other methods may order equal values differently on another processor.
+        self._members = np.argsort(groups, kind="stable")
+        counts = np.bincount(groups)
+        counts = counts[counts > 0]
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._leaf_counts = -(-counts // most)
+        self._leaf_ends = np.cumsum(self._leaf_counts)
+        self.num_leaves = int(self._leaf_ends[-1])  #: Micro-batches of an epoch.
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.num_leaves // self.leaves_per_step)
+
+    def positions_of_step(self, step: int) -> IntArray:
+        """Return the positions of a step's micro-batches in the epoch's order of micro-batches, (leaves_per_step,)."""
+        start = step * self.leaves_per_step
+        return np.arange(start, min(start + self.leaves_per_step, self.num_leaves))
+
+    def leaf(self, number: int) -> tuple[int, int, int]:
+        """Return (group, first, last) of a micro-batch: positions [first, last) of the group's own random order.
+
+        Groups are numbered without empty ones.
+        """
+        group = int(np.searchsorted(self._leaf_ends, number, side="right"))
+        num_leaves = int(self._leaf_counts[group])
+        index = number - (int(self._leaf_ends[group]) - num_leaves)
+        return group, *part(0, self.size(group), num_leaves, index)
+
+    def size(self, group: int) -> int:
+        """Return the number of samples of a group."""
+        return int(self._ends[group] - self._starts[group])
+
+    def samples(self, group: int, positions: IntArray) -> IntArray:
+        """Return the indices of samples, (N,), by their positions in the group, (N,)."""
+        samples: IntArray = self._members[self._starts[group] + positions]
+        return samples
+
+
+class Batches:
+    """The batches of an evaluation in order: each sample once, without mixing groups, (N,) numbers from 0 or None."""
+
+    def __init__(self, num_samples: int, batch_size: int, groups: IntArray | None = None) -> None:
+        self._num_samples = num_samples
+        self._batch_size = batch_size
+        self._cuts: list[IntArray] | None = None
+        if groups is not None:
+            # Stable, as in `Groups`: the order has to be equal on every machine.
+            members = np.argsort(groups, kind="stable")
+            parts = np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
+            self._cuts = [
+                each[start : start + batch_size]
+                for each in parts
+                for start in range(0, len(each), batch_size)
+            ]
+
+    def __len__(self) -> int:
+        return -(-self._num_samples // self._batch_size) if self._cuts is None else len(self._cuts)
+
+    def __getitem__(self, index: int) -> IntArray:
+        if self._cuts is not None:
+            return self._cuts[index]
+        start = index * self._batch_size
+        return np.arange(start, min(start + self._batch_size, self._num_samples))
+
+
+# How the micro-batches of a step are divided among the ranks. In exact mode it changes no bit.
+#
+#     micro-batch     0  1  2  3  4  5  6
+#     evenly          0  0  0  1  1  2  2     neighbors, so that a rank's partial sums are few
+#     by machine      0  0  1  1  2  2  2     ranks 0 1 are on one machine, 2 on another: each has a complete subtree
+#     by speed        0  0  0  0  1  2  2     `cluster.load_balancing`: rank 1 is slow
+#     in turn         0  1  2  0  1  2  0     exact mode, sharded: what runs at the same time is neighboring
+#     dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
+#
+# Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats the first one with
+# weight 0. Imports no torch.
+
 
 # Seconds per micro-batch on each rank.
 Times = tuple[float, ...]
@@ -31,7 +170,9 @@ class Division:
     times: Times = ()  #: Divide by speed.
     is_in_turn: bool = False  #: Deal them out in turn.
     dealt: Leaves = ()  #: The micro-batches that each rank still computes, after a loss within the step.
-    held: tuple[tuple[tuple[int, int], ...], ...] = ()  #: For each rank, the nodes of the tree that it has summed.
+    held: tuple[
+        tuple[tuple[int, int], ...], ...
+    ] = ()  #: For each rank, the nodes of the tree that it has summed.
     is_padded: bool = False  #: Let each rank have as many as rank 0.
 
     def leaves(self, num_micro_batches: int, size: int, machines: tuple[int, ...] = ()) -> Leaves:
@@ -44,11 +185,15 @@ class Division:
         return [*leaves[rank], *[0] * (most - len(leaves[rank]))]
 
 
-EVEN, PADDED, IN_TURN = Division(), Division(is_padded=True), Division(is_in_turn=True, is_padded=True)
+EVEN = Division()
+PADDED = Division(is_padded=True)
+IN_TURN = Division(is_in_turn=True, is_padded=True)
 
 
 @lru_cache(64)  # the steps of a run differ in two sizes at most
-def _leaves(times: Times, is_in_turn: bool, num_micro_batches: int, size: int, machines: tuple[int, ...]) -> Leaves:
+def _leaves(
+    times: Times, is_in_turn: bool, num_micro_batches: int, size: int, machines: tuple[int, ...]
+) -> Leaves:
     if is_in_turn:
         return tuple(range(rank, num_micro_batches, size) for rank in range(size))
     if machines and not times and num_micro_batches >= size:
@@ -62,17 +207,24 @@ def _by_machine(num_micro_batches: int, machines: tuple[int, ...]) -> Leaves:
 
     Machines with more ranks come first: with 1, 1 and 4 ranks, the four have the complete subtree (0, 4).
     """
-    least, size = num_micro_batches // len(machines), len(machines)
+    least = num_micro_batches // len(machines)
+    size = len(machines)
     most = -(-num_micro_batches // size)
-    groups = [[rank for rank in range(size) if machines[rank] == each] for each in dict.fromkeys(machines)]
-    leaves, start, num_later = [range(0)] * size, 0, size
+    groups = [
+        [rank for rank in range(size) if machines[rank] == each] for each in dict.fromkeys(machines)
+    ]
+    leaves = [range(0)] * size
+    start = 0
+    num_later = size
     for group in sorted(groups, key=len, reverse=True):
         num_later -= len(group)
         ends = range(
             max(start + least * len(group), num_micro_batches - most * num_later),
             min(start + most * len(group), num_micro_batches - least * num_later) + 1,
         )
-        end = max(ends, key=lambda end: end & -end)  # a multiple of the largest power of two: the end of a subtree
+        end = max(
+            ends, key=lambda end: end & -end
+        )  # a multiple of the largest power of two: the end of a subtree
         for place, rank in enumerate(group):
             leaves[rank] = range(*part(start, end, len(group), place))
         start = end
@@ -91,10 +243,55 @@ def divide(num_micro_batches: int, times: Times) -> tuple[tuple[int, int], ...]:
     counts = [1] * num_ranks
     for _ in range(num_micro_batches - num_ranks):
         # The rank that would be done first with one more; the lowest of several, so that all ranks agree.
-        counts[min(range(num_ranks), key=lambda rank: ((counts[rank] + 1) * times[rank], rank))] += 1
+        counts[
+            min(range(num_ranks), key=lambda rank: ((counts[rank] + 1) * times[rank], rank))
+        ] += 1
     return tuple(pairwise(accumulate(counts, initial=0)))
 
 
 def duration(shares: Sequence[tuple[int, int]], times: Times) -> float:
     """Return how long shares [first, last) of a step take on the rank that is done last, by seconds per micro-batch."""
     return max((last - first) * each for (first, last), each in zip(shares, times, strict=True))
+
+
+# Which micro-batches of a step are computed on a second rank, whose result has to have the same bits (ADR 37).
+#
+# All ranks repeat equally many in the same steps, so that none waits for another. With watch.recheck=1/50, three ranks
+# and two micro-batches a rank, that is one step in 25:
+#
+#     rank             0        1        2
+#     step 7           0  1     2  3     4  5
+#     step 8           0  1     2  3     4  5
+#       repeats           4        1        2         chosen by (seed, step): a micro-batch of the rank `shift` before
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """A micro-batch that a second rank computes too (`watch.recheck`)."""
+
+    index: int  #: Index of the micro-batch in the step.
+    owner: int  #: The rank that computes it for the step.
+    rank: int  #: The rank that repeats it.
+
+
+def choose_rechecks(fraction: float, seed: int, number: int, leaves: Leaves) -> tuple[Recheck, ...]:
+    """Return what is computed twice in a step, equal on all ranks: this fraction of its micro-batches."""
+    size = len(leaves)
+    if size < 2:
+        return ()
+    # The largest share decides how long the step takes, so one more micro-batch costs this fraction of the step.
+    expected = fraction * max(map(len, leaves))
+    # From seed and step, so that all ranks choose the same ones without a message.
+    count = int(expected) + (key(seed, RECHECK, number) / 2.0**64 < expected % 1)
+    if not count:
+        return ()
+    # Random, not in turn: a fault that comes at regular intervals could otherwise always be missed.
+    shift = 1 + key(seed, RECHECK, number, 0) % (size - 1)
+    rechecks = []
+    for owner, mine in enumerate(leaves):
+        begin = key(seed, RECHECK, number, 1, owner)
+        rechecks += [
+            Recheck(mine[(begin + turn) % len(mine)], owner, (owner + shift) % size)
+            for turn in range(min(count, len(mine)))
+        ]
+    return tuple(rechecks)

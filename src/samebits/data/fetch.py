@@ -64,7 +64,11 @@ def _fetch_from_any(download: Download, otherwise: str, timeout_s: float) -> Non
             faults.append(f"{url}: {fault}")
         finally:
             partial.unlink(missing_ok=True)
-    raise DataError(f"{download.path} is missing and can't be downloaded", cause="\n".join(faults), fix=otherwise)
+    raise DataError(
+        f"{download.path} is missing and can't be downloaded",
+        cause="\n".join(faults),
+        fix=otherwise,
+    )
 
 
 def _fetch_one(url: str, partial: Path, md5: str, timeout_s: float) -> str | None:

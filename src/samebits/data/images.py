@@ -1,31 +1,259 @@
-"""Decode image files of any format to 8-bit RGB, as an image viewer shows them.
+"""Open untrusted image files within limits, and decode them to 8-bit RGB, as an image viewer shows them."""
 
-The EXIF orientation is applied. Gray, CMYK, palette and 16-bit images are converted, transparent parts are blended over
-white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their size.
-"""
-
+import errno
+import io
+import os
 import re
+import struct
+import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, ImageOps
 
-from samebits.data.image_file import (
-    BASELINE_BYTES_PER_PIXEL,
-    MAX_PIXELS,
-    PROGRESSIVE_BYTES_PER_PIXEL,
-    JpegHead,
-    check_memory,
-    check_scans,
-    check_size,
-    damaged,
-    enormous,
-    open_image,
-    read_content,
-    unscaled,
+# Each import registers a format with Pillow, which otherwise imports all of its formats.
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
 )
-from samebits.errors import SamebitsError
+
+from samebits.errors import DataError, SamebitsError, cannot_read
+from samebits.plain_file import read_plain
+
+# Opening untrusted image files: a fixed list of formats, and limits checked before decoding (ADR 28).
+#
+# Pillow supports about forty formats and chooses one by a file's content, whatever its name. One starts a program (EPS
+# runs Ghostscript), and several raise any kind of exception on a damaged file.
+
+
+_PLUGINS = (
+    JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile, WebPImagePlugin.WebPImageFile,
+    BmpImagePlugin.BmpImageFile, GifImagePlugin.GifImageFile, TiffImagePlugin.TiffImageFile,
+    PpmImagePlugin.PpmImageFile,
+)  # fmt: skip
+FORMATS = tuple(plugin.format for plugin in _PLUGINS if plugin.format)
+FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+
+# A file of a few bytes can claim any size. Pillow refuses to open more pixels.
+MAX_PIXELS = 178_956_970
+# Peak memory of reading an image: the file and the decoder.
+MAX_MEMORY_BYTES = 700_000_000
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+# Peak bytes a pixel of decoding and conversion to RGB. Pillow stores four bytes a pixel.
+# Measured by tests/unit/data/test_picture_limits.py. A progressive JPEG file keeps all coefficients until its end.
+_BYTES_PER_PIXEL = {"progressive": 12, "WEBP": 17, "TIFF": 12}
+_OTHERS_BYTES_PER_PIXEL = 9
+# JPEG files decoded without Pillow.
+BASELINE_BYTES_PER_PIXEL = 3
+PROGRESSIVE_BYTES_PER_PIXEL = 9
+# Limits on the scans of a progressive JPEG file. Usual files have about 10 scans. Each scan decodes the whole image,
+# even if it has only a few bytes.
+_MAX_SCANNED_PIXELS = 2_000_000_000
+_MANY_SCANS = 100
+
+_MAX_SEGMENTS = 10_000  # of a JPEG file before its pixels; usual files have about ten
+
+# TIFF tags
+_TILE_WIDTH = 322
+_TILE_LENGTH = 323
+
+
+def read_content(path: Path | str) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        DataError: The file can't be read, is a FIFO or a device, or is too large for an image.
+    """
+    try:
+        return read_plain(Path(path), MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise too_large(path, os.stat(path).st_size) from None
+        raise damaged(path, error) from error
+
+
+def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
+    """Open an image of an allowed format, without decoding its pixels.
+
+    Raises:
+        DataError: It is not an image of these formats, is damaged, or claims too many pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns from half of MAX_PIXELS, and raises DecompressionBombError above MAX_PIXELS.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        is_small = _tiles_are_small(image)
+    except Image.DecompressionBombError:
+        raise enormous(name) from None
+    except UnidentifiedImageError:
+        raise not_an_image(name, content) from None
+    except Exception as error:  # Pillow's parsers raise any kind of exception
+        raise damaged(name, error) from error
+    if not is_small:
+        raise enormous(name)
+    return image
+
+
+def check_memory(name: Path | str, num_bytes: int, image: Image.Image) -> None:
+    """Check that an opened image can be decoded and converted within the memory limit.
+
+    Raises:
+        DataError: It would take more memory.
+    """
+    kind = "progressive" if "progressive" in image.info else image.format or ""
+    per_pixel = _BYTES_PER_PIXEL.get(kind, _OTHERS_BYTES_PER_PIXEL)
+    check_size(
+        name, num_bytes, image.width * image.height, per_pixel, f" for a {image.format} file"
+    )
+
+
+def check_size(
+    name: Path | str, num_bytes: int, num_pixels: int, bytes_per_pixel: int, kind: str = ""
+) -> None:
+    """Check the memory limit; see `check_memory`. `kind`: text behind the limit in the error, ` for a TIFF file`."""
+    if num_bytes + num_pixels * bytes_per_pixel > MAX_MEMORY_BYTES:
+        most = max(0, MAX_MEMORY_BYTES - num_bytes) // bytes_per_pixel
+        raise DataError(
+            f"image {name} has {num_pixels:,} pixels, too many to decode in memory",
+            allowed=f"up to {most:,} pixels{kind}",
+            fix="Resize the image, or remove it from the dataset.",
+        )
+
+
+def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None:
+    """Check the number of scans of a progressive JPEG file of (width, height) pixels: each decodes the whole image."""
+    # Compressed data does not have these two bytes: JPEG writes FF as FF00 there.
+    num_scans = content.count(b"\xff\xda")
+    if num_scans > min(_MANY_SCANS, _MAX_SCANNED_PIXELS // (size[0] * size[1])):
+        raise DataError(
+            f"image {name} has {num_scans:,} scans, which would take too long to decode",
+            cause="the file is damaged, or made to waste time",
+            fix="Save the image again, or remove it from the dataset.",
+        )
+
+
+class JpegHead(NamedTuple):
+    """Header of a JPEG file.
+
+    Attributes:
+        size: (width, height) in pixels as stored.
+        height_at: Offset of the height in the file, in bytes; it has two bytes.
+        is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
+            Adobe segment, which may name another color space.
+        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
+    """
+
+    size: tuple[int, int]
+    height_at: int
+    is_plain: bool
+    is_progressive: bool
+
+    @classmethod
+    def find(cls, content: bytes) -> "JpegHead | None":
+        """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
+        if content[:2] != b"\xff\xd8":
+            return None
+        offset = 2
+        end = len(content) - 9
+        is_plain = True
+        for _ in range(_MAX_SEGMENTS):
+            if offset >= end or content[offset] != 0xFF:
+                return None
+            marker = content[offset + 1]
+            if marker in (0xC0, 0xC1, 0xC2):
+                precision, height, width, num_channels = struct.unpack_from(
+                    ">BHHB", content, offset + 4
+                )
+                is_plain = is_plain and (precision, num_channels) == (8, 3)
+                return (
+                    cls((width, height), offset + 5, is_plain, marker == 0xC2)
+                    if width and height
+                    else None
+                )
+            if not (0xC4 <= marker <= 0xFE) or marker in (0xD8, 0xD9, 0xDA):
+                return None
+            is_plain = is_plain and marker not in (0xE1, 0xEE)
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
+        return None
+
+
+def _tiles_are_small(image: Image.Image) -> bool:
+    """Return whether a TIFF file's tiles fit its image: each is decoded completely, however little of it is visible."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return True
+    width = image.tag_v2.get(_TILE_WIDTH, 0)
+    height = image.tag_v2.get(_TILE_LENGTH, 0)
+    return int(width) * int(height) <= max(4 * image.width * image.height, 1 << 24)
+
+
+def enormous(name: Path | str, max_pixels: int = MAX_PIXELS) -> DataError:
+    """Make the error for an image that claims too many pixels."""
+    return DataError(
+        f"{name} claims to be an image of more than {max_pixels:,} pixels",
+        cause="the file is damaged, or a decompression bomb",
+        fix="Resize the image, or remove it from the dataset.",
+    )
+
+
+def too_large(name: Path | str, num_bytes: int) -> DataError:
+    """Make the error for a file above the size limit."""
+    return DataError(
+        f"{name} has {num_bytes:,} bytes, too many for an image",
+        allowed=f"up to {MAX_FILE_BYTES:,} bytes",
+        fix="Compress the image, or remove it from the dataset.",
+    )
+
+
+def not_an_image(name: Path | str, content: bytes | bytearray) -> DataError:
+    """Make the error for a file that is not an image."""
+    fix = "Replace the file, or remove it from the dataset."
+    if not content:
+        return DataError(f"{name} is empty", allowed=FORMATS_TEXT, fix=fix)
+    return DataError(f"{name} is not an image", allowed=FORMATS_TEXT, fix=fix)
+
+
+def unscaled(name: Path | str) -> DataError:
+    """Make the error for a 16-bit image whose values end where those of 12 bits do."""
+    return DataError(
+        f"image {name} has 16 bits and would be nearly black",
+        given="no value above 4,111 of 65,535",
+        cause="a camera of 12 bits or fewer stored its values without scaling them",
+        fix="Scale the values up to 65,535, or save the image with 8 bits.",
+    )
+
+
+def damaged(name: Path | str, error: Exception) -> DataError:
+    """Make the error for an image that cannot be read or decoded."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return cannot_read(
+            DataError, name, error, "Check the path and the permissions of the file."
+        )
+    return DataError(
+        f"image {name} is damaged",
+        cause=str(error) or type(error).__name__,
+        fix="Replace the file, or remove it from the dataset.",
+    )
+
+
+# Decode image files of any format to 8-bit RGB, as an image viewer shows them.
+#
+# The EXIF orientation is applied. Gray, CMYK, palette and 16-bit images are converted, transparent parts are blended
+# over
+# white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their
+# size.
+
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -40,7 +268,9 @@ _LOST = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _MAX_PADDING = 16  # bytes
 _DARK = 16  # of 255: white of 12 bits, if it is read as 16 bits
-_STRIP_PIXELS = 1 << 22  # larger images are converted in strips, since each conversion makes one or more copies
+_STRIP_PIXELS = (
+    1 << 22
+)  # larger images are converted in strips, since each conversion makes one or more copies
 
 
 def read_rgb(path: Path) -> ByteArray:
@@ -72,11 +302,17 @@ class EncodedImage:
     """
 
     def __init__(
-        self, path: Path | str, content: bytes | None = None, *, max_pixels: int = MAX_PIXELS, upright: bool = True
+        self,
+        path: Path | str,
+        content: bytes | None = None,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        upright: bool = True,
     ) -> None:
         self.path = path
         self._content = read_content(path) if content is None else content
-        self._max_pixels, self._upright = max_pixels, upright
+        self._max_pixels = max_pixels
+        self._upright = upright
         self._image: Image.Image | None = None
         self._is_deep = False
         head = JpegHead.find(self._content)
@@ -89,7 +325,10 @@ class EncodedImage:
             self._check_pixels(head.size)
             if head.is_progressive:
                 check_scans(path, self._content, head.size)
-            self.size, self.is_scalable, self.orientation, self._is_plain = head.size, True, 1, True
+            self.size = head.size
+            self.is_scalable = True
+            self.orientation = 1
+            self._is_plain = True
         else:
             self._parse_with_pillow()
 
@@ -108,7 +347,9 @@ class EncodedImage:
             DataError: The file is damaged.
         """
         try:
-            content = self._content if bottom_px is None else self._cut(scale * (bottom_px + _MORE_ROWS))
+            content = (
+                self._content if bottom_px is None else self._cut(scale * (bottom_px + _MORE_ROWS))
+            )
             if self._is_plain:
                 self._check_plain(scale)
                 try:
@@ -151,7 +392,9 @@ class EncodedImage:
     def _check_plain(self, scale: int) -> None:
         num_pixels = self.size[0] * self.size[1]
         if self._is_baseline:
-            check_size(self.path, len(self._content), num_pixels // scale**2, BASELINE_BYTES_PER_PIXEL)
+            check_size(
+                self.path, len(self._content), num_pixels // scale**2, BASELINE_BYTES_PER_PIXEL
+            )
         else:
             check_size(self.path, len(self._content), num_pixels, PROGRESSIVE_BYTES_PER_PIXEL)
 
@@ -167,7 +410,9 @@ class EncodedImage:
             check_scans(self.path, self._content, image.size)
         try:
             # Of 16-bit colors Pillow keeps the upper 8 bits. It scales the values of a PGM file by their maximum.
-            self._is_deep = ";16" in str(getattr(image, "tile", "")) or (image.mode[0] == "I" and image.format != "PPM")
+            self._is_deep = ";16" in str(getattr(image, "tile", "")) or (
+                image.mode[0] == "I" and image.format != "PPM"
+            )
             if not is_jpeg:
                 check_memory(self.path, len(self._content), image)
                 image.load()  # the EXIF of a PNG can follow its pixels; loading also detects damage
@@ -177,9 +422,16 @@ class EncodedImage:
             raise damaged(self.path, error) from error
         self.orientation = _orientation(image, is_jpeg) if self._upright else 1
         width, height = image.size
-        self.size = (height, width) if self.orientation >= 5 else (width, height)  # 5 to 8 include a rotation by 90°
+        self.size = (
+            (height, width) if self.orientation >= 5 else (width, height)
+        )  # 5 to 8 include a rotation by 90°
         self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
-        self._is_plain = image.format == "JPEG" and image.mode == "RGB" and self.orientation == 1 and self._has_end
+        self._is_plain = (
+            image.format == "JPEG"
+            and image.mode == "RGB"
+            and self.orientation == 1
+            and self._has_end
+        )
         self._image = image
 
     def _open(self, content: bytes | bytearray) -> Image.Image:
@@ -197,7 +449,9 @@ class EncodedImage:
         return content
 
 
-def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: bool = True) -> ByteArray:
+def decode_plain_jpeg(
+    content: bytes | bytearray, scale: int = 1, *, is_whole: bool = True
+) -> ByteArray:
     """Decode a plain JPEG file at 1/scale (1, 2, 4, 8) to Pillow's bits, without its copy of four bytes per pixel.
 
     Returns:
@@ -211,9 +465,15 @@ def decode_plain_jpeg(content: bytes | bytearray, scale: int = 1, *, is_whole: b
     least_height = least_width = 0
     if scale > 1:
         height, width, _, _ = simplejpeg.decode_jpeg_header(content)
-        least_height, least_width = -(-height // scale), -(-width // scale)
+        least_height = -(-height // scale)
+        least_width = -(-width // scale)
     pixels: ByteArray = simplejpeg.decode_jpeg(
-        content, "RGB", min_height=least_height, min_width=least_width, min_factor=1, strict=is_whole
+        content,
+        "RGB",
+        min_height=least_height,
+        min_width=least_width,
+        min_factor=1,
+        strict=is_whole,
     )
     return pixels
 
@@ -240,7 +500,9 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a damaged EXIF segment, which raises many types, does not make the image unusable
+    except (
+        Exception
+    ):  # a damaged EXIF segment, which raises many types, does not make the image unusable
         return 1
     return value if value in range(1, 9) else 1
 
@@ -248,12 +510,19 @@ def _orientation(image: Image.Image, is_jpeg: bool) -> int:
 def _to_rgb(image: Image.Image) -> ByteArray:
     """Convert any image to (H, W, 3) RGB bytes: 16 and 32 bits are scaled, transparent parts blended over white."""
     width, height = image.size
-    if image.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema()[1] == 0:
+    if (
+        image.format == "BMP"
+        and image.mode == "RGBA"
+        and image.getchannel("A").getextrema()[1] == 0
+    ):
         image = image.convert("RGB")  # Windows leaves the fourth byte of a pixel unused
     rows = max(1, _STRIP_PIXELS // width)
     if rows >= height:
         return _strip_to_rgb(image, _white(image))
-    white = max(_white(image.crop((0, top, width, min(height, top + rows)))) for top in range(0, height, rows))
+    white = max(
+        _white(image.crop((0, top, width, min(height, top + rows))))
+        for top in range(0, height, rows)
+    )
     pixels = np.empty((height, width, 3), np.uint8)
     for top in range(0, height, rows):
         bottom = min(height, top + rows)

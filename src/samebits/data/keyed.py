@@ -17,7 +17,12 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # Purposes of keys: two uses of the same seed never share numbers.
-ORDER, SAMPLE, FORWARD, DATA, CHECK, RECHECK = 1, 2, 3, 4, 5, 6
+ORDER = 1
+SAMPLE = 2
+FORWARD = 3
+DATA = 4
+CHECK = 5
+RECHECK = 6
 
 
 def mix(value: int) -> int:

@@ -30,10 +30,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samebits.cluster.signals import exit_with_parent
 from samebits.cores import num_cores
-from samebits.data.digests import digest_of
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.order import Step
-from samebits.data.samples import Batch, SampleSource, as_samples, with_channels_last
+from samebits.data.samples import Batch, SampleSource, as_samples, digest_of, with_channels_last
 from samebits.data.seeding import seed_reading
 from samebits.errors import ConfigError, DataError, ReaderLost, SamebitsError, no_shared_memory
 from samebits.open_files import is_too_many_files, too_many_files
@@ -86,7 +85,11 @@ def _batch(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
 
 
 def choose_num_workers(
-    num_workers: int | Literal["auto"], samples: SampleSource, device: torch.device, *, num_ranks_here: int
+    num_workers: int | Literal["auto"],
+    samples: SampleSource,
+    device: torch.device,
+    *,
+    num_ranks_here: int,
 ) -> int:
     """Choose the number of DataLoader workers of a rank. Does not change results.
 
@@ -154,10 +157,16 @@ class Loader:
         timeout_s: float | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
-        self._samples, self._device, self._channels_last = as_samples(samples), device, channels_last
-        self.num_workers = choose_num_workers(num_workers, samples, device, num_ranks_here=num_ranks_here)
-        self._timeout_s, self.waited_s = timeout_s, 0.0
-        self.num_to_keep, self.kept = 0, list[Batch]()
+        self._samples = as_samples(samples)
+        self._device = device
+        self._channels_last = channels_last
+        self.num_workers = choose_num_workers(
+            num_workers, samples, device, num_ranks_here=num_ranks_here
+        )
+        self._timeout_s = timeout_s
+        self.waited_s = 0.0
+        self.num_to_keep = 0
+        self.kept = list[Batch]()
         self.digests: list[bytes] | None = None
         self._stream: Iterator[Batch | SamebitsError] | None = None
         if self.num_workers:
@@ -184,7 +193,9 @@ class Loader:
                     raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
-    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
+    def batch(
+        self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False
+    ) -> Batch:
         """Return the next batch on the device: its (N,) samples, with (N,) keys.
 
         Args:
@@ -199,12 +210,20 @@ class Loader:
         if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
             batch = self._samples.finish(batch)
-        return replace(batch, inputs=with_channels_last(batch.inputs)) if self._channels_last else batch
+        return (
+            replace(batch, inputs=with_channels_last(batch.inputs))
+            if self._channels_last
+            else batch
+        )
 
-    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False) -> Batch:
+    def raw(
+        self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False
+    ) -> Batch:
         """Return the next batch, of (N,) samples, as the dataset made it: on the CPU, without `finish`; as `batch`."""
         started = time.perf_counter()
-        batch = read(self._samples, indices, keys) if again or self._stream is None else self._next()
+        batch = (
+            read(self._samples, indices, keys) if again or self._stream is None else self._next()
+        )
         self.waited_s += time.perf_counter() - started
         if isinstance(batch, SamebitsError):
             raise batch

@@ -8,7 +8,19 @@ from pathlib import Path
 
 from samebits.errors import DataError
 
-ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 
 # Folders of thumbnails and deleted files that NAS systems, macOS and Windows make.
 _SYSTEM_FOLDERS = (
@@ -31,9 +43,9 @@ def first_outside(names: Iterable[str], folder: Path, root: Path) -> str | None:
     inside = base if base.endswith(os.sep) else base + os.sep
     start = os.path.abspath(folder.expanduser())
     for name in names:
-        if (".." in name or name.startswith(os.sep)) and not os.path.normpath(os.path.join(start, name)).startswith(
-            inside
-        ):
+        if (".." in name or name.startswith(os.sep)) and not os.path.normpath(
+            os.path.join(start, name)
+        ).startswith(inside):
             return name
     return None
 
@@ -53,7 +65,9 @@ def choose_validation(names: Sequence[str], fraction: float, seed: int) -> set[s
 
     The choice depends on the seed and the name of each file, so that added or deleted files move few others.
     """
-    ranked = sorted(names, key=lambda name: hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest())
+    ranked = sorted(
+        names, key=lambda name: hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest()
+    )
     return set(ranked[: max(1, int(len(names) * fraction))])
 
 
@@ -63,7 +77,8 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
     Raises:
         DataError: A link points to a parent folder of the root, or to a folder of the system.
     """
-    names, seen = [], set()
+    names = []
+    seen = set()
     whole = Path(os.path.realpath(root))
     for folder, inner, files in os.walk(root / name, followlinks=True):
         status = os.stat(folder)
@@ -81,7 +96,9 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
     return names
 
 
-def count_left_out(folder: str | Path, inner: Iterable[str], files: Iterable[str], counts: Counter[str] | None) -> None:
+def count_left_out(
+    folder: str | Path, inner: Iterable[str], files: Iterable[str], counts: Counter[str] | None
+) -> None:
     """Count the files of a folder that are not used, by their ending, and folders of the system in it."""
     if counts is None:
         return
@@ -91,7 +108,9 @@ def count_left_out(folder: str | Path, inner: Iterable[str], files: Iterable[str
         elif not (is_image(name) or name.startswith(".") or name.lower() in _SYSTEM_FILES):
             counts[os.path.splitext(name)[1].lower() or "without an ending"] += 1
     for each in filter(is_of_system, inner):
-        num_images = sum(is_image(name) for _, _, names in os.walk(os.path.join(folder, each)) for name in names)
+        num_images = sum(
+            is_image(name) for _, _, names in os.walk(os.path.join(folder, each)) for name in names
+        )
         counts.update({f"in {each}": num_images} if num_images else {})
 
 
@@ -122,13 +141,19 @@ def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, s
         "validation": f"warning: {num_shared:,} of {num_validation:,} images are training images too",
         "training": f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label",
     }
-    return {name: rows[name] for name, number in (("validation", num_shared), ("training", num_repeated)) if number}
+    return {
+        name: rows[name]
+        for name, number in (("validation", num_shared), ("training", num_repeated))
+        if number
+    }
 
 
 def _check_link(link: str, root: Path) -> None:
     target = Path(os.path.realpath(link))
     if target in root.parents or any(target.is_relative_to(folder) for folder in _NO_FILES):
-        raise DataError(f"the link {link} points to {target}, not to a folder of images", fix="Remove the link.")
+        raise DataError(
+            f"the link {link} points to {target}, not to a folder of images", fix="Remove the link."
+        )
 
 
 def is_image(name: str) -> bool:

@@ -22,15 +22,23 @@ from typing import Protocol
 
 import numpy as np
 
-from samebits.data.division import EVEN, Division, Leaves
-from samebits.data.groups import Groups
+from samebits.data.division import (
+    EVEN,
+    Alone,
+    Division,
+    Groups,
+    Leaves,
+    Recheck,
+    choose_rechecks,
+    part,
+)
 from samebits.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
-from samebits.data.micro_batches import Alone, part
-from samebits.data.rechecks import Recheck, choose_rechecks
 
 NUM_ROUNDS = 8
 MIN_BITS = 8  # smaller networks have too few permutations to look random
-WINDOW = 4096  # positions permuted in one call: a numpy call costs microseconds, whatever its length
+WINDOW = (
+    4096  # positions permuted in one call: a numpy call costs microseconds, whatever its length
+)
 
 
 class Place(Protocol):
@@ -64,7 +72,8 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
     # An unbalanced Feistel network: each round changes one half by a hash of the other, so it is a bijection for any
     # hash. Both halves keep their number of bits, also where the total is odd.
     def encrypt(values: KeyArray) -> KeyArray:
-        left, right = values >> right_bits, values & right_mask
+        left = values >> right_bits
+        right = values & right_mask
         for number, round_key in enumerate(round_keys):
             if number % 2 == 0:
                 left = left ^ (mix_array(right ^ round_key) & left_mask)
@@ -73,7 +82,11 @@ def permute(positions: IntArray, num_samples: int, permutation_key: int) -> IntA
         return (left << right_bits) | right
 
     # Of a small domain all values are encrypted at once, since a call costs microseconds, whatever its length.
-    walk = encrypt(np.arange(1 << bits, dtype=np.uint64)).__getitem__ if 1 << bits <= WINDOW else encrypt
+    walk = (
+        encrypt(np.arange(1 << bits, dtype=np.uint64)).__getitem__
+        if 1 << bits <= WINDOW
+        else encrypt
+    )
     values = walk(positions.astype(np.uint64))
     # The domain is less than twice num_samples (above MIN_BITS), so few values walk far. Each walk ends, since a
     # cycle of the bijection that starts at a sample returns to it.
@@ -165,7 +178,7 @@ class Order:
         is_shuffled: Permute the samples of each epoch; otherwise their order is that of the dataset.
         drop_last: Leave out a last step with fewer samples.
         division: How the micro-batches of a step are divided among the ranks.
-        recheck: Fraction of the micro-batches that a second rank repeats (`data/rechecks.py`).
+        recheck: Fraction of the micro-batches that a second rank repeats (`data/division.py`).
     """
 
     num_samples: int
@@ -184,29 +197,43 @@ class Order:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.groups is not None and len(self.groups) != self.num_samples:
-            raise ValueError(f"groups has {len(self.groups)} entries for {self.num_samples} samples")
+            raise ValueError(
+                f"groups has {len(self.groups)} entries for {self.num_samples} samples"
+            )
 
     @cached_property
     def _cut(self) -> Groups | None:
-        return None if self.groups is None else Groups(self.groups, self.global_batch, self.micro_batch)
+        return (
+            None
+            if self.groups is None
+            else Groups(self.groups, self.global_batch, self.micro_batch)
+        )
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch, including a smaller last one unless it is left out."""
         if self._cut is not None:
             return self._cut.num_steps
-        return self.num_samples // self.global_batch + (not self.drop_last and self.num_samples % self.global_batch > 0)
+        return self.num_samples // self.global_batch + (
+            not self.drop_last and self.num_samples % self.global_batch > 0
+        )
 
     def indices(self, epoch: int, positions: IntArray) -> IntArray:
         """Return the samples, (N,), at some positions, (N,), of an epoch's order."""
-        return permute(positions, self.num_samples, key(self.seed, ORDER, epoch)) if self.is_shuffled else positions
+        return (
+            permute(positions, self.num_samples, key(self.seed, ORDER, epoch))
+            if self.is_shuffled
+            else positions
+        )
 
     def positions(self, step: int) -> tuple[int, int]:
         """Return the positions [start, stop) of a step's samples in the epoch's order."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.num_samples)
 
-    def steps(self, place: Place, *, start: int = 0, stop: int, division: Division | None = None) -> Iterator[Step]:
+    def steps(
+        self, place: Place, *, start: int = 0, stop: int, division: Division | None = None
+    ) -> Iterator[Step]:
         """Iterate over the steps [start, stop) of a run, each with the micro-batches of one rank.
 
         Args:
@@ -215,12 +242,24 @@ class Order:
             stop: The step after the last one.
             division: How micro-batches are divided among the ranks; None: by the attribute of the order.
         """
-        for step in self._plain(place, start, stop, self.division if division is None else division):
-            own, num = step.micro_batches, len(step.leaves[place.rank])
+        for step in self._plain(
+            place, start, stop, self.division if division is None else division
+        ):
+            own = step.micro_batches
+            num = len(step.leaves[place.rank])
             if len(own) > num:  # what is repeated must not count twice
-                step = replace(step, micro_batches=(*own[:num], *(replace(each, weight=0.0) for each in own[num:])))
-            if self.recheck and (rechecks := choose_rechecks(self.recheck, self.seed, step.number, step.leaves)):
-                repeats = tuple(self.repeat(step.number, each.index) for each in rechecks if each.rank == place.rank)
+                step = replace(
+                    step,
+                    micro_batches=(*own[:num], *(replace(each, weight=0.0) for each in own[num:])),
+                )
+            if self.recheck and (
+                rechecks := choose_rechecks(self.recheck, self.seed, step.number, step.leaves)
+            ):
+                repeats = tuple(
+                    self.repeat(step.number, each.index)
+                    for each in rechecks
+                    if each.rank == place.rank
+                )
                 step = replace(step, rechecks=rechecks, repeats=repeats)
             yield step
 
@@ -240,17 +279,24 @@ class Order:
             yield from plan(place, division, epoch, range(start, last))
             start = last
 
-    def _window(self, place: Place, division: Division, epoch: int, numbers: range) -> Iterator[Step]:
+    def _window(
+        self, place: Place, division: Division, epoch: int, numbers: range
+    ) -> Iterator[Step]:
         # All positions of the window are permuted by one call, then split into steps and micro-batches again.
         plans = []
         for number in numbers:
             first, last = self.positions(number)
             num_leaves = -(-(last - first) // self.micro_batch)
             leaves = division.leaves(num_leaves, place.size, place.machines)
-            mine = [(leaf, part(first, last, num_leaves, leaf)) for leaf in division.passes(leaves, place.rank)]
+            mine = [
+                (leaf, part(first, last, num_leaves, leaf))
+                for leaf in division.passes(leaves, place.rank)
+            ]
             plans.append((number, last - first, num_leaves, leaves, mine))
         positions = [np.arange(*bounds) for *_, mine in plans for _, bounds in mine]
-        indices = self.indices(epoch, np.concatenate(positions)) if positions else np.empty(0, np.int64)
+        indices = (
+            self.indices(epoch, np.concatenate(positions)) if positions else np.empty(0, np.int64)
+        )
         sample_keys = keys(self.seed, epoch, indices)
         done = 0
         for number, num_samples, num_leaves, leaves, mine in plans:
@@ -259,30 +305,52 @@ class Order:
                 rows = slice(done, done + last - first)
                 done += last - first
                 micro_batches.append(
-                    self._micro_batch(number, epoch, leaf, indices[rows], sample_keys[rows], num_samples)
+                    self._micro_batch(
+                        number, epoch, leaf, indices[rows], sample_keys[rows], num_samples
+                    )
                 )
-            yield Step(number, epoch, num_samples, num_leaves, leaves, tuple(micro_batches), division)
+            yield Step(
+                number, epoch, num_samples, num_leaves, leaves, tuple(micro_batches), division
+            )
 
-    def _grouped(self, place: Place, division: Division, epoch: int, numbers: range) -> Iterator[Step]:
+    def _grouped(
+        self, place: Place, division: Division, epoch: int, numbers: range
+    ) -> Iterator[Step]:
         # Two permutations: of the epoch's micro-batches over all groups, and of the samples within each group.
-        epoch_key, cut = key(self.seed, ORDER, epoch), self._cut
+        epoch_key = key(self.seed, ORDER, epoch)
+        cut = self._cut
         assert cut is not None
         for number in numbers:
             positions = cut.positions_of_step(number % self.steps_per_epoch)
-            cuts = [cut.leaf(leaf) for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()]
+            cuts = [
+                cut.leaf(leaf)
+                for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()
+            ]
             num_samples = sum(last - first for _, first, last in cuts)
             leaves = division.leaves(len(cuts), place.size, place.machines)
             micro_batches = []
             for leaf in division.passes(leaves, place.rank):
                 group, first, last = cuts[leaf]
-                positions = permute(np.arange(first, last), cut.size(group), key(epoch_key, 1, group))
+                positions = permute(
+                    np.arange(first, last), cut.size(group), key(epoch_key, 1, group)
+                )
                 indices = cut.samples(group, positions)
                 sample_keys = keys(self.seed, epoch, indices)
-                micro_batches.append(self._micro_batch(number, epoch, leaf, indices, sample_keys, num_samples))
-            yield Step(number, epoch, num_samples, len(cuts), leaves, tuple(micro_batches), division)
+                micro_batches.append(
+                    self._micro_batch(number, epoch, leaf, indices, sample_keys, num_samples)
+                )
+            yield Step(
+                number, epoch, num_samples, len(cuts), leaves, tuple(micro_batches), division
+            )
 
     def _micro_batch(
-        self, number: int, epoch: int, leaf: int, indices: IntArray, sample_keys: KeyArray, num_samples: int
+        self,
+        number: int,
+        epoch: int,
+        leaf: int,
+        indices: IntArray,
+        sample_keys: KeyArray,
+        num_samples: int,
     ) -> MicroBatch:
         return MicroBatch(
             step=number,

@@ -4,17 +4,144 @@ Random numbers of a sample (crop, flip, shift) come from its own key, a function
 depend on the rank or DataLoader worker that reads it, or on the samples read before.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
-from samebits.data.collation import collate
+from samebits.bits import as_bytes
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.sources.map_style import check_map_style, files_of, read_items
+from samebits.errors import ConfigError
+
+# Errors for samples of a recipe's own dataset that cannot become a batch, with index, what was given and expected.
+
+
+_EXPECTED = "a pair (input, target); input: a tensor, an array or a number, or a dict, list or tuple of them"
+_FUNCTION = "pass collate=, a function of a list of samples that returns (inputs, targets)"
+_MAX_NAMES = 6
+
+
+def describe(value: object) -> str:
+    """Describe a sample or a part of it: "a dict with image, label", "an array (28, 28) uint8", "a str"."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} {value.dtype}"
+    if isinstance(value, Mapping):
+        names = [str(name)[:40] for name in value]
+        return (
+            f"a dict with {', '.join(names[:_MAX_NAMES])}{' …' if len(names) > _MAX_NAMES else ''}"
+        )
+    if isinstance(value, list | tuple):
+        parts = ", ".join(describe(item) for item in value[:_MAX_NAMES])
+        return f"a {type(value).__name__} of {len(value)}" + (
+            f": {parts}" if len(value) <= _MAX_NAMES else ""
+        )
+    if _is_picture(value):
+        return f"a PIL image {getattr(value, 'size', '')}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def collate(
+    items: Sequence[Any],
+    function: Callable[[Sequence[Any]], Any] | None,
+    dataset: Any,
+    indices: IntArray,
+) -> tuple[Any, Any]:
+    """Join samples to inputs and targets, and return both.
+
+    Args:
+        function: List of samples -> (inputs, targets). None: torch's `default_collate`.
+        indices: (N,) indices of the samples.
+
+    Raises:
+        ConfigError: A sample is not a pair of an input that a model can take and a target, or they can't be joined.
+    """
+    if function is not None:
+        joined = function(items)
+    else:
+        _check_pairs(items, dataset, indices)
+        try:
+            joined = default_collate(list(items))
+        except (TypeError, RuntimeError, ValueError, KeyError) as error:
+            raise _cannot_join(items, dataset, indices, error) from error
+    if not isinstance(joined, list | tuple) or len(joined) != 2:
+        raise ConfigError(
+            f"a sample of {type(dataset).__name__} is not a pair (input, target)",
+            given=f"after collation: {describe(joined)}",
+            fix="Return (input, target) from __getitem__, or from collate=, a function of a list of samples. "
+            "Put several inputs into one dict or tuple.",
+        )
+    return joined[0], joined[1]
+
+
+def _check_pairs(items: Sequence[Any], dataset: Any, indices: IntArray) -> None:
+    for index, item in zip(indices.tolist(), items, strict=True):
+        fix = _fix_of(item)
+        if fix is not None:
+            raise ConfigError(
+                f"a sample of {type(dataset).__name__} is not a pair (input, target)",
+                given=f"sample {index:,}: {describe(item)}",
+                allowed=_EXPECTED,
+                fix=fix,
+            )
+
+
+def _fix_of(item: Any) -> str | None:
+    """Return what to do about a sample that is no pair of input and target; None if it is one."""
+    if isinstance(item, Mapping):
+        names = [repr(name) for name in item][:2]
+        pair = (
+            f"(row[{names[0]}], row[{names[1]}])"
+            if len(names) == 2
+            else "(row[INPUT], row[TARGET])"
+        )
+        return f"Return such a pair from __getitem__, for example {pair}; or {_FUNCTION}."
+    if not isinstance(item, list | tuple):
+        return f"Return (input, target) from __getitem__, or {_FUNCTION}."
+    if len(item) != 2:
+        return f"Return two values from __getitem__: put several inputs into one dict or tuple; or {_FUNCTION}."
+    inputs = item[0]
+    if _is_picture(inputs):
+        return (
+            "Convert the image to a tensor, with torchvision's v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, "
+            "scale=True)])."
+        )
+    if inputs is None or isinstance(inputs, str | bytes):
+        return f"Return a tensor as input: read and decode the file in __getitem__, or {_FUNCTION}."
+    return None
+
+
+def _cannot_join(
+    items: Sequence[Any], dataset: Any, indices: IntArray, error: Exception
+) -> ConfigError:
+    """Make the error for samples that torch cannot join: the first one, and the first that is unlike it."""
+    texts = [describe(item) for item in items]
+    other = next((place for place, text in enumerate(texts) if text != texts[0]), 0)
+    given = [f"sample {indices[place]:,}: {texts[place]}" for place in sorted({0, other})]
+    return ConfigError(
+        f"samples of {type(dataset).__name__} can't be joined to a batch",
+        given="\n".join(given),
+        allowed="tensors, arrays, numbers, and dicts, lists and tuples of them, of equal shapes in all samples",
+        cause=str(error).partition("\n")[0][:300],
+        fix=f"Return values of one shape from __getitem__, such as images of one size; or {_FUNCTION}.",
+    )
+
+
+def _is_picture(value: object) -> bool:
+    """Return whether a value is a Pillow image, without importing Pillow."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
 
 
 @dataclass(frozen=True)
@@ -61,7 +188,9 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_map(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple
+        return (
+            type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        )  # a named tuple
     return value
 
 
@@ -76,7 +205,9 @@ def _channels_last(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous(memory_format=torch.channels_last)
     # With one channel or one sample, several strides describe the same memory, and torch selects kernels by strides.
     _, channels, height, width = tensor.shape
-    return tensor.as_strided(tensor.shape, (height * width * channels, 1, width * channels, channels))
+    return tensor.as_strided(
+        tensor.shape, (height * width * channels, 1, width * channels, channels)
+    )
 
 
 def to_cpu(value: Any) -> Any:
@@ -95,7 +226,10 @@ def one_sample(value: Any, device: torch.device, *, channels_last: bool) -> Any:
         batch = value.unsqueeze(0).to(device)
         return with_channels_last(batch) if channels_last else batch
     if isinstance(value, dict):
-        return {key: one_sample(item, device, channels_last=channels_last) for key, item in value.items()}
+        return {
+            key: one_sample(item, device, channels_last=channels_last)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(one_sample(item, device, channels_last=channels_last) for item in value)
     return [value]
@@ -202,7 +336,8 @@ class DatasetSamples(Samples):
 
         check_map_style(dataset)
         self.dataset = dataset
-        self.collate, self._function = collate or default_collate, collate
+        self.collate = collate or default_collate
+        self._function = collate
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -217,3 +352,74 @@ class DatasetSamples(Samples):
         items = read_items(self.dataset, indices, keys)
         inputs, targets = collate(items, self._function, self.dataset, indices)
         return Batch(inputs, targets, torch.from_numpy(indices))
+
+
+# Digests of samples as a dataset returned them: dtype, shape and bytes of each value.
+
+
+def short_digest(digest: bytes) -> str:
+    """Return the first 16 hex digits of a digest."""
+    return digest[:8].hex()  # 64 bits are enough: digests find mistakes and are no protection
+
+
+def digest_of(batch: Batch) -> bytes:
+    """Return a digest (32 bytes) of a batch's samples, in order."""
+    return hashlib.sha256("".join(sample_digests(batch).values()).encode()).digest()
+
+
+def sample_digests(batch: Batch) -> dict[int, str]:
+    """Return a digest of each sample of a batch, by the sample's index.
+
+    Values that belong to no single sample count for each of them.
+    """
+    indices = batch.indices.tolist()
+    digests = {}
+    for row, index in enumerate(indices):
+        digest = hashlib.sha256()
+        for part in (batch.inputs, batch.targets):
+            _feed(digest.update, part, row, len(indices))
+        digests[index] = short_digest(digest.digest())
+    return digests
+
+
+def _feed(update: Callable[[bytes], object], value: Any, row: int | None, count: int) -> None:
+    """Feed the values of one sample of a batch into a digest; `row` is None inside a value of that sample."""
+    if isinstance(value, Tensor):
+        if row is not None and value.dim() and len(value) == count:
+            value = value[row]
+        # dtype and shape come first: equal bytes of another dtype are another sample.
+        update(f"{value.dtype} {tuple(value.shape)}".encode())
+        update(as_bytes(value).numpy().tobytes())
+    elif isinstance(value, np.ndarray):
+        if row is not None and value.ndim and len(value) == count:
+            value = value[row]
+        update(f"{value.dtype} {value.shape}".encode())
+        # The bytes of an array of objects are addresses.
+        update(value.tobytes() if value.dtype != object else repr(value.tolist()).encode())
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            update(f"{name}:".encode())
+            _feed(update, item, row, count)
+    elif isinstance(value, list | tuple):
+        # Either one item per sample, or several fields with one row per sample each.
+        has_rows = all(
+            isinstance(item, Tensor) and item.dim() and len(item) == count for item in value
+        )
+        if row is not None and len(value) == count and not has_rows:
+            _feed(update, value[row], None, count)
+            return
+        for item in value:
+            update(b",")
+            _feed(update, item, row, count)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for part in dataclasses.fields(value):
+            _feed(update, getattr(value, part.name), row, count)
+    elif isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        # Machines may have the data under different folders.
+        update(os.fsencode(os.path.basename(text) if os.path.isabs(text) else text))
+    elif value is None or isinstance(value, bool | int | float | complex | bytes):
+        update(repr(value).encode())
+    else:
+        # Any other object: its repr may contain an address, so only its type counts.
+        update(type(value).__name__.encode())

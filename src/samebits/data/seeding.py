@@ -16,7 +16,9 @@ from samebits.data.keyed import FORWARD, MASK, KeyArray, key
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Seed the CPU generators of torch, numpy and Python by a key, and restore them afterwards."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
     key &= MASK
     random.seed(key)
     # NumPy takes words of 32 bits.
@@ -33,7 +35,9 @@ def seeded(key: int) -> Iterator[None]:
 
 def preserved(device: torch.device) -> Callable[[], None]:
     """Return a function that restores the generators of `seed_forward` to their present states."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
     device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore() -> None:

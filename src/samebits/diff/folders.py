@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from samebits.config.plain_file import read_plain
 from samebits.errors import CheckpointError
+from samebits.plain_file import read_plain
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.run_files import RunFiles, over_worlds
 from samebits.provenance.same_run import is_free
 from samebits.provenance.step_log import StepLog, StepRecord
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
-from samebits.storage.recipe_copy import COPY, recipe_change
-from samebits.verify.compare import NAMES
-from samebits.verify.files import check_files
+from samebits.storage.run_folder import COPY, recipe_change
+from samebits.verify.record_files import check_files
+from samebits.verify.replay import NAMES
 
 _MAX_RECIPE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARS = 60  # of a line of a recipe
@@ -50,7 +50,7 @@ class StepDifference:
 
 
 @dataclass
-class Recorded:
+class RecordedRun:
     """What a run folder states about a run."""
 
     path: Path  #: The run folder.
@@ -58,7 +58,9 @@ class Recorded:
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
     versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
-    log: StepLog = field(default_factory=StepLog)  #: The record of its steps; empty if there is none.
+    log: StepLog = field(
+        default_factory=StepLog
+    )  #: The record of its steps; empty if there is none.
     evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
     #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -69,19 +71,21 @@ class Recorded:
     notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
 
 
-def read_run(path: Path) -> Recorded:
+def read_run(path: Path) -> RecordedRun:
     """Read what a run folder states about a run.
 
     Raises:
         ConfigError: It is not a run folder, or its settings are damaged.
     """
     files = RunFiles(path)
-    found = Recorded(path, files.settings)
+    found = RecordedRun(path, files.settings)
     try:
         record = files.record
-        found.code, found.versions = over_worlds(record.code), over_worlds(record.environment)
+        found.code = over_worlds(record.code)
+        found.versions = over_worlds(record.environment)
         found.data = {**record.data, "dataset info": record.dataset_info_sha256[:16]}
-        found.num_steps, found.weights_sha256 = record.num_steps, record.weights_sha256
+        found.num_steps = record.num_steps
+        found.weights_sha256 = record.weights_sha256
     except CheckpointError as error:
         found.notes.append(error.what)
         _read_incomplete(found, files)
@@ -94,11 +98,13 @@ def read_run(path: Path) -> Recorded:
         found.notes.append(change.partition("\n")[0].removeprefix("warning: "))
     found.evaluations = {each.step: each.metrics for each in files.evaluations}
     found.contradictions = check_files(files).mismatches
-    found.checkpoints = {int(name.removeprefix("step-")): parts for name, parts in files.checkpoints.items()}
+    found.checkpoints = {
+        int(name.removeprefix("step-")): parts for name, parts in files.checkpoints.items()
+    }
     return found
 
 
-def _read_incomplete(found: Recorded, files: RunFiles) -> None:
+def _read_incomplete(found: RecordedRun, files: RunFiles) -> None:
     """Read code, data and versions of a run without a statement, as far as its files have them."""
     with suppress(CheckpointError):
         found.code = over_worlds(world.get("code") for world in files.worlds)
@@ -106,7 +112,9 @@ def _read_incomplete(found: Recorded, files: RunFiles) -> None:
     for step in reversed(steps(found.path / "checkpoints")):
         with suppress(CheckpointError):
             state = read_state(found.path / "checkpoints" / name_of(step)).get("state")
-            found.data = Fingerprint.from_json(state.get("fingerprint") if isinstance(state, dict) else None).data
+            found.data = Fingerprint.from_json(
+                state.get("fingerprint") if isinstance(state, dict) else None
+            ).data
             return
 
 
@@ -132,11 +140,13 @@ class FolderDifference:
     @property
     def is_equal(self) -> bool:
         """Whether both runs did the same training (steps, evaluations, states, weights) and no file was altered."""
-        is_other = self.num_steps[0] != self.num_steps[1] or self.checkpoint is not None or self.weights
+        is_other = (
+            self.num_steps[0] != self.num_steps[1] or self.checkpoint is not None or self.weights
+        )
         return not (self.step or self.evaluations or is_other or self.altered)
 
 
-def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
+def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     """Compare two run folders. If one run is longer, the common part is compared."""
     settings = _changes(a.settings, b.settings)
     recipe = [each for each in settings if each.name == "recipe"]
@@ -157,9 +167,13 @@ def compare_folders(a: Recorded, b: Recorded) -> FolderDifference:
             for step in sorted(a.evaluations.keys() & b.evaluations.keys())
             for change in _changes(a.evaluations[step], b.evaluations[step])
         ],
-        checkpoint=next((step for step in common if a.checkpoints[step] != b.checkpoints[step]), None),
+        checkpoint=next(
+            (step for step in common if a.checkpoints[step] != b.checkpoints[step]), None
+        ),
         weights=a.weights_sha256 != b.weights_sha256 if is_complete else None,
-        altered=[f"{name}: {text}" for name, run in (("a", a), ("b", b)) for text in run.contradictions],
+        altered=[
+            f"{name}: {text}" for name, run in (("a", a), ("b", b)) for text in run.contradictions
+        ],
         notes=[f"{name}: {note}" for name, run in (("a", a), ("b", b)) for note in run.notes],
     )
 
@@ -170,18 +184,22 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
     All records are compared at once: a log of a million steps takes milliseconds, so that bisection over the links of
     the chains would save nothing.
     """
-    start, stop = max(a.first_step, b.first_step), min(a.stop, b.stop)
+    start = max(a.first_step, b.first_step)
+    stop = min(a.stop, b.stop)
     if stop <= start:
         return 0, None
     rows = [
-        np.frombuffer(log.body, np.uint8).reshape(len(log), -1)[start - log.first_step : stop - log.first_step]
+        np.frombuffer(log.body, np.uint8).reshape(len(log), -1)[
+            start - log.first_step : stop - log.first_step
+        ]
         for log in (a, b)
     ]
     unequal = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
     if not len(unequal):
         return stop - start, None
     step = start + int(unequal[0])
-    before, after = a.get(step), b.get(step)
+    before = a.get(step)
+    after = b.get(step)
     assert before is not None
     assert after is not None
     return stop - start, StepDifference(step, unequal_fields(before, after))
@@ -189,8 +207,12 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
 
 def unequal_fields(a: StepRecord, b: StepRecord) -> list[Change]:
     """Return the fields of two records whose bits differ, in the order in which a step computes them."""
-    values = {name: (getattr(a, attribute), getattr(b, attribute)) for name, attribute in NAMES.items()}
-    return [Change(name, _text(x), _text(y)) for name, (x, y) in values.items() if _text(x) != _text(y)]
+    values = {
+        name: (getattr(a, attribute), getattr(b, attribute)) for name, attribute in NAMES.items()
+    }
+    return [
+        Change(name, _text(x), _text(y)) for name, (x, y) in values.items() if _text(x) != _text(y)
+    ]
 
 
 def _text(value: object) -> str:
@@ -201,7 +223,9 @@ def _text(value: object) -> str:
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     return [
-        Change(name, _text(a[name]) if name in a else "none", _text(b[name]) if name in b else "none")
+        Change(
+            name, _text(a[name]) if name in a else "none", _text(b[name]) if name in b else "none"
+        )
         for name in dict.fromkeys([*a, *b])
         if name not in a or name not in b or a[name] != b[name]
     ]
@@ -212,7 +236,9 @@ def _lines(a: Path, b: Path) -> list[Change]:
     texts = []
     for path in (a, b):
         try:
-            texts.append(read_plain(path / COPY, _MAX_RECIPE_BYTES).decode(errors="replace").splitlines())
+            texts.append(
+                read_plain(path / COPY, _MAX_RECIPE_BYTES).decode(errors="replace").splitlines()
+            )
         except OSError:
             return []
     for number in range(max(map(len, texts))):

@@ -11,7 +11,12 @@ from rich.text import Text
 from samebits.errors import printable
 
 Verdict = Literal["ok", "note", "warning", "problem"]
-_STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "cyan", "warning": "bold yellow", "problem": "bold red"}
+_STYLES: Mapping[Verdict, str] = {
+    "ok": "green",
+    "note": "cyan",
+    "warning": "bold yellow",
+    "problem": "bold red",
+}
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,18 @@ def merged(by_rank: Sequence[Sequence[CheckResult]], hosts: Sequence[str]) -> li
         if len(groups) == 1:
             joined.extend(groups)
         elif len(verdicts) == 1:
-            text = "; ".join(f"{result.value} ({', '.join(where)})" for result, where in [*groups.items()][:4])
+            text = "; ".join(
+                f"{result.value} ({', '.join(where)})" for result, where in [*groups.items()][:4]
+            )
             more = f"; {len(groups) - 4} more" if len(groups) > 4 else ""
             joined.append(replace(next(iter(groups)), value=text + more))
         else:
             for result, where in groups.items():
-                joined.append(CheckResult(check, f"{result.value} ({', '.join(where)})", result.verdict, result.fix))
+                joined.append(
+                    CheckResult(
+                        check, f"{result.value} ({', '.join(where)})", result.verdict, result.fix
+                    )
+                )
     return joined
 
 

@@ -29,7 +29,11 @@ TRIAL_BYTES = 64 * MB
 
 def short(run_folder: Path, *, needs_shared_memory: bool) -> list[CheckResult]:
     """Run the checks that cost milliseconds, before every training."""
-    return [disk_space(run_folder), *([shared_memory()] if needs_shared_memory else []), open_files()]
+    return [
+        disk_space(run_folder),
+        *([shared_memory()] if needs_shared_memory else []),
+        open_files(),
+    ]
 
 
 def whole(run_folder: Path) -> list[CheckResult]:
@@ -37,7 +41,14 @@ def whole(run_folder: Path) -> list[CheckResult]:
     text, is_notable = describe_other_load()
     load = [CheckResult("load", text)] if text else []
     if is_notable:
-        load = [CheckResult("load", text, "warning", "Stop them, or expect slower steps and unreliable measurements.")]
+        load = [
+            CheckResult(
+                "load",
+                text,
+                "warning",
+                "Stop them, or expect slower steps and unreliable measurements.",
+            )
+        ]
     return [
         CheckResult("samebits", __version__),
         CheckResult("python", platform.python_version()),
@@ -82,7 +93,14 @@ def _gpus() -> list[CheckResult]:
         if not present:
             return [CheckResult("gpus", "none", "note")]
         if visible is not None and not visible.strip(" ,-1"):
-            return [CheckResult("gpus", f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}", "warning", "Unset it.")]
+            return [
+                CheckResult(
+                    "gpus",
+                    f"{present}, hidden by CUDA_VISIBLE_DEVICES={visible}",
+                    "warning",
+                    "Unset it.",
+                )
+            ]
         if torch.version.cuda is None:
             text = f"{present}, but this torch is built for CPUs"
             return [CheckResult("gpus", text, "problem", "Install a CUDA build.")]
@@ -111,14 +129,17 @@ def _driver() -> str:
     try:
         # With a timeout: nvidia-smi can hang if a GPU has failed.
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        result = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)
+        result = subprocess.run(
+            query, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return result.stdout.split("\n")[0].strip()
 
 
 def _cores() -> list[CheckResult]:
-    usable, allowed = num_cores(), None
+    usable = num_cores()
+    allowed = None
     with suppress(OSError, ValueError):  # "max" is no number: there is no limit
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         allowed = int(quota) / int(period)
@@ -127,7 +148,11 @@ def _cores() -> list[CheckResult]:
         fix = f"Start at most {max(1, int(allowed))} processes: --procs {max(1, int(allowed))}"
         return [CheckResult("cores", text, "warning", fix)]
     total = os.cpu_count() or usable
-    return [CheckResult("cores", f"{usable}" if usable == total else f"{usable} of the machine's {total}")]
+    return [
+        CheckResult(
+            "cores", f"{usable}" if usable == total else f"{usable} of the machine's {total}"
+        )
+    ]
 
 
 def _memory() -> CheckResult:
@@ -135,15 +160,22 @@ def _memory() -> CheckResult:
         memory = psutil.virtual_memory()
     except (OSError, psutil.Error):
         return CheckResult("memory", "unknown", "note")
-    total, free = memory.total, memory.available
+    total = memory.total
+    free = memory.available
     # In a container, psutil sees the memory of the machine, not the container's limit.
     with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
-        total, free = min(total, limit), min(free, limit - used)
+        total = min(total, limit)
+        free = min(free, limit - used)
     text = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     if free < 2 * GB:
-        return CheckResult("memory", text, "warning", "Start fewer processes: each needs about 1 GB plus the model.")
+        return CheckResult(
+            "memory",
+            text,
+            "warning",
+            "Start fewer processes: each needs about 1 GB plus the model.",
+        )
     return CheckResult("memory", text)
 
 
@@ -153,12 +185,18 @@ def disk_space(run_folder: Path) -> CheckResult:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return CheckResult("disk space", f"{folder}: {error.strerror}", "problem", "Give another --run-dir.")
+        return CheckResult(
+            "disk space", f"{folder}: {error.strerror}", "problem", "Give another --run-dir."
+        )
     text = f"{free / GB:.1f} GB free for {run_folder}"
     if not os.access(folder, os.W_OK):
-        return CheckResult("disk space", f"{folder} cannot be written to", "problem", "Give another --run-dir.")
+        return CheckResult(
+            "disk space", f"{folder} cannot be written to", "problem", "Give another --run-dir."
+        )
     if free < GB // 4:
-        return CheckResult("disk space", text, "problem", "Free some space, or give another --run-dir.")
+        return CheckResult(
+            "disk space", text, "problem", "Free some space, or give another --run-dir."
+        )
     if free < 2 * GB:
         fix = "Set checkpoint.keep=1 if checkpoints of a large model may not fit."
         return CheckResult("disk space", text, "warning", fix)
@@ -207,7 +245,9 @@ def open_files() -> CheckResult:
     if soft != resource.RLIM_INFINITY and soft < 1024:
         fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(4096, hard)} before the command"
         return CheckResult("open files", f"at most {soft:,}", "warning", fix)
-    return CheckResult("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}")
+    return CheckResult(
+        "open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}"
+    )
 
 
 def _existing(folder: Path) -> Path:

@@ -1,16 +1,28 @@
-"""The forward pass of a micro-batch through model and loss, with checks of the recipe's loss."""
+"""The forward pass of a micro-batch, and the diagnosis of a step whose loss or gradient is not finite."""
 
+import json
+import math
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samebits.data.collation import describe
-from samebits.data.micro_batches import two_or_more
-from samebits.data.samples import Batch
+from samebits.cluster import collectives
+from samebits.data.division import two_or_more
+from samebits.data.order import MicroBatch, Step
+from samebits.data.samples import Batch, describe
+from samebits.data.seeding import seed_forward
+from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.job import MAX_TERMS, Job
-from samebits.errors import ConfigError
+from samebits.engine.output.reports import Reports
+from samebits.errors import ConfigError, TrainError
+from samebits.storage.run_folder import RunFolder, write_atomically
+
+# The forward pass of a micro-batch through model and loss, with checks of the recipe's loss.
+
 
 _SHOWN = 8  # samples, in an error
 
@@ -49,10 +61,16 @@ def forward(job: Job, batch: Batch) -> tuple[list[str], Tensor, Tensor]:
 
 def _describe_micro_batch(outputs: object, batch: Batch) -> str:
     """Describe what a loss has failed on: "samples 3 5 7 …; outputs: a tensor (8, 3) float32; targets: ... 0 to 7"."""
-    samples, targets = batch.indices.tolist(), batch.targets
+    samples = batch.indices.tolist()
+    targets = batch.targets
     text = f"raised by the recipe's loss for samples {' '.join(map(str, samples[:_SHOWN]))}"
     text += f"{' …' * (len(samples) > _SHOWN)}; outputs: {describe(outputs)}; targets: {describe(targets)}"
-    if isinstance(targets, Tensor) and targets.numel() and targets.device.type == "cpu" and not targets.is_complex():
+    if (
+        isinstance(targets, Tensor)
+        and targets.numel()
+        and targets.device.type == "cpu"
+        and not targets.is_complex()
+    ):
         text += f", {targets.min().item():g} to {targets.max().item():g}"
     return text
 
@@ -93,3 +111,156 @@ def check_terms(terms: object) -> None:
             cause="The outputs were detached, or passed through argmax, NumPy or torch.no_grad() in forward or loss.",
             fix="Compute the loss from the model's outputs with differentiable torch functions.",
         )
+
+
+# Diagnosis of a step whose loss or gradient is not finite, and the configured reaction (`watch.nonfinite`).
+#
+# All ranks see it at once, since they have the same sums. Each rank then runs its micro-batches of the step again, one
+# at
+# a time, with the same samples, random numbers and weights, hence the same values, and checks each before it is summed.
+
+
+_FIX = "Correct or remove these samples, lower optim.lr, or set watch.nonfinite=skip or rollback."
+
+
+class RollBack(Exception):
+    """A step was not finite, and the run has been restored from its last checkpoint."""
+
+
+def handle_nonfinite(
+    job: Job, step: Step, checkpoints: CheckpointManager, reports: Reports
+) -> None:
+    """Report the cause and apply the policy `watch.nonfinite`. Returns only if the step is skipped.
+
+    Raises:
+        TrainError: The policy is "stop", or a rollback is impossible or did not help.
+        RollBack: The policy is "rollback".
+    """
+    policy = job.config.watch.nonfinite
+    # Collective and blocking: before the policy is decided, so that all ranks call it.
+    last = checkpoints.last_step(job.world)
+    state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
+    # In exact mode the step has the same bits after a rollback, so a second one would never end.
+    if policy == "rollback" and (last is None or step.number in checkpoints.rolled_back):
+        policy = "stop"
+        state += "; rolling back did not help" if step.number in checkpoints.rolled_back else ""
+    error = explain(
+        job,
+        step,
+        checkpoints.folder,
+        f"{policy} (watch.nonfinite={job.config.watch.nonfinite}); {state}",
+    )
+    if policy == "stop":
+        raise error
+    reports.notify(error)
+    if policy == "rollback":
+        checkpoints.rolled_back.add(step.number)
+        checkpoints.restore(job, "auto", reports.notify)
+        raise RollBack
+    job.progress.skipped.append(step.number)
+
+
+def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
+    """Return the error, equal on all ranks, and write the micro-batch to blame into `nonfinite-STEP.json` on rank 0."""
+    suspects: dict[int, tuple[int, int]] = {}
+    mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
+    # The repeated passes have changed buffers, and a skipped step must leave no trace.
+    job.reducer.undo_buffers()
+    findings = [
+        pair
+        for rank in collectives.all_gather_object(job.world, (mine, suspects))
+        for pair in _dated(*rank)
+    ]
+    _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
+    if guilty is None:
+        cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
+        if job.config.compress == "fp16":
+            cause = (
+                "a gradient, or a sum of some, exceeds 65,504, the largest number of compress=fp16"
+            )
+        again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
+        what = f"loss or gradient is not finite at step {step.number}"
+        return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)
+    report = folder.path / f"nonfinite-{step.number}.json"
+    if job.world.is_main:
+        write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
+    indices = guilty["samples"]
+    some = " ".join(map(str, indices[:8])) + (" …" if len(indices) > 8 else "")
+    what = "loss" if not math.isfinite(guilty["loss"]) else "gradient"
+    values = [f"loss {guilty['loss']:g}"]
+    if "largest" in guilty:
+        values.append(f"gradient of {guilty['largest_name']}: {guilty['largest']:g}, the largest")
+    return TrainError(
+        f"{what} is not finite at step {step.number} on rank {guilty['rank']}, micro-batch {guilty['micro_batch']}",
+        given="\n".join([*values, f"reaction: {reaction}"]),
+        where=f"rank {guilty['rank']} (host {guilty['host']}, pid {guilty['pid']})\n"
+        f"samples {some} ({len(indices)} in all: {report})",
+        fix=_FIX,
+    )
+
+
+def _dated(
+    findings: list[dict[str, Any]], suspects: dict[int, tuple[int, int]]
+) -> list[tuple[tuple[int, int, int], dict[str, Any]]]:
+    """Pair each non-finite finding with its time: phase, number of the batch norm, and micro-batch.
+
+    Synchronized batch norm spreads a non-finite value to all micro-batches. The cause is the earliest one: in the
+    forward pass (phase 0), the loss (1), the backward pass (2), or otherwise in a gradient (3).
+    """
+    dated = []
+    for finding in findings:
+        number = finding["micro_batch"]
+        in_loss = (3, 0) if math.isfinite(finding["loss"]) else (1, 0)
+        if not finding["is_finite"]:
+            dated.append(((*min(in_loss, suspects.get(number, (3, 0))), number), finding))
+    return dated
+
+
+def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
+    assert job.loader is not None
+    # `again`: the stream of the workers is past these samples, so this process reads them.
+    batch = job.loader.batch(micro_batch.indices, micro_batch.keys, again=True)
+    job.reducer.undo_buffers()
+    seed_forward(micro_batch.forward_key, job.world.device)
+    if job.replica.is_sharded:
+        return _look_at_loss(job, micro_batch, batch)
+    _, loss, _ = forward(job, batch)
+    named = {
+        name: parameter
+        for name, parameter in job.model.named_parameters()
+        if parameter.requires_grad
+    }
+    # Not backward(): with batch_norm=sync other micro-batches are in flight and would add to the same gradients.
+    scale = micro_batch.weight * job.progress.loss_scale
+    gradients = torch.autograd.grad(loss * scale, [*named.values()], allow_unused=True)
+    sizes = {
+        name: float(gradient.abs().max()) / scale
+        for name, gradient in zip(named, gradients, strict=True)
+        if gradient is not None
+    }
+    # NaN ranks above infinity, since it is more informative. `max` alone cannot order it.
+    worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
+    return {
+        **_origin(job, micro_batch),
+        "loss": loss.item(),
+        "largest_name": worst,
+        "largest": sizes[worst],
+        "is_finite": math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values())),
+    }
+
+
+def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, Any]:
+    """Check the loss only: of a sharded model, no rank ever has a micro-batch's own gradient."""
+    with torch.no_grad():
+        loss = forward(job, batch)[1].item()
+    return {**_origin(job, micro_batch), "loss": loss, "is_finite": math.isfinite(loss)}
+
+
+def _origin(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
+    return {
+        "rank": job.world.rank,
+        "host": job.world.host,
+        "pid": os.getpid(),
+        "micro_batch": micro_batch.index,
+        "samples": micro_batch.indices.tolist(),
+    }

@@ -1,8 +1,10 @@
-"""A run in one process: the state that the loop, the step and the checkpoints work on."""
+"""A run in one process: its state, and its assembly on the world's device, equal on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, tee
@@ -11,21 +13,41 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
+from samebits.data.division import Division, Times, divide, duration, num_micro_batches
 from samebits.data.loader import Loader, requests_of
 from samebits.data.order import Order, Step
 from samebits.data.samples import Samples
+from samebits.engine.build import (
+    build_parts,
+    check_not_empty,
+    make_order,
+    open_data,
+    open_eval_sets,
+    prepare_model,
+)
 from samebits.engine.parts import Parts
-from samebits.engine.progress import Progress, StepResult
+from samebits.engine.progress import Progress, StepResult, init_scale
 from samebits.metrics.early_stop import last_step
+from samebits.module.activation_checkpointing import checkpoint_activations
+from samebits.module.check_model import check_batches, check_trainable
+from samebits.module.determinism import check_kernels, use_deterministic_algorithms
 from samebits.module.ema import ModelEma
-from samebits.parallel.replica import Replica
-from samebits.parallel.step_sum import StepSum
-from samebits.provenance.fingerprint import Fingerprint
+from samebits.optim.build import optimizer
+from samebits.parallel.exact_fsdp.replica import ExactShards
+from samebits.parallel.reduce import StepSum
+from samebits.parallel.replica import Replica, WholeReplica
+from samebits.provenance.fingerprint import Fingerprint, take_fingerprint
+from samebits.provenance.same_run import check_ranks_agree
 
 if TYPE_CHECKING:
     from samebits.module.compiled import Compiled
+
+
+# A run in one process: the state that the loop, the step and the checkpoints work on.
+
 
 # Fixed, because buffers and messages are sized before the first loss is known.
 MAX_TERMS = 8  # number of loss terms that are summed over ranks for the report
@@ -46,7 +68,9 @@ class Job:
     train_data: Samples  #: The training samples.
     eval_data: Samples  #: The validation samples.
     progress: Progress  #: The position of the run.
-    eval_sets: Mapping[str, Samples] = field(default_factory=dict)  #: The samples of further validation sets, by name.
+    eval_sets: Mapping[str, Samples] = field(
+        default_factory=dict
+    )  #: The samples of further validation sets, by name.
     average: ModelEma | None = None  #: The moving average of the weights, if configured.
     loader: Loader | None = None  #: Reads this process's training batches, once it is open.
     compiled: Compiled | None = None  #: `model` as training calls it, if it is compiled.
@@ -55,17 +79,24 @@ class Job:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)  #: This process's fingerprint.
     #: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
     resumed_from: Fingerprint | None = None
-    warnings: list[str] = field(default_factory=list)  #: Warnings to report when training starts or resumes.
-    stop_after: int | None = None  #: Number of steps after which training stops and is saved; None: at its end.
+    warnings: list[str] = field(
+        default_factory=list
+    )  #: Warnings to report when training starts or resumes.
+    stop_after: int | None = (
+        None  #: Number of steps after which training stops and is saved; None: at its end.
+    )
     #: Number and result of the last step that this process has applied.
     last_result: tuple[int, StepResult] | None = None
-    resumed: Step | None = None  #: The next step, if another world has begun it (`cluster.recovery=in_step`).
+    resumed: Step | None = (
+        None  #: The next step, if another world has begun it (`cluster.recovery=in_step`).
+    )
     _before_evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
         """Number of steps of the whole run, unless it stops early."""
-        steps, limit = self.config.epochs * self.order.steps_per_epoch, self.config.max_steps
+        steps = self.config.epochs * self.order.steps_per_epoch
+        limit = self.config.max_steps
         return steps if limit is None else min(steps, limit)
 
     def last_step(self, evaluations: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
@@ -93,8 +124,11 @@ class Job:
     ) -> tuple[Loader, Iterator[Step]]:
         """Open the loader of this process's batches from the current step up to `stop`, with its steps' plans."""
         if steps is None:
-            start, stop = self.progress.step, self.planned_stop if stop is None else stop
-            first = [self.resumed] if self.resumed is not None and self.resumed.number == start else []
+            start = self.progress.step
+            stop = self.planned_stop if stop is None else stop
+            first = (
+                [self.resumed] if self.resumed is not None and self.resumed.number == start else []
+            )
             steps = chain(first, self.order.steps(self.world, start=start + len(first), stop=stop))
         # Computed once: DataLoader workers are sent the requests of `ahead`, and the loop follows in `planned`.
         planned, ahead = tee(steps)
@@ -122,7 +156,9 @@ class Job:
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return a context for training that measures compile time and keeps the watchdog from taking it for a hang."""
-        return nullcontext() if self.compiled is None else self.compiled.watched(self.world.activity)
+        return (
+            nullcontext() if self.compiled is None else self.compiled.watched(self.world.activity)
+        )
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to validate: the moving average, if there is one."""
@@ -144,7 +180,8 @@ class Job:
         """Return whether the last step is followed by a validation."""
         step = self.progress.step
         return step > 0 and (
-            self.config.eval_interval.is_due(step, self.order.steps_per_epoch, 0.0) or step == self.num_steps
+            self.config.eval_interval.is_due(step, self.order.steps_per_epoch, 0.0)
+            or step == self.num_steps
         )
 
     def is_evaluated(self) -> bool:
@@ -153,7 +190,15 @@ class Job:
 
     def begin_evaluation(self) -> None:
         """Remember the progress, for `forget_evaluation`."""
-        names = ("evaluated_step", "metrics", "evaluations", "best", "stop_best", "num_stale", "has_stopped_early")
+        names = (
+            "evaluated_step",
+            "metrics",
+            "evaluations",
+            "best",
+            "stop_best",
+            "num_stale",
+            "has_stopped_early",
+        )
         self._before_evaluation = {name: getattr(self.progress, name) for name in names}
 
     def forget_evaluation(self) -> None:
@@ -164,7 +209,185 @@ class Job:
         """Record the current world, if the run had another one or another environment so far."""
         self.progress.fingerprint = self.fingerprint.to_json()
         # An environment or code that changes starts a new entry: it may explain other bits later (ADR 27).
-        now = {"size": self.world.size, "environment": self.fingerprint.environment, "code": self.fingerprint.code}
+        now = {
+            "size": self.world.size,
+            "environment": self.fingerprint.environment,
+            "code": self.fingerprint.code,
+        }
         worlds = self.progress.worlds
         if not worlds or {**worlds[-1], **now} != worlds[-1]:
             worlds.append({"size": self.world.size, "from_step": self.progress.step, **now})
+
+
+# Divide a step's micro-batches by the measured speed of the ranks (`cluster.load_balancing`).
+#
+#     rank 0 at an interval: flag BALANCE, with a step's gradients
+#     all ranks after that step: gather seconds per micro-batch since the last time
+#         the step would become notably shorter: divide the next steps by it, and open the loader again
+#
+# All ranks compute the division from the same numbers. A new process group (`cluster.recovery=in_step`) starts evenly.
+
+
+INTERVAL_S = 2.0
+MIN_STEPS = 4
+NOTABLE = 0.9  # a step has to become shorter than this share of its time: opening the loader again costs time too
+
+
+class LoadBalance:
+    """Measures the ranks of a world, and divides the work."""
+
+    def __init__(self, job: Job) -> None:
+        size = job.world.size
+        self._num_leaves = num_micro_batches(job.order.global_batch, job.order.micro_batch)
+        # With fewer micro-batches than ranks, some ranks have none, and their speed is unknown.
+        self._is_on = job.config.cluster.load_balancing and 1 < size <= self._num_leaves
+        self._times: Times = (1.0,) * size
+        self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        activity = job.world.activity
+        self._began = time.monotonic()
+        self._first_step = job.progress.step
+        self._before = activity.work_s, activity.num_micro_batches
+
+    def is_due(self, job: Job) -> bool:
+        """Return whether to measure after the next step; rank 0's answer counts."""
+        if not self._is_on or job.progress.step + 1 - self._first_step < MIN_STEPS:
+            return False
+        return time.monotonic() - self._began >= INTERVAL_S
+
+    def update(self, job: Job) -> str:
+        """Measure all ranks, on all of them; return a text on a new division of the next steps, or "" if it stays."""
+        activity = job.world.activity
+        work_s = activity.work_s - self._before[0]
+        count = activity.num_micro_batches - self._before[1]
+        found = collectives.all_gather_object(job.world, work_s / count if count else 0.0)
+        self._begin(job)
+        times = tuple(map(float, found))
+        if not all(0 < each < math.inf for each in times):
+            return ""  # an epoch's last, small step alone
+        shares = divide(self._num_leaves, times)
+        if duration(shares, times) > NOTABLE * duration(
+            divide(self._num_leaves, self._times), times
+        ):
+            return ""
+        self._times = times
+        counts = ", ".join(str(last - first) for first, last in shares)
+        return f"load balancing: micro-batches of rank 0, 1, ... are {counts} from step {job.progress.step + 1:,} on"
+
+    def reopen(self, job: Job) -> tuple[Loader, Iterator[Step]]:
+        """Open the run's loader again, with the steps in their new division."""
+        before = job.loader
+        assert before is not None
+        # Workers have read ahead by amounts that differ between
+        # ranks, so no common step could start the change (ADR 49).
+        before.close()
+        start = job.progress.step
+        stop = job.planned_stop
+        division = Division(times=self._times)
+        loader, planned = job.open_loader(
+            steps=job.order.steps(job.world, start=start, stop=stop, division=division)
+        )
+        # These belong to the run: reports subtract an earlier
+        # `waited_s`, and would get a negative time from a new loader.
+        loader.waited_s = before.waited_s
+        loader.num_to_keep = before.num_to_keep
+        loader.kept = before.kept
+        return loader, planned
+
+
+# Assembly of a run's job on the world's device, equal on all ranks.
+
+
+def make_job(
+    config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False
+) -> Job:
+    """Build a recipe's parts on the world's device, equal on all ranks, and open its data; a restart checks once only.
+
+    Raises:
+        LaunchError: The ranks differ in code, settings, data or model.
+        DataError: The data cannot be read.
+        ConfigError: The settings do not fit data or model; in exact mode, a second pass has other values.
+    """
+    use_deterministic_algorithms(config, world.device)
+    check_kernels(config)
+    parts = build_parts(config, build)
+    check_trainable(parts.model)
+    parts.metric()  # it checks that the metric has all members
+    # A single process always has a whole model.
+    is_sharded = config.parallel == "fsdp" and world.size > 1
+    model = prepare_model(parts.model, config, world.device)
+    train_data = open_data(config, parts, train=True)
+    eval_data = open_data(config, parts, train=False)
+    eval_sets = open_eval_sets(config, parts)
+    sizes = {"training": len(train_data), "validation": len(eval_data)}
+    sizes |= {f"{name} validation": len(samples) for name, samples in eval_sets.items()}
+    fingerprint = take_fingerprint(
+        config, parts.loss, model, (train_data, eval_data), world.device,
+        num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
+    )  # fmt: skip
+    warnings = check_ranks_agree(world, config, model, sizes, fingerprint)
+    if config.watch.recheck is not None and world.size == 1:
+        warnings.append(
+            "watch.recheck needs two or more processes: nothing is repeated on this one"
+        )
+    check_not_empty(sizes)
+    check_batches(config, model, len(train_data), parts.input_shape)
+    checkpoint_activations(model, config.activation_checkpointing)
+    replica: Replica = ExactShards(model, world) if is_sharded else WholeReplica(model, world)
+    average = config.optim.ema
+    order = make_order(config, train_data, world.size, is_sharded=is_sharded)
+    return Job(
+        config=config,
+        world=world,
+        parts=parts,
+        model=model,
+        optimizer=optimizer(replica.trained, config.optim),
+        reducer=replica.make_reducer(
+            order,
+            exact=config.mode == "exact",
+            num_extras=MAX_TERMS,
+            synchronized=config.batch_norm == "sync",
+            compress=config.compress,
+        ),
+        order=order,
+        train_data=train_data,
+        eval_data=eval_data,
+        eval_sets=eval_sets,
+        progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
+        average=ModelEma(model, average, replica.state) if average is not None else None,
+        replica=replica,
+        compiled=_compile(model, world) if config.compile else None,
+        fingerprint=fingerprint,
+        warnings=warnings,
+    )
+
+
+def _compile(model: nn.Module, world: World) -> Compiled:
+    from samebits.module.compiled import Compiled  # late: torch's compiler takes a second to import
+
+    return Compiled(model, world.device)
+
+
+def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
+    """Initialize the fresh model on rank 0 and broadcast it; return the recipe's rows for the run's header.
+
+    `build` builds the recipe's parts again, for a whole model if this one is sharded.
+    """
+    start = job.parts.init_weights
+    if start is None:
+        return {}
+    # Only rank 0 reads the file of pretrained weights; the other ranks need no access to it (ADR 12).
+    model: nn.Module | None = job.model if job.world.is_main else None
+    if (
+        model is not None and job.replica.is_sharded
+    ):  # the recipe fills a whole model, on rank 0's host
+        model = build_parts(job.config, build).model
+    rows = collectives.run_on_rank0(
+        job.world, lambda: dict(start(model)) if model is not None else {}
+    )
+    job.replica.load(model.state_dict() if model is not None else None)
+    # Otherwise the average would start from the recipe's random weights, not from the loaded ones.
+    if job.average is not None:
+        job.average.reset(job.state())
+    return rows

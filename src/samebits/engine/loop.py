@@ -14,15 +14,14 @@ from contextlib import closing
 from functools import partial
 
 from samebits.cluster.views.membership import ViewEnded
-from samebits.engine.evaluate import EvaluationStopped
-from samebits.engine.in_step.in_step_run import InStepRun
-from samebits.engine.load_balance import LoadBalance
-from samebits.engine.nonfinite import RollBack, handle_nonfinite
+from samebits.engine.evaluate import EvaluationStopped, validate
+from samebits.engine.forward import RollBack, handle_nonfinite
+from samebits.engine.in_step import InStepRun
+from samebits.engine.job import LoadBalance
 from samebits.engine.opening import OpenRun
 from samebits.engine.progress import StepFlags
 from samebits.engine.replica_check import ReplicaCheck
 from samebits.engine.step import run_step
-from samebits.engine.validation import validate
 
 
 def train(run: OpenRun) -> bool:
@@ -33,19 +32,27 @@ def train(run: OpenRun) -> bool:
         TrainError: A step was not finite and watch.nonfinite=stop, or the ranks differ.
         CheckpointError: A checkpoint could not be written.
     """
-    job, recovery = run.job, InStepRun(run)
+    job = run.job
+    recovery = InStepRun(run)
     if not recovery.join():
         return recovery.is_complete
     while True:
-        checkpoints, reports = run.manager, run.reports  # others, once this process has become rank 0
-        replica_check, balance = ReplicaCheck(job), LoadBalance(job)
+        # others, once this process has become rank 0
+        checkpoints = run.manager
+        reports = run.reports
+        replica_check = ReplicaCheck(job)
+        balance = LoadBalance(job)
         try:
             with run.watched(), closing(job):
                 loader, steps = job.open_loader()
                 is_stopping = _begin(run)
                 # It may be complete before its last step, by `stop_early`.
-                while not (is_stopping or job.is_complete) and (step := next(steps, None)) is not None:
-                    result = run_step(job, step, loader, partial(_decide, run, replica_check, balance))
+                while (
+                    not (is_stopping or job.is_complete) and (step := next(steps, None)) is not None
+                ):
+                    result = run_step(
+                        job, step, loader, partial(_decide, run, replica_check, balance)
+                    )
                     if not result.is_finite and not result.is_overflow:
                         handle_nonfinite(job, step, checkpoints, reports)
                     job.count_step(step, result)
@@ -53,7 +60,9 @@ def train(run: OpenRun) -> bool:
                     if StepFlags.COMPARE in result.flags:
                         replica_check.compare(job)  # before a checkpoint could store the difference
                     is_stopping = StepFlags.STOP in result.flags
-                    is_due = is_stopping or job.is_complete or job.is_at_stop or checkpoints.is_due(job)
+                    is_due = (
+                        is_stopping or job.is_complete or job.is_at_stop or checkpoints.is_due(job)
+                    )
                     if is_due:
                         checkpoints.save(job)  # before the validation, which may take long or fail
                     if job.is_evaluation_due() and not is_stopping:
@@ -78,7 +87,8 @@ def train(run: OpenRun) -> bool:
 
 def _decide(run: OpenRun, replica_check: ReplicaCheck, balance: LoadBalance) -> StepFlags:
     """Return this rank's decisions; those of rank 0 count."""
-    job, membership = run.job, run.job.world.membership
+    job = run.job
+    membership = run.job.world.membership
     is_joined = membership is not None and job.world.is_main and membership.has_changed
     return StepFlags(
         run.has_stop() * StepFlags.STOP

@@ -14,29 +14,189 @@ folder are written only after a checkpoint was restored, so that a refused resum
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed import DistError
 
 from samebits.cluster import collectives
 from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import World
-from samebits.config.given import flat
+from samebits.config.document import to_yaml
+from samebits.config.load import flat
 from samebits.data.loader import lost_reader
-from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.dataset_info import Recipe
-from samebits.engine.graceful_stop import StopFlag
-from samebits.engine.job import Job
+from samebits.engine.build import FILE_NAME, Recipe, build_from, dataset_info_for
+from samebits.engine.checkpoints import CheckpointManager
+from samebits.engine.evaluate import try_metric
+from samebits.engine.job import Job, init_weights, make_job
 from samebits.engine.output.recorder import recover_chain
 from samebits.engine.output.reports import Reports
-from samebits.engine.output.summary import finish
-from samebits.engine.prepare import find_origin, keep_name, prepare, prepare_replacement
+from samebits.engine.output.summary import finish, head
 from samebits.engine.run_spec import RunSpec
+from samebits.errors import SamebitsError
 from samebits.parallel.recheck import RecheckedReducer
+from samebits.provenance import step_log
+from samebits.provenance.fingerprint import check_unchanged, environment
+from samebits.provenance.same_run import check_came_from, check_same_run, identity, plain_settings
 from samebits.report.console import Console
-from samebits.report.log import log_path, rank_log
-from samebits.storage.run_folder import RunFolder
+from samebits.report.log import log_path, notice_if_slow, rank_log
+from samebits.storage.checkpoint import steps
+from samebits.storage.run_folder import RunFolder, keep_recipe, write_atomically
 from samebits.watchdog.detector import HangDetector
+
+# Graceful stop: from a signal in one process to a stop of all ranks after the same step.
+
+
+STORE_KEY = "samebits/stop"
+# A poll is a round trip to the store in the training thread, so it must be rare compared with short steps.
+POLL_S = 0.5
+
+
+class StopFlag:
+    """The stop flag of a step; rank 0's value travels to all ranks with the gradients.
+
+    A signal may reach any rank, and not all of them. A rank other than 0 writes the request to the store, which rank 0
+    polls. So every rank reads one decision from the same all-reduce and stops after the same step.
+    """
+
+    def __init__(self, job: Job, stop: StopSignal) -> None:
+        self._job = job
+        self._stop = stop
+        self._reported_to: World | None = None
+        self._polled_at = time.monotonic()
+
+    def __call__(self) -> bool:
+        """Return whether a stop was requested, as rank 0 sees it."""
+        return self._is_requested(polls=self._job.world.is_main)
+
+    def is_requested(self) -> bool:
+        """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""
+        return self._is_requested(polls=True)
+
+    def _is_requested(self, *, polls: bool) -> bool:
+        world = self._job.world
+        store = self._job.world.signed
+        try:
+            if self._stop.requested:
+                if store is not None and not world.is_main and self._reported_to is not world:
+                    store.put(STORE_KEY, world.rank)
+                    self._reported_to = world
+            elif polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
+                self._polled_at = time.monotonic()
+                return store.get(STORE_KEY) is not None
+        except DistError:
+            # The launcher serves the store of a world whose members change. Where it has ended, all stop by themselves.
+            if world.membership is None:
+                raise
+        return self._stop.requested
+
+
+# Preparation of a run before its first step: build or restore the job, and write the settings into the run folder.
+
+
+def prepare(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, origin: Path | None
+) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
+    """Assemble the job, restore or initialize it, and write the settings; return it, its manager, notes and header."""
+    config = spec.config
+    # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
+    if world.is_main:
+        check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
+        if origin is not None and origin != folder.path:
+            check_came_from(RunFolder(origin), config)
+    with notice_if_slow("opening the data and building the model" if world.is_main else ""):
+        dataset_info = dataset_info_for(recipe, config, world, origin)
+        info_folder = origin or folder.path
+        job = make_job(
+            config,
+            lambda: build_from(recipe, config, dataset_info, info_folder),
+            world,
+            is_restart=spec.is_restart,
+        )
+        job.identity = identity(config, dataset_info)
+        manager = CheckpointManager(folder, config.checkpoint, world)
+        notes: list[object] = []
+        # After a restart the run continues from its own checkpoints, even if it first resumed from another run's.
+        restored = spec.is_restart and manager.restore(job, "auto", notes.append)
+        if not restored and spec.resume != "never":
+            restored = manager.restore(job, spec.resume, notes.append)
+        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
+        if job.resumed_from is not None:
+            before = job.resumed_from
+            job.warnings += collectives.run_on_rank0(
+                world, lambda: check_unchanged(before, job.fingerprint, config)
+            )
+        if not spec.is_restart:
+            try_metric(job)
+    job.note_world()
+    # Written by rank 0 after the restore, so that a refused resume changes no file.
+    if world.is_main:
+        # A run that failed before its first checkpoint may start again with other settings.
+        if not restored or not folder.config.exists():
+            write_atomically(folder.path / "config.diff.yaml", to_yaml(spec.diff).encode())
+            write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
+            if dataset_info:
+                folder.write_json(FILE_NAME, dataset_info)
+            else:  # a former start may have left one, which another recipe must not read
+                (folder.path / FILE_NAME).unlink(missing_ok=True)
+            keep_recipe(folder, config.recipe)
+        # In another folder, the record of the steps before has to be copied for the chain to continue.
+        if (
+            restored
+            and origin is not None
+            and origin != folder.path
+            and config.record.steps
+            and job.progress.chain
+        ):
+            link = bytes.fromhex(job.progress.chain)
+            step_log.copy_steps(
+                origin / step_log.FILE_NAME,
+                folder.path / step_log.FILE_NAME,
+                job.progress.step,
+                link,
+            )
+        folder.write_json(
+            "environment.json",
+            {"name": spec.name, **environment(world), "worlds": job.progress.worlds},
+        )
+    return job, manager, [*notes, *job.warnings], head(spec, job, started)
+
+
+def prepare_replacement(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
+) -> tuple[Job, CheckpointManager]:
+    """Assemble the job of a process that replaces a lost one, whose state comes from another rank."""
+    config = spec.config
+    dataset_info = dataset_info_for(recipe, config, world, folder.path)
+    job = make_job(
+        config,
+        lambda: build_from(recipe, config, dataset_info, folder.path),
+        world,
+        is_restart=True,
+    )
+    job.identity = identity(config, dataset_info)
+    return job, CheckpointManager(folder, config.checkpoint, world)
+
+
+def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
+    """Return the run folder that this run resumes from, if it does."""
+    if spec.resume not in ("never", "auto"):
+        return Path(spec.resume).absolute().parent.parent
+    is_resumed = spec.is_restart or spec.resume == "auto"
+    return folder.path if is_resumed and steps(folder.checkpoints) else None
+
+
+def keep_name(spec: RunSpec, origin: Path) -> RunSpec:
+    """Return the specification with the name of the resumed run, since its source may be the run folder."""
+    # The name is for display, so a damaged file must not prevent a resume.
+    with suppress(SamebitsError):
+        name = RunFolder(origin).read_json("environment.json").get("name")
+        return replace(spec, name=name) if isinstance(name, str) and name else spec
+    return spec
 
 
 @dataclass
@@ -49,7 +209,9 @@ class OpenRun:
     manager: CheckpointManager  #: Writes checkpoints, on rank 0.
     reports: Reports  #: Reports to the user, on rank 0.
     stop: StopSignal  #: Set by a signal that requests a stop of this process.
-    header: tuple[str, dict[str, str]] | None = None  #: Title and rows of the header; None in a replacement.
+    header: tuple[str, dict[str, str]] | None = (
+        None  #: Title and rows of the header; None in a replacement.
+    )
     notes: Sequence[object] = ()  #: For the user, below the header.
 
     _has_written = False
@@ -72,17 +234,24 @@ class OpenRun:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Find hangs of the present world. Later than its start: ranks may differ much in how long that takes."""
-        job, timeout_s = self.job, self.job.config.watch.hang_timeout_s
-        with HangDetector(job.world, timeout_s, self.folder.path / "logs") as detector, job.compiling():
+        job = self.job
+        timeout_s = self.job.config.watch.hang_timeout_s
+        with (
+            HangDetector(job.world, timeout_s, self.folder.path / "logs") as detector,
+            job.compiling(),
+        ):
             self.reports.work_of_ranks = detector.work
             yield
 
     def finish(self) -> bool:
         """Write the result if the run is complete, and return whether it is. Called on all ranks."""
-        job, world = self.job, self.job.world
+        job = self.job
+        world = self.job.world
         is_complete = job.is_complete and job.is_evaluated()
         if is_complete:
-            waits = collectives.all_gather_object(world, (world.activity.work_s, world.activity.wait_s))
+            waits = collectives.all_gather_object(
+                world, (world.activity.work_s, world.activity.wait_s)
+            )
             # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
             weights = job.final_weights()
             if world.is_main and not self._has_written:
@@ -112,7 +281,8 @@ class OpenRun:
         # processes. The lock of one that lost its power stays until the file server notices. The other ranks wait as
         # long for their next message.
         self.folder.open(wait_s=self.job.config.cluster.timeout_s)
-        job, before = self.job, self.reports
+        job = self.job
+        before = self.reports
         # Only rank 0 computes the chain, so a new rank 0 finds it in the record on disk.
         job.progress.chain = recover_chain(job, self.folder.path)
         self.manager = CheckpointManager(self.folder, job.config.checkpoint, job.world)
@@ -130,7 +300,9 @@ class OpenRun:
             self.job.reducer.notify = self.reports.notify
 
 
-def open_run(spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, stop: StopSignal) -> OpenRun:
+def open_run(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, stop: StopSignal
+) -> OpenRun:
     """Build a run in one process, for its first world or as a replacement, which has no state of the run yet.
 
     Raises:
@@ -155,9 +327,13 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
     Raises:
         SamebitsError: A failure that the user can act on.
     """
-    folder, is_fixed = RunFolder(spec.run_folder), world.membership is None
+    folder = RunFolder(spec.run_folder)
+    is_fixed = world.membership is None
     # The rank at the start: where worlds change, a process keeps its log, and a replacement that of the lost one.
-    with StopSignal() as stop, rank_log(folder.path, world.rank if is_fixed else world.assignment.rank):
+    with (
+        StopSignal() as stop,
+        rank_log(folder.path, world.rank if is_fixed else world.assignment.rank),
+    ):
         if world.is_main:
             folder.open()
         try:
@@ -185,7 +361,10 @@ def announce(folder: RunFolder, world: World) -> Callable[[str], None]:
     """Print on a rank that was started by hand, in its own terminal, that it joined; return what prints its end."""
     if world.is_main or world.assignment.started_by != "command line":
         return lambda _: None
-    console, me = Console(sys.stdout), f"rank {world.rank} of {world.size}"
+    console = Console(sys.stdout)
+    me = f"rank {world.rank} of {world.size}"
     log = log_path(folder.path, world.rank)
-    console.say(f"{me} joined at {world.assignment.init}; rank 0 prints the progress, this rank logs to {log}")
+    console.say(
+        f"{me} joined at {world.assignment.init}; rank 0 prints the progress, this rank logs to {log}"
+    )
     return lambda end: console.say(f"{me}: {end}")

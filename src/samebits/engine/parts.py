@@ -80,7 +80,11 @@ class Parts:
         # A string of two characters would pass a test of its length alone.
         is_pair = isinstance(self.monitor, (tuple, list)) and len(self.monitor) == 2
         if not is_pair or not isinstance(self.monitor[0], str):
-            raise ConfigError(f"monitor is {self.monitor!r}, not a name and a mode", where="Parts.monitor", fix=fix)
+            raise ConfigError(
+                f"monitor is {self.monitor!r}, not a name and a mode",
+                where="Parts.monitor",
+                fix=fix,
+            )
         if self.monitor[1] not in ("max", "min"):
             raise ConfigError(
                 f"the mode of the monitored metric is {self.monitor[1]!r}",

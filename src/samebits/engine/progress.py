@@ -21,7 +21,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 # No infinity or NaN: a step's times are added to it, so it would stay for the rest of the run.
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
-INIT_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
+INIT_SCALE = 2.0**16
+MIN_SCALE = 1.0
+GROWTH_INTERVAL = 2000
 
 
 @dataclass
@@ -30,17 +32,23 @@ class Progress:
 
     #: Number of optimizer steps done; epoch, sample order, random numbers and learning rate follow from it.
     step: Count = 0
-    num_samples: Count = 0  #: Number of samples trained on, counted in each epoch, without those of skipped steps.
+    num_samples: Count = (
+        0  #: Number of samples trained on, counted in each epoch, without those of skipped steps.
+    )
     evaluated_step: Count = 0  #: `step` at the last validation.
     metrics: dict[str, float] = field(default_factory=dict)  #: The metrics of that validation.
-    evaluations: Hash = ""  #: Hash of all validations so far (`provenance.statement.add_evaluation`).
+    evaluations: Hash = (
+        ""  #: Hash of all validations so far (`provenance.statement.add_evaluation`).
+    )
     best: dict[str, Any] | None = None  #: Step, metric and value of the best validation so far.
     stop_best: float | None = None  #: Best value so far by the rule of `stop_early`.
     num_stale: Count = 0  #: Number of validations since then.
     has_stopped_early: bool = False  #: Whether `stop_early` has ended the run.
     #: Steps that were not applied because their loss or gradient was not finite.
     skipped: list[int] = field(default_factory=list)
-    num_overflows: Count = 0  #: Number of steps that were not applied because the scaled gradient overflowed fp16.
+    num_overflows: Count = (
+        0  #: Number of steps that were not applied because the scaled gradient overflowed fp16.
+    )
     #: Factor of the loss before the backward pass.
     loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     scale_age: Count = 0  #: Number of steps since the dynamic loss scale changed.
@@ -48,7 +56,9 @@ class Progress:
     worlds: list[dict[str, Any]] = field(default_factory=list)
     seconds: Seconds = 0.0  #: Training time so far, without validation and checkpoints.
     data_s: Seconds = 0.0  #: Part of it that rank 0 waited for samples, in seconds.
-    train_size: Count | None = None  #: Number of training samples; None in checkpoints that predate it.
+    train_size: Count | None = (
+        None  #: Number of training samples; None in checkpoints that predate it.
+    )
     #: See `Fingerprint`; empty in checkpoints that predate it.
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
     #: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if steps are
@@ -71,7 +81,8 @@ class Progress:
         try:
             progress = TypeAdapter(cls).validate_python(state)
             if progress.best is not None:
-                step, value = progress.best["step"], progress.best["value"]
+                step = progress.best["step"]
+                value = progress.best["value"]
                 if not (isinstance(step, int) and isinstance(value, int | float)):
                     raise TypeError(f"best has step {step!r} and value {value!r}")
         except (ValidationError, ValueError, KeyError, TypeError) as error:
@@ -87,7 +98,9 @@ class Progress:
             CheckpointError: The run has no such position, or the last validation lacks the metric.
         """
         if self.step != step or not self.evaluated_step <= step <= num_steps:
-            given = f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
+            given = (
+                f"step {self.step:,} of {num_steps:,}, evaluated after step {self.evaluated_step:,}"
+            )
             raise _not_progress(path, [], f"{given}, in the checkpoint of step {step:,}")
         if self.evaluated_step and metric not in self.metrics:
             raise _not_progress(path, [], f"its last validation has no metric {metric}")
@@ -129,7 +142,9 @@ class StepResult:
     """The result of one step, equal on all ranks."""
 
     loss: float  #: Mean over the step's samples, before the update.
-    terms: dict[str, float]  #: The loss's named terms; names are known on ranks that ran a micro-batch.
+    terms: dict[
+        str, float
+    ]  #: The loss's named terms; names are known on ranks that ran a micro-batch.
     norm: float  #: 2-norm of the gradient, before clipping.
     lr: float  #: Learning rate.
     is_finite: bool  #: Whether loss and gradient were finite. If not, the step changed nothing.
@@ -144,7 +159,9 @@ def init_scale(config: RunConfig) -> float:
     return INIT_SCALE if config.loss_scale == "dynamic" else float(config.loss_scale)
 
 
-def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *, is_finite: bool) -> bool:
+def update_scale(
+    progress: Progress, config: RunConfig, loss: Sequence[float], *, is_finite: bool
+) -> bool:
     """Update the dynamic loss scale after a step: halve it after an overflow, double it after 2,000 steps without one.
 
     All ranks compute the same update, since they have the same sums.
@@ -158,11 +175,13 @@ def update_scale(progress: Progress, config: RunConfig, loss: Sequence[float], *
     if is_finite:
         progress.scale_age += 1
         if progress.scale_age == GROWTH_INTERVAL:
-            progress.loss_scale, progress.scale_age = progress.loss_scale * 2, 0
+            progress.loss_scale = progress.loss_scale * 2
+            progress.scale_age = 0
         return False
     if progress.loss_scale <= MIN_SCALE or not all(map(math.isfinite, loss)):
         return False
     # A power of two, so halving it rounds no gradient (ADR 16).
-    progress.loss_scale, progress.scale_age = progress.loss_scale / 2, 0
+    progress.loss_scale = progress.loss_scale / 2
+    progress.scale_age = 0
     progress.num_overflows += 1
     return True

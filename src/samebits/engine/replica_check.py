@@ -10,11 +10,11 @@ from typing import Any
 from samebits.cluster import collectives
 from samebits.cluster.rendezvous import ranks_text
 from samebits.config.interval import parse_interval
-from samebits.engine.checkpoints.saving import pack_job
+from samebits.engine.checkpoints import pack_job
 from samebits.engine.job import Job
 from samebits.errors import TrainError
 from samebits.parallel.checksum import checksums
-from samebits.provenance.environment import environment
+from samebits.provenance.fingerprint import environment
 
 _COMPARED = ("commit", "python", "packages", "gpu", "cuda", "cpu")
 
@@ -33,7 +33,8 @@ class ReplicaCheck:
         if self._every is None:
             return False
         # The flag travels with the step that runs now, which the progress has not counted yet.
-        step, steps_per_epoch = job.progress.step + 1, job.order.steps_per_epoch
+        step = job.progress.step + 1
+        steps_per_epoch = job.order.steps_per_epoch
         return self._every.is_due(step, steps_per_epoch, time.monotonic() - self._compared_at)
 
     def compare(self, job: Job) -> None:
@@ -48,7 +49,8 @@ class ReplicaCheck:
         # One digest per rank first; all sums are gathered only where it differs (ADR 17).
         if not collectives.are_equal(job.world, sums):
             raise self._explain(job, collectives.all_gather_object(job.world, sums))
-        self._compared_at, self._equal_step = time.monotonic(), job.progress.step
+        self._compared_at = time.monotonic()
+        self._equal_step = job.progress.step
 
     def _explain(self, job: Job, by_rank: list[dict[str, int]]) -> TrainError:
         names = list(dict.fromkeys(name for sums in by_rank for name in sums))
@@ -61,16 +63,24 @@ class ReplicaCheck:
         packages = known.pop("packages", None) or {}
         info = collectives.all_gather_object(job.world, known | packages)
         hosts = collectives.all_gather_object(job.world, job.world.host)
-        who = f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others" if odd else _all_text(groups)
+        who = (
+            f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others"
+            if odd
+            else _all_text(groups)
+        )
         step = self._equal_step
-        known_good = f"of step {step:,} or before" if step is not None else "from before the ranks differed"
+        known_good = (
+            f"of step {step:,} or before" if step is not None else "from before the ranks differed"
+        )
         return TrainError(
             f"{who} after step {job.progress.step:,}: first in {describe_tensor(differing[0], job)}, "
             f"{len(differing)} of {len(names)} tensors in all",
             given=f"equal after step {self._equal_step:,}; this step was not saved (watch.replica_check_every)"
             if self._equal_step is not None
             else "this step was not saved (watch.replica_check_every)",
-            where="\n".join(f"rank {rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]),
+            where="\n".join(
+                f"rank {rank} (host {hosts[rank]})" for rank in (odd or range(len(hosts)))[:8]
+            ),
             cause=_cause(groups, info),
             fix=f"Remove the cause, then resume from a checkpoint {known_good}:\n--resume RUN/checkpoints/step-…",
         )
@@ -104,7 +114,9 @@ def _cause(groups: list[list[int]], info: list[dict[str, Any]]) -> str:
     for name in dict.fromkeys(name for rank in firsts for name in info[rank]):
         values = {rank: info[rank].get(name) for rank in firsts}
         if len(set(values.values())) > 1:
-            lines.append(f"{name}: " + ", ".join(f"{value} on rank {rank}" for rank, value in values.items()))
+            lines.append(
+                f"{name}: " + ", ".join(f"{value} on rank {rank}" for rank, value in values.items())
+            )
     if lines:
         return "\n".join(["The ranks do not run the same:", *lines[:5]])
     return (
@@ -118,6 +130,8 @@ def describe_tensor(name: str, job: Job) -> str:
     if not name.startswith("optimizer:"):
         return name
     _, index, key = name.split(":")
-    parameters = [parameter for group in job.optimizer.param_groups for parameter in group["params"]]
+    parameters = [
+        parameter for group in job.optimizer.param_groups for parameter in group["params"]
+    ]
     names = {id(parameter): known for known, parameter in job.model.named_parameters()}
     return f"{key} of {names.get(id(parameters[int(index)]), f'parameter {index}')}"

@@ -19,11 +19,15 @@ class RunSpec:
     name: str  #: Name of the recipe, preset or file, for the header of the run.
     config: RunConfig  #: The resolved settings; `config.recipe` names the recipe.
     diff: dict[str, Any]  #: Nested plain values: the settings that differ from the preset.
-    folder: Path | None  #: The run folder; None: rank 0 chooses a new one after the ranks have joined.
+    folder: (
+        Path | None
+    )  #: The run folder; None: rank 0 chooses a new one after the ranks have joined.
     resume: str  #: "never", "auto", or the folder of a checkpoint.
     is_restart: bool  #: Whether this world replaces one that lost a process.
     started_at: float  #: Unix time at which the command started, in seconds.
-    stop_after: int | None = None  #: Number of steps after which training stops and is saved; None: at its end.
+    stop_after: int | None = (
+        None  #: Number of steps after which training stops and is saved; None: at its end.
+    )
 
     @property
     def run_folder(self) -> Path:
@@ -33,7 +37,9 @@ class RunSpec:
 
     def to_json(self) -> str:
         """Encode the specification; `from_json` reads it."""
-        return json.dumps({**vars(self), "config": self.config.model_dump(mode="json")}, default=str)  # the folder
+        return json.dumps(
+            {**vars(self), "config": self.config.model_dump(mode="json")}, default=str
+        )  # the folder
 
     @classmethod
     def from_json(cls, text: str, config_class: type[RunConfig]) -> "RunSpec":

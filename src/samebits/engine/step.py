@@ -21,7 +21,9 @@ from samebits.engine.progress import StepFlags, StepResult, update_scale
 from samebits.optim.schedule import factor
 
 
-def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)) -> StepResult:
+def run_step(
+    job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags] = lambda: StepFlags(0)
+) -> StepResult:
     """Run one optimizer step. `flags` returns rank 0's decisions for all ranks, and is called after the passes."""
     optim = job.config.optim
     # From the step number, not from a scheduler's state: a resumed run has the same rate.
@@ -33,7 +35,10 @@ def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags
         nonlocal names
         activity.enter(READING)
         batch = loader.batch(
-            micro_batch.indices, micro_batch.keys, again=micro_batch.is_reread, is_repeat=micro_batch.is_repeat
+            micro_batch.indices,
+            micro_batch.keys,
+            again=micro_batch.is_reread,
+            is_repeat=micro_batch.is_repeat,
         )
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
         activity.enter(COMPUTING, waits=job.replica.is_sharded)
@@ -44,15 +49,21 @@ def run_step(job: Job, step: Step, loader: Loader, flags: Callable[[], StepFlags
     activity.begin_step(step.number, job.world.device)
     # The loss is multiplied by the scale, and each leaf is divided by it: a power of two, so neither rounds (ADR 16).
     job.reducer.begin(step, job.progress.loss_scale)
-    job.reducer.run(run_micro_batch)  # with batch_norm=sync, micro-batches are interleaved coroutines
-    for micro_batch in step.repeats:  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
+    job.reducer.run(
+        run_micro_batch
+    )  # with batch_norm=sync, micro-batches are interleaved coroutines
+    for micro_batch in (
+        step.repeats
+    ):  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
         run_micro_batch(micro_batch)
     activity.end_work(len(step.micro_batches) + len(step.repeats))
     # Called here, after the passes, so that a signal during them is seen in this step.
     job.reducer.reduce(float(flags()))
     activity.end_wait()
 
-    extras, norm, decided = job.reducer.extras, job.reducer.norm, StepFlags.unpack(job.reducer.flag)
+    extras = job.reducer.extras
+    norm = job.reducer.norm
+    decided = StepFlags.unpack(job.reducer.flag)
     # Sums over all ranks: the decision to skip is the same everywhere.
     is_finite = math.isfinite(norm) and all(map(math.isfinite, extras))
     is_overflow = update_scale(job.progress, job.config, extras, is_finite=is_finite)

@@ -25,7 +25,8 @@ def rates(first: float, last: float, num: int) -> list[float]:
 
 def smooth(losses: Sequence[float]) -> list[float]:
     """Return the exponential moving average of the losses, corrected for its start."""
-    smoothed, average = [], 0.0
+    smoothed = []
+    average = 0.0
     for index, loss in enumerate(losses):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
         smoothed.append(average / (1 - _SMOOTHING ** (index + 1)))
@@ -76,8 +77,15 @@ def _train(job: Job, learning_rates: Sequence[float]) -> list[float]:
     try:
         for step, lr in zip(steps, learning_rates, strict=False):
             # Neither scaled by the batch nor warmed up: each step has exactly its rate.
-            constant = {"lr": lr, "lr_for_batch": None, "schedule": "constant", "warmup_epochs": 0.0}
-            job.config = config.model_copy(update={"optim": config.optim.model_copy(update=constant)})
+            constant = {
+                "lr": lr,
+                "lr_for_batch": None,
+                "schedule": "constant",
+                "warmup_epochs": 0.0,
+            }
+            job.config = config.model_copy(
+                update={"optim": config.optim.model_copy(update=constant)}
+            )
             result = advance(job, step, loader)
             if result.is_overflow and losses:  # fp16's loss scale was too large, not the rate
                 losses.append(losses[-1])

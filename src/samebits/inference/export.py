@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config.plain_file import json_text
 from samebits.errors import CheckpointError, ConfigError, cannot_write_result, printable
 from samebits.extras import require
 from samebits.inference.trained_model import TrainedModel
+from samebits.plain_file import json_text
 from samebits.scratch import partial_path, sweep_partials
 from samebits.version import __version__
 
@@ -46,7 +46,9 @@ class Exported:
     difference: float  #: Largest difference between its outputs and the model's, as a share of the largest output.
     allowed: float  #: Largest difference allowed.
     input_shape: tuple[int, ...]  #: Shape of one sample, without the batch dimension.
-    metadata: Mapping[str, Any]  #: Metadata in the file: the recipe, and the meaning of inputs and outputs.
+    metadata: Mapping[
+        str, Any
+    ]  #: Metadata in the file: the recipe, and the meaning of inputs and outputs.
 
 
 def export(
@@ -73,18 +75,23 @@ def export(
     """
     if to not in ENDINGS:
         raise ConfigError(
-            f"a model can't be exported to {to!r}", allowed=", ".join(ENDINGS), fix="Name one of these formats."
+            f"a model can't be exported to {to!r}",
+            allowed=", ".join(ENDINGS),
+            fix="Name one of these formats.",
         )
     if to == "onnx":
         require("onnx", "--to onnx")
     path = Path(run)
-    out = Path(out) if out is not None else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
+    out = (
+        Path(out)
+        if out is not None
+        else (path if path.is_dir() else path.parent) / f"model{ENDINGS[to]}"
+    )
     if out.resolve() == path.resolve():
         raise ConfigError(f"--out {out} is the file of weights itself", fix="Give another name.")
     # Late, so that a wrong format or name is reported before torch is loaded.
     from samebits.engine.build import input_shape
-    from samebits.storage.own_files import is_export
-    from samebits.storage.run_folder import check_target
+    from samebits.storage.run_folder import check_target, is_export
 
     check_target(out, is_export)
     sweep_partials(out.parent, out.name)
@@ -96,11 +103,18 @@ def export(
     trained.check_unused()
     parts, model = trained.open(found, config, alone("cpu"))
     shape = input_shape(parts, config)
-    metadata = {"samebits": __version__, "recipe": config.recipe, "input": list(shape), **parts.metadata}
+    metadata = {
+        "samebits": __version__,
+        "recipe": config.recipe,
+        "input": list(shape),
+        **parts.metadata,
+    }
     return _write(to, model, shape, metadata, out)
 
 
-def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, Any], out: Path) -> Exported:
+def _write(
+    to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, Any], out: Path
+) -> Exported:
     import torch
 
     # Of its own: the global generator of a user's program stays as it is.
@@ -121,14 +135,17 @@ def _write(to: str, model: nn.Module, shape: tuple[int, ...], metadata: Mapping[
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)
         run = read(partial, model)
-        difference = _largest(_difference(mine, run(batch)) for mine, batch in zip(expected, samples, strict=True))
+        difference = _largest(
+            _difference(mine, run(batch)) for mine, batch in zip(expected, samples, strict=True)
+        )
         # `not <=`: a NaN is refused too.
         if not difference <= TOLERANCE[to]:
             raise CheckpointError(
                 f"{out} was not written: its outputs are not the model's own",
                 given=f"a difference of {difference:.2g} of the largest output",
                 allowed=f"{TOLERANCE[to]:.2g} at most",
-                fix="Report it with this command, or export to another format: " + ", ".join(ENDINGS),
+                fix="Report it with this command, or export to another format: "
+                + ", ".join(ENDINGS),
             )
         partial.replace(out)
     except OSError as error:
@@ -247,7 +264,10 @@ def _traced(model: nn.Module, inputs: Tensor) -> Any:
 
 def _cannot_export(tool: str, other: str, error: Exception) -> ConfigError:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return ConfigError(f"torch.{tool} can't take this model: {first}", fix=f"{other}; or SAMEBITS_DEBUG=1 for the rest")
+    return ConfigError(
+        f"torch.{tool} can't take this model: {first}",
+        fix=f"{other}; or SAMEBITS_DEBUG=1 for the rest",
+    )
 
 
 def _flat(outputs: Any) -> list[Tensor]:
@@ -265,7 +285,10 @@ def _difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
         return float("inf")
     largest = max((float(tensor.abs().max()) for tensor in expected), default=0.0) or 1.0
     pairs = zip(expected, actual, strict=True)
-    return _largest(float((one.double() - other.double()).abs().max()) for one, other in pairs) / largest
+    return (
+        _largest(float((one.double() - other.double()).abs().max()) for one, other in pairs)
+        / largest
+    )
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -9,17 +9,15 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from samebits.config.plain_file import finite_numbers, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError, ConfigError, printable
 from samebits.extras import require
-from samebits.inference.hub_repository import download, hub_name, upload
 from samebits.inference.signature import (
     CARD,
     PUBLIC_KEY,
@@ -31,20 +29,97 @@ from samebits.inference.signature import (
     trusted_keys,
 )
 from samebits.inference.trained_model import TrainedModel
+from samebits.plain_file import finite_numbers, json_text, parse_json, read_plain
 from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
 from samebits.storage.manifest import sha256_of_file
-from samebits.storage.run_folder import folder_to_fill
-from samebits.storage.run_path import is_published
+from samebits.storage.run_folder import folder_to_fill, is_published
 from samebits.version import __version__
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
     from samebits.engine.parts import Parts
 
-_MODEL, _CONFIG = "model.safetensors", "config.json"
-_SETTINGS, _INFO, _RESULT, _PROVENANCE = "config.yaml", "dataset_info.json", "result.json", "provenance.json"
+
+# Repositories of models on the Hugging Face Hub: their names, and the network.
+
+
+_Answer = TypeVar("_Answer")
+
+
+class HubName(NamedTuple):
+    """A repository on the Hub."""
+
+    repository: str  #: OWNER/NAME.
+    revision: str | None  #: A branch, tag or commit; None: the default branch.
+
+
+def hub_name(text: str) -> HubName | None:
+    """Return the repository on the Hub that a text names; None if it names a folder."""
+    if not text.startswith("hf://"):
+        return None
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text.removeprefix("hf://"))
+    if match is None:
+        raise ConfigError(
+            f"{text} is no name of a model repository",
+            allowed="hf://OWNER/NAME, or hf://OWNER/NAME@REVISION",
+            fix="Correct the name, or give a folder.",
+        )
+    return HubName(match[1], match[2])
+
+
+def upload(folder: Path, remote: HubName) -> str:
+    """Upload a folder, into a new public repository if there is none, and return its address."""
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    name = remote.repository
+    message = "Upload a model trained with Samebits"
+
+    def send() -> None:
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, revision=remote.revision, commit_message=message
+        )
+
+    _ask_hub(send, f"the model can't be uploaded to {name}")
+    return f"https://huggingface.co/{name}"
+
+
+def download(remote: HubName, names: Sequence[str]) -> Path:
+    """Download the files of these names, and return the folder that links to them."""
+    require("hub", "samebits pull hf://")
+    import huggingface_hub
+
+    name, revision = remote
+    return Path(
+        _ask_hub(
+            lambda: huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=[*names]
+            ),
+            f"{name} can't be downloaded",
+        )
+    )
+
+
+def _ask_hub(function: Callable[[], _Answer], problem: str) -> _Answer:
+    try:
+        return function()
+    except (OSError, ValueError, RuntimeError) as error:  # the Hub's errors derive from these
+        raise ConfigError(
+            problem,
+            cause=str(error).partition("\n")[0][:200] or type(error).__name__,
+            fix="Check the name and the network, and log in with hf auth login to upload; or use a folder.",
+        ) from error
+
+
+_MODEL = "model.safetensors"
+_CONFIG = "config.json"
+_SETTINGS = "config.yaml"
+_INFO = "dataset_info.json"
+_RESULT = "result.json"
+_PROVENANCE = "provenance.json"
 _STEPS = "steps.bin"  # not in a run with record.steps=false
 _FILES = (CARD, _MODEL, _CONFIG, _SETTINGS, _INFO, _RESULT, _PROVENANCE)
 _OPTIONAL = (_STEPS, SIGNATURE, PUBLIC_KEY)
@@ -100,7 +175,9 @@ def pull(source: str, out: Path, any_signer: bool = False) -> Path:
     out = Path(out).expanduser()
     remote = hub_name(source)
     with folder_to_fill(out) as model:
-        folder = Path(source).expanduser() if remote is None else download(remote, [*_FILES, *_OPTIONAL])
+        folder = (
+            Path(source).expanduser() if remote is None else download(remote, [*_FILES, *_OPTIONAL])
+        )
         _copy(folder, model, may_link=remote is not None)
         _check(model, source)
         signature = signature_of(model)
@@ -116,7 +193,9 @@ def pull(source: str, out: Path, any_signer: bool = False) -> Path:
 def signature_of(model: Path) -> Signature:
     """Check who signed a model that was pulled; see `check_signature`."""
     own = {_MODEL: _WEIGHTS}
-    return check_signature(model, {name: own.get(name, name) for name in (*_FILES, _STEPS, PUBLIC_KEY)})
+    return check_signature(
+        model, {name: own.get(name, name) for name in (*_FILES, _STEPS, PUBLIC_KEY)}
+    )
 
 
 @contextmanager
@@ -148,9 +227,8 @@ def _copy(folder: Path, model: Path, may_link: bool) -> None:
 
 
 def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:
-    from samebits.engine.build import build_parts
-    from samebits.engine.dataset_info import build_from, read_dataset_info
-    from samebits.storage.run_weights import is_as_recorded
+    from samebits.engine.build import build_from, build_parts, read_dataset_info
+    from samebits.storage.weights import is_as_recorded
 
     signer = None if sign_key is None else read_signing_key(sign_key)
     trained = TrainedModel(Path(run))
@@ -172,10 +250,18 @@ def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:
         shutil.copyfile(run / name, folder / name)
     shutil.copyfile(run / _WEIGHTS, folder / _MODEL)
     settings = yaml.safe_load(read_plain(run / _SETTINGS))
-    (folder / _SETTINGS).write_text(yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8")
+    (folder / _SETTINGS).write_text(
+        yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8"
+    )
     _write_json(folder / _INFO, {name: _published(name, value) for name, value in info.items()})
     _write_json(folder / _CONFIG, _network(config, parts))
-    _write_card(folder / CARD, config, parts, RunFiles(run).result, "" if signer is None else signer.public_key.keyid)
+    _write_card(
+        folder / CARD,
+        config,
+        parts,
+        RunFiles(run).result,
+        "" if signer is None else signer.public_key.keyid,
+    )
     if signer is not None:
         sign(folder, model, signer)
 
@@ -198,7 +284,10 @@ def _without_folders(value: Any) -> Any:
 def _network(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """Describe the network in timm's format, so that timm can load its own networks."""
     name = str(getattr(getattr(config, "model", None), "name", config.recipe))
-    head = {"num_classes": len(classes := list(parts.metadata.get("classes", ()))), "label_names": classes}
+    head = {
+        "num_classes": len(classes := list(parts.metadata.get("classes", ()))),
+        "label_names": classes,
+    }
     described = {"architecture": name.removeprefix("timm/"), "recipe": config.recipe, **head}
     if name.startswith("timm/") and parts.input_shape is not None:
         statistics = {key: list(parts.metadata[key]) for key in ("mean", "std")}
@@ -210,13 +299,17 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_bytes(json_text(value, indent=2) + b"\n")
 
 
-def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str, Any], keyid: str) -> None:
+def _write_card(
+    path: Path, config: RunConfig, parts: Parts, result: Mapping[str, Any], keyid: str
+) -> None:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = str(result.get("name", config.recipe))
     is_classifier = "classes" in parts.metadata and parts.monitor[0] == "top1"
     task = "image-classification" if is_classifier else "other"
-    metrics = {printable(name): value for name, value in finite_numbers(result.get("metrics")).items()}
+    metrics = {
+        printable(name): value for name, value in finite_numbers(result.get("metrics")).items()
+    }
     network = str(getattr(getattr(config, "model", None), "name", ""))
     data = ModelCardData(
         library_name="timm" if network.startswith("timm/") else "samebits",
@@ -224,7 +317,14 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
         tags=["samebits", config.recipe],
         model_name=name,
         eval_results=[
-            EvalResult(task, "own", "validation set", "accuracy" if key == "top1" else key, value, metric_name=key)
+            EvalResult(
+                task,
+                "own",
+                "validation set",
+                "accuracy" if key == "top1" else key,
+                value,
+                metric_name=key,
+            )
             for key, value in metrics.items()
             if key == parts.monitor[0]
         ]
@@ -241,7 +341,9 @@ def _write_card(path: Path, config: RunConfig, parts: Parts, result: Mapping[str
         "Samebits": __version__,
         **{key: f"{value:.6g}" for key, value in list(metrics.items())[:20]},
     }
-    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in rows.items() if value != "")
+    table = "\n".join(
+        f"| {_plain(key)} | {_plain(value)} |" for key, value in rows.items() if value != ""
+    )
     ModelCard(
         f"---\n{data.to_yaml()}\n---\n\n# {_plain(name)}\n\n"
         f"Trained with Samebits, recipe {config.recipe}. `provenance.json` has settings, code, data and versions.\n\n"
@@ -258,7 +360,9 @@ def _plain(value: object) -> str:
 def _check(model: Path, source: str) -> None:
     try:
         statement = parse_json(read_plain(model / _PROVENANCE))
-        expected = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}[_WEIGHTS]
+        expected = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}[
+            _WEIGHTS
+        ]
         found = sha256_of_file(model / _WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

@@ -11,12 +11,12 @@ from typing import Any
 
 from samebits.bench.processes import ask_here
 from samebits.cluster.env import RankAssignment
-from samebits.config.given import as_overrides
-from samebits.config.process_range import ProcessRange, parse_range
+from samebits.config.load import as_overrides
 from samebits.errors import ConfigError, DataError, LaunchError
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.launch.kernels import pin_kernels
 from samebits.launch.start import rank_assignment
+from samebits.process_range import ProcessRange, parse_range
 from samebits.report.console import Console
 
 
@@ -86,19 +86,35 @@ def _evaluate(trained: TrainedModel, here: RankAssignment | None = None) -> dict
         parts, model = trained.open(found, config, world)
         sets = {"": open_data(config, parts, train=False), **open_eval_sets(config, parts)}
         # A hang detector ends its process. A single process may be the user's own program, so it has none.
-        watch = HangDetector(world, config.watch.hang_timeout_s, trained.log_dir) if world.size > 1 else nullcontext()
-        metrics, options = dict[str, float](), options_of(parts, config)
+        watch = (
+            HangDetector(world, config.watch.hang_timeout_s, trained.log_dir)
+            if world.size > 1
+            else nullcontext()
+        )
+        metrics = dict[str, float]()
+        options = options_of(parts, config)
         with watch:
             for name, samples in sets.items():
-                progress = partial(console.share_done, f"evaluating {name}".strip()) if world.is_main else None
-                found_metrics, _ = evaluate_model(model, samples, world, **options, progress=progress)
+                progress = (
+                    partial(console.share_done, f"evaluating {name}".strip())
+                    if world.is_main
+                    else None
+                )
+                found_metrics, _ = evaluate_model(
+                    model, samples, world, **options, progress=progress
+                )
                 metrics |= with_set(name, found_metrics)
         console.close()
         if world.is_main:
-            sizes = [f"{len(samples):,} samples{f' of {name}' if name else ''}" for name, samples in sets.items()]
+            sizes = [
+                f"{len(samples):,} samples{f' of {name}' if name else ''}"
+                for name, samples in sets.items()
+            ]
             place = describe_places(config)
             console.say(f"{', '.join(sizes)}, each once{f', from {place}' if place else ''}")
-            if order := parts.describe.get("classes"):  # weights of another program may have another order
+            if order := parts.describe.get(
+                "classes"
+            ):  # weights of another program may have another order
                 console.say(f"classes: {order}")
         return metrics if world.is_main else {}
 
@@ -140,7 +156,9 @@ def predict(
         DataError: A file cannot be read.
     """
     results = []
-    for result in predictions(TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files):
+    for result in predictions(
+        TrainedModel(Path(run), tuple(as_overrides(overrides)), checkpoint, preset), files
+    ):
         if result.error is not None and not keep_errors:
             raise result.error
         results.append(result.prediction)
@@ -187,9 +205,13 @@ def predictions(
     # The program runs between two predictions, and portable arithmetic would be its arithmetic too.
     config = config.model_copy(update={"kernels": "auto"})
     parts, model = trained.open(found, config, alone(config.device))
-    preprocess, postprocess, draw_prediction = parts.preprocess, parts.postprocess, parts.draw_prediction
+    preprocess = parts.preprocess
+    postprocess = parts.postprocess
+    draw_prediction = parts.draw_prediction
     if preprocess is None or postprocess is None:
-        raise ConfigError(f"recipe {found.name} can't predict", fix="Give its Parts preprocess and postprocess.")
+        raise ConfigError(
+            f"recipe {found.name} can't predict", fix="Give its Parts preprocess and postprocess."
+        )
     if draw is not None and draw_prediction is None:
         raise ConfigError(f"recipe {found.name} can't draw its answers", fix="Leave --draw out.")
     device = next(model.parameters()).device
@@ -206,7 +228,9 @@ def predictions(
             fault = (
                 error
                 if isinstance(error, DataError)
-                else DataError(f"{path} can't be read: {error}", fix="Name a file that you can read.")
+                else DataError(
+                    f"{path} can't be read: {error}", fix="Name a file that you can read."
+                )
             )
             yield Prediction(path, {"error": fault.line}, fault)
         else:
@@ -228,8 +252,14 @@ def expand(files: Sequence[str | Path]) -> list[Path]:
             paths.append(file)  # `predictions` reports a missing file
             continue
         inside = (path for path in file.rglob("*") if path.is_file())
-        found = sorted(path for path in inside if not any(part[0] == "." for part in path.relative_to(file).parts))
+        found = sorted(
+            path
+            for path in inside
+            if not any(part[0] == "." for part in path.relative_to(file).parts)
+        )
         if not found:
-            raise DataError(f"there are no files in {file}", fix="Name a file, or a folder that contains files.")
+            raise DataError(
+                f"there are no files in {file}", fix="Name a file, or a folder that contains files."
+            )
         paths += found
     return list(dict.fromkeys(paths))

@@ -15,16 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.errors import ConfigError, cannot_read, cannot_write_result
 from samebits.extras import require
+from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.recipes.trust import check_unshared, list_path
 from samebits.storage.manifest import sha256_of_file
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
-SIGNATURE, PUBLIC_KEY, CARD = "model.sig", "signer.pub", "README.md"
+SIGNATURE = "model.sig"
+PUBLIC_KEY = "signer.pub"
+CARD = "README.md"
 SIGNED_ROW = "| signed by key |"  # in the card: where the signature was taken away, the card still names the key
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
@@ -38,7 +40,9 @@ class Signature(NamedTuple):
 
     text: str  #: Whose it is, or that there is none; empty for a run folder that was not published.
     problem: str = ""  #: Why the model is not known to be its publisher's; empty: one of the user's trusted keys.
-    is_wrong: bool = False  #: Whether files and signature contradict each other, whatever the user trusts.
+    is_wrong: bool = (
+        False  #: Whether files and signature contradict each other, whatever the user trusts.
+    )
 
 
 def read_signing_key(path: Path) -> CryptoSigner:
@@ -71,14 +75,26 @@ def sign(folder: Path, model: str, signer: CryptoSigner) -> None:
         "subject": [{"name": model, "digest": {"sha256": whole}}],
         "predicateType": _PREDICATE,
         "predicate": {
-            "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": []},
-            "resources": [{"name": name, "algorithm": "sha256", "digest": each} for name, each in digests.items()],
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [],
+            },
+            "resources": [
+                {"name": name, "algorithm": "sha256", "digest": each}
+                for name, each in digests.items()
+            ],
         },
     }
     envelope = Envelope(json_text(statement), _PAYLOAD, {})
     envelope.sign(signer)
     material = {"publicKey": {"hint": signer.public_key.keyid}, "tlogEntries": []}
-    bundle = {"mediaType": _BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope.to_dict()}
+    bundle = {
+        "mediaType": _BUNDLE,
+        "verificationMaterial": material,
+        "dsseEnvelope": envelope.to_dict(),
+    }
     (folder / SIGNATURE).write_bytes(json_text(bundle))
 
 
@@ -122,8 +138,14 @@ def _unsigned(present: Mapping[str, Path], num_trusted: int) -> Signature:
     except OSError as error:
         raise cannot_read(ConfigError, present[CARD], error, "Make it readable.") from None
     if SIGNED_ROW.encode() in card:
-        return Signature(text, f"{SIGNATURE} is missing, and {CARD} names the key that signed the model", is_wrong=True)
-    return Signature(text, f"{text}, and you trust {num_trusted} signing keys" if num_trusted else "")
+        return Signature(
+            text,
+            f"{SIGNATURE} is missing, and {CARD} names the key that signed the model",
+            is_wrong=True,
+        )
+    return Signature(
+        text, f"{text}, and you trust {num_trusted} signing keys" if num_trusted else ""
+    )
 
 
 def trusted_keys() -> dict[str, Path]:
@@ -137,9 +159,13 @@ def trusted_keys() -> dict[str, Path]:
         found = sorted(folder.glob("*.pub"))
         for path in [folder, *found] if folder.is_dir() else []:
             check_unshared(path, "the trusted keys", path.stat())
-        return {hashlib.sha256(read_plain(path, _MAX_KEY_BYTES)).hexdigest(): path for path in found}
+        return {
+            hashlib.sha256(read_plain(path, _MAX_KEY_BYTES)).hexdigest(): path for path in found
+        }
     except OSError as error:
-        raise cannot_read(ConfigError, f"the trusted keys in {folder}", error, "Make them readable.") from None
+        raise cannot_read(
+            ConfigError, f"the trusted keys in {folder}", error, "Make them readable."
+        ) from None
 
 
 def trust_key(path: Path) -> tuple[str, Path]:
@@ -160,7 +186,9 @@ def trust_key(path: Path) -> tuple[str, Path]:
             fix="Make one of a private key: openssl pkey -in my.key -pubout -out my.pub",
         ) from None
     target = list_path().with_name("signers") / path.name
-    if other := [each for each, file in trusted_keys().items() if file == target and each != key.keyid]:
+    if other := [
+        each for each, file in trusted_keys().items() if file == target and each != key.keyid
+    ]:
         raise ConfigError(
             f"{target} is another key",
             given=f"{path}: {key.keyid}\n{target}: {other[0]}",
@@ -191,7 +219,11 @@ def _signed(bundle: Any, keys: Mapping[str, Path]) -> tuple[str, str, dict[str, 
     if envelope.payload_type != _PAYLOAD or statement["predicateType"] != _PREDICATE:
         raise ValueError(f"it signs {str(statement['predicateType'])[:100]}, no model")
     resources = statement["predicate"]["resources"]
-    digests = {str(each["name"]): str(each["digest"]) for each in resources if each["algorithm"] == "sha256"}
+    digests = {
+        str(each["name"]): str(each["digest"])
+        for each in resources
+        if each["algorithm"] == "sha256"
+    }
     if len(digests) != len(resources):
         raise ValueError("it names a file twice, or without a SHA-256")
     return keyid, str(statement["subject"][0]["name"])[:100], digests
@@ -208,7 +240,9 @@ def _key(public: Any) -> SSlibKey:
 
     key = SSlibKey.from_crypto(public)
     if key.keytype != "ecdsa":
-        raise ValueError(f"it is of kind {key.keytype}, and OpenSSF Model Signing has P-256, P-384 and P-521")
+        raise ValueError(
+            f"it is of kind {key.keytype}, and OpenSSF Model Signing has P-256, P-384 and P-521"
+        )
     # The fingerprint of OpenSSF Model Signing: the SHA-256 of the key's PEM text, as sha256sum prints it.
     return SSlibKey.from_crypto(public, keyid=hashlib.sha256(_pem(key).encode()).hexdigest())
 

@@ -6,26 +6,99 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from samebits.config.given import flat
-from samebits.config.marks import Mark
-from samebits.config.schema import RunConfig, marks_of
-from samebits.errors import ConfigError
+from samebits.config.load import flat
+from samebits.config.schema import Mark, RunConfig, marks_of
+from samebits.errors import CheckpointError, ConfigError, printable
+from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
-from samebits.storage.run_path import check_utf8, no_run, runs_in
+from samebits.report.format import metric_name, metric_value
+from samebits.storage.run_folder import check_utf8, no_run, runs_in
 
 if TYPE_CHECKING:
     from torch import nn
 
     from samebits.cluster.world import World
     from samebits.engine.parts import Parts
+
+
+# Which weights of a run folder `eval`, `predict` and `export` take, in one line for the user.
+
+
+_MAX_NAME = 40
+
+
+def describe_weights(run: Path, which: str) -> str:
+    """Name the weights that a command takes, and the best ones if they are others.
+
+    The final weights are the default, because theirs is the SHA-256 that a run prints and that `samebits verify`
+    confirms. The best ones are chosen by the validation set, so their value there is too high by some chance.
+
+    Returns:
+        The line; empty for a file, and if the folder does not have the values. A second one if there is no statement.
+    """
+    if not run.is_dir():
+        return ""
+    files = RunFiles(run)
+    best = _known(lambda: files.best)
+    if which == "best":
+        return _join(f"best checkpoint{_at(best.get('step'))}", _value(best, best.get("value")))
+    if which != "last":
+        return f"checkpoint {printable(which)}"
+    result = _known(lambda: files.result)
+    if not os.path.lexists(run / "weights.safetensors"):
+        return "newest checkpoint, because the run is not complete"
+    metrics = result.get("metrics")
+    last = _value(best, metrics.get(best.get("metric")) if isinstance(metrics, dict) else None)
+    if not last:
+        return ""
+    is_best = best.get("step") == result.get("steps")
+    line = _join(
+        f"final weights{_at(result.get('steps'))}{', the best of the run' * is_best}", last
+    )
+    better = _value(best, best.get("value")).rpartition(" ")[2]
+    line = (
+        line
+        if is_best or not better
+        else _join(f"{line}; --checkpoint best{_at(best.get('step'))}", better)
+    )
+    missing = "provenance.json is missing, so nothing states which weights the run had"
+    return line if files.has_statement else f"{line}\n{missing}"
+
+
+def _known(read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    try:
+        return read()
+    except CheckpointError:
+        return {}  # what opens the weights reports it
+
+
+def _at(step: object) -> str:
+    return f" (step {step:,})" if isinstance(step, int) and 0 <= step < 1 << 63 else ""
+
+
+def _value(best: Mapping[str, Any], value: object) -> str:
+    """Format a value of the run's metric; empty if the folder, which may be a stranger's, has none."""
+    name = best.get("metric")
+    if not (
+        isinstance(name, str)
+        and len(name) <= _MAX_NAME
+        and isinstance(value, int | float)
+        and abs(value) < 1e300
+    ):
+        return ""
+    return f"{printable(metric_name(name))} {metric_value(name, value)}"
+
+
+def _join(line: str, value: str) -> str:
+    return f"{line}: {value}" if value else line
 
 
 _PATHS = ("data.root", "data.cache")  # text in the recipes of some users
@@ -37,14 +110,18 @@ class TrainedModel:
 
     path: Path  #: A run folder, or a file of weights from elsewhere.
     overrides: Sequence[str] = ()  #: Settings that differ from those of the run or the preset.
-    checkpoint: str = "last"  #: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
+    checkpoint: str = (
+        "last"  #: For a run folder: "last" for the final weights, "best", or a checkpoint's name.
+    )
     preset: str | None = None  #: For a file: the recipe, preset or YAML file of its model.
 
     @property
     def log_dir(self) -> Path:
         """Folder for stack dumps if a rank hangs."""
         logs = self.path / "logs"
-        is_elsewhere = self.preset is not None or logs.is_symlink()  # a link in a stranger's folder may lead anywhere
+        is_elsewhere = (
+            self.preset is not None or logs.is_symlink()
+        )  # a link in a stranger's folder may lead anywhere
         return Path(tempfile.gettempdir()) if is_elsewhere else logs
 
     def settings(self) -> tuple[RecipeSpec, RunConfig]:
@@ -101,7 +178,7 @@ class TrainedModel:
             check_utf8(self.path)
 
     def _find_run(self) -> RecipeSpec:
-        from samebits.storage.recipe_copy import describe_copy
+        from samebits.storage.run_folder import describe_copy
 
         try:
             return find(str(self.path / "config.yaml"))
@@ -118,13 +195,11 @@ class TrainedModel:
         Raises:
             SamebitsError: The weights, settings or dataset info do not fit, or were altered.
         """
-        from samebits.engine.build import build_parts, prepare_model
-        from samebits.engine.dataset_info import build_from, dataset_info_for
+        from samebits.engine.build import build_from, build_parts, dataset_info_for, prepare_model
         from samebits.module.determinism import use_deterministic_algorithms
-        from samebits.provenance.stated import check_stated
+        from samebits.provenance.run_files import check_stated
         from samebits.storage.pretrained import load_strict
-        from samebits.storage.run_weights import weights_of
-        from samebits.storage.weights import load_into
+        from samebits.storage.weights import load_into, weights_of
 
         use_deterministic_algorithms(config, world.device)
         if self.preset is not None:
@@ -145,8 +220,8 @@ class TrainedModel:
         Raises:
             SamebitsError: Settings or dataset info were altered.
         """
-        from samebits.engine.dataset_info import dataset_info_for
-        from samebits.storage.recipe_copy import recipe_change
+        from samebits.engine.build import dataset_info_for
+        from samebits.storage.run_folder import recipe_change
 
         if world.is_main and (changed := recipe_change(self.path, config.recipe)):
             Console(sys.stderr).say(changed)
@@ -159,8 +234,8 @@ class TrainedModel:
         Raises:
             ConfigError: A setting that determines the result was altered.
         """
-        from samebits.provenance.run_identity import check_settings
-        from samebits.storage.run_weights import identity_of
+        from samebits.provenance.same_run import check_settings
+        from samebits.storage.weights import identity_of
 
         checkpoint, kept = identity_of(self.path, self.checkpoint)
         check_settings(kept, found.load().config, checkpoint, is_resume=False)
@@ -179,7 +254,9 @@ def data_places(config: RunConfig) -> dict[str, Path]:
 
 def describe_places(config: RunConfig) -> str:
     """Return where the data is, in one line; empty for data that needs no path, such as the bundled digits."""
-    return ", ".join(f"{name} {path}" for name, path in data_places(config).items() if os.path.lexists(path))
+    return ", ".join(
+        f"{name} {path}" for name, path in data_places(config).items() if os.path.lexists(path)
+    )
 
 
 def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[str]) -> None:
@@ -193,7 +270,9 @@ def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[st
         if any(name == each or name.startswith(f"{each}.") for each in typed):
             continue
         # A link in the folder came with it too, wherever it leads.
-        if any(place.is_relative_to(folder) for place in (path, path.resolve()) for folder in folders):
+        if any(
+            place.is_relative_to(folder) for place in (path, path.resolve()) for folder in folders
+        ):
             raise ConfigError(
                 f"{name} lies in the run folder: its data came with the run",
                 given=f"{name}: {path}",

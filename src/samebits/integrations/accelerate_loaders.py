@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.groups import Batches
+from samebits.data.division import Batches
 from samebits.data.keyed import keys
 from samebits.data.loader import Request
 from samebits.data.order import Order
@@ -23,12 +23,15 @@ class _PreparedLoader:
     """What Accelerate and scripts read from a prepared DataLoader."""
 
     def __init__(self, source: LoaderSource) -> None:
-        self.dataset, self.batch_size = source.samples.dataset, source.batch_size
+        self.dataset = source.samples.dataset
+        self.batch_size = source.batch_size
         self.gradient_state = GradientState()
         self.end_of_dataloader = False  #: Whether the current batch is the last one of this rank.
         #: Accelerate's count of repeated samples; unknown, since `gather_for_metrics` leaves them out itself.
         self.remainder = -1
-        self.num_counted: int | None = None  #: Samples of the current batch that metrics count; None if all rows count.
+        self.num_counted: int | None = (
+            None  #: Samples of the current batch that metrics count; None if all rows count.
+        )
 
     @property
     def total_dataset_length(self) -> int:
@@ -47,10 +50,16 @@ class TrainingLoader(_PreparedLoader):
     """
 
     def __init__(
-        self, source: LoaderSource, order: Order, make: Callable[[], ExactLoader], device: torch.device | None
+        self,
+        source: LoaderSource,
+        order: Order,
+        make: Callable[[], ExactLoader],
+        device: torch.device | None,
     ) -> None:
         super().__init__(source)
-        self._order, self._make, self._device = order, make, device
+        self._order = order
+        self._make = make
+        self._device = device
         self._loader: ExactLoader | None = None
         self.total_batch_size = order.global_batch
 
@@ -88,7 +97,8 @@ class TrainingLoader(_PreparedLoader):
             )
 
     def __iter__(self) -> Iterator[Any]:
-        loader, state = self.loader, self.gradient_state
+        loader = self.loader
+        state = self.gradient_state
         # Accelerate asks the active DataLoader whether its end is reached.
         state._add_dataloader(self)
         self.end_of_dataloader = False
@@ -96,7 +106,9 @@ class TrainingLoader(_PreparedLoader):
             for batch in loader:
                 # Prepared optimizers and schedulers read it: they act in the last micro-batch of a step only.
                 state._set_sync_gradients(loader.sync_gradients)
-                self.end_of_dataloader = loader.sync_gradients and (loader.step + 1) % len(self) == 0
+                self.end_of_dataloader = (
+                    loader.sync_gradients and (loader.step + 1) % len(self) == 0
+                )
                 self.num_counted = 0 if loader.is_padding else None
                 yield batch if self._device is None else send_to_device(batch, self._device)
         finally:
@@ -119,7 +131,9 @@ class EvaluationLoader(_PreparedLoader):
         super().__init__(source)
         if source.batch_size is None:
             raise ConfigError("a DataLoader has no batch_size", fix="Set batch_size.")
-        self._source, self._world, self._device = source, world, device
+        self._source = source
+        self._world = world
+        self._device = device
         num_samples = len(source.samples)
         if source.drop_last:
             num_samples -= num_samples % source.batch_size
@@ -139,7 +153,9 @@ class EvaluationLoader(_PreparedLoader):
                 indices = self._batches[number]
                 yield indices, keys(0, 0, indices)
 
-        loader = self._source.open(requests, self._world.device, num_ranks_here=self._world.num_ranks_here)
+        loader = self._source.open(
+            requests, self._world.device, num_ranks_here=self._world.num_ranks_here
+        )
         self.gradient_state._add_dataloader(self)
         self.end_of_dataloader = False
         # Samples may draw random numbers here. How many a rank draws depends on its share of the batches.
@@ -156,7 +172,9 @@ class EvaluationLoader(_PreparedLoader):
             self.gradient_state._remove_dataloader(self)
 
 
-def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | EvaluationLoader, *, as_objects: bool) -> Any:
+def gather_counted(
+    accelerator: Any, data: Any, loader: TrainingLoader | EvaluationLoader, *, as_objects: bool
+) -> Any:
     """Gather the current batch's results in the order of the ranks.
 
     Args:
@@ -170,7 +188,9 @@ def gather_counted(accelerator: Any, data: Any, loader: TrainingLoader | Evaluat
         has_only_tensors = False
     if as_objects or not has_only_tensors:
         # Not by Accelerate's gather_object, which pickles.
-        parts = collectives.all_gather_object(accelerator.exact_part.world, [] if is_repeated else list(data))
+        parts = collectives.all_gather_object(
+            accelerator.exact_part.world, [] if is_repeated else list(data)
+        )
         return [item for part in parts for item in part]
 
     def counted(tensor: Tensor) -> Tensor:

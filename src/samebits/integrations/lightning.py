@@ -16,33 +16,140 @@ this rank, each with Lightning's own closure:
 So everything that Lightning counts or does for each batch is counted and done once a step, at any world size.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
-from samebits.integrations import lightning_refusals as refusals
-from samebits.integrations.lightning_data import StepLoader
-from samebits.integrations.lightning_evaluation import EvalSteps, EvaluationBatches
-from samebits.integrations.lightning_log import ExactResults
-from samebits.integrations.lightning_metrics import metrics_kept
-from samebits.integrations.lightning_package import find
+from samebits.integrations.frameworks import Refusal, refuse
+from samebits.integrations.lightning_data import EvalSteps, EvaluationBatches, StepLoader
+from samebits.integrations.lightning_log import ExactResults, find, metrics_kept
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
 from samebits.own_loop.current import current_world, watch
 from samebits.own_loop.exact import order_of
 from samebits.own_loop.optimizer import attach, follow, plain_step
-from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.refusals import check_modules, one_sample
 from samebits.own_loop.samples import source_of
 from samebits.own_loop.session import ExactLoop
+
+# What a Lightning Trainer can be configured with that cannot be exact, refused by name before the first step.
+
+
+GradientAccumulationScheduler = find("callbacks", "GradientAccumulationScheduler")
+StochasticWeightAveraging = find("callbacks", "StochasticWeightAveraging")
+PRECISIONS = (find("plugins.precision", "Precision"), find("plugins.precision", "MixedPrecision"))
+# What Lightning uses if configure_optimizers returns nothing.
+_MockOptimizer = find("core.optimizer", "_MockOptimizer")
+is_param_in_hook_signature = find("utilities.signature_utils", "is_param_in_hook_signature")
+
+# Options of DDPStrategy that are not about gradients.
+OPTIONS = (
+    "accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin",
+    "process_group_backend", "timeout", "start_method",
+)  # fmt: skip
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of the strategy. LightningCLI also gives those that no user gave, with their defaults."""
+    known = (find("strategies", "DDPStrategy"), DistributedDataParallel)
+    defaults = {
+        name: each.default
+        for kind in known
+        for name, each in inspect.signature(kind).parameters.items()
+    }
+    for name, value in options.items():
+        if name not in OPTIONS and (name not in defaults or value != defaults[name]):
+            raise ConfigError(
+                f"{name} is not an option of ExactStrategy",
+                allowed=", ".join(("global_batch", "micro_batch", "seed", "num_threads", *OPTIONS)),
+                cause="There is no DistributedDataParallel, so its options have no effect.",
+                fix=f"Leave out {name}.",
+            )
+
+
+def check_trainer(trainer: Any, strategy: Any) -> None:
+    """Check what a Trainer was made with.
+
+    Raises:
+        ConfigError: A part of it depends on the number of processes, or on batches that are not steps.
+    """
+    callbacks = [type(each) for each in trainer.callbacks]
+    plugin = strategy.precision_plugin
+    has_schedule, has_swa = (
+        any(issubclass(each, kind) for each in callbacks)
+        for kind in (GradientAccumulationScheduler, StochasticWeightAveraging)
+    )
+    takes_iterator = is_param_in_hook_signature(
+        strategy.lightning_module.training_step, "dataloader_iter", explicit=True
+    )
+    refuse(
+        Refusal(trainer.accumulate_grad_batches != 1 or has_schedule,
+                f"accumulate_grad_batches is {trainer.accumulate_grad_batches}",
+                "A step has global_batch samples already, in as many micro-batches as it takes.",
+                "Leave it out, and set ExactStrategy(global_batch=...) to the samples of one step.",
+                "1, without a GradientAccumulationScheduler"),
+        Refusal(has_swa, "StochasticWeightAveraging cannot be exact",
+                "Its last epoch averages the statistics of batch norm over this process's batches.",
+                "Use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging."),
+        # Set by sync_batchnorm=True.
+        Refusal(strategy._layer_sync is not None, "sync_batchnorm=True cannot be exact",
+                "torch's SyncBatchNorm sums statistics in an order that depends on the number of processes.",
+                "Leave it out: batch norm then uses each micro-batch's statistics."),
+        Refusal(type(plugin) not in PRECISIONS, f"precision {plugin.precision!r} cannot be exact",
+                "Gradients are summed in float32, which weights of other types do not have.",
+                "Set Trainer(precision='bf16-mixed') or another of these.", "32-true, 16-mixed, bf16-mixed"),
+        Refusal(takes_iterator, "training_step takes dataloader_iter",
+                "It then takes batches itself, and the strategy cannot run a step's micro-batches.",
+                "Take (batch, batch_idx)."),
+    )  # fmt: skip
+
+
+def check_optimizers(optimizers: list[Any]) -> None:
+    """Check what configure_optimizers returned."""
+    if not optimizers or isinstance(optimizers[0], _MockOptimizer):
+        raise ConfigError("configure_optimizers returned no optimizer", fix="Return one.")
+
+
+def check_loaders(combined: Any) -> None:
+    """Check the loaders of training."""
+    if len(combined.flattened) != 1:
+        raise ConfigError(
+            f"there are {len(combined.flattened)} training dataloaders",
+            allowed="1",
+            cause="How they are combined decides the samples of a step.",
+            fix="Combine the datasets into one, whose samples are tuples or dicts.",
+        )
+
+
+def loss_of(training_step: Callable[[], Any], module: Any) -> Any:
+    """Return what training_step returns for a micro-batch.
+
+    Raises:
+        ConfigError: It returned None in automatic optimization, or batch norm had one sample.
+    """
+    try:
+        result = training_step()
+    except ValueError as error:
+        raise (one_sample(error) or error) from None
+    if result is None and module.automatic_optimization:
+        raise ConfigError(
+            "training_step() returned None",
+            cause="Each micro-batch of a step is part of its mean gradient, on whichever rank it is.",
+            fix="Return a loss for each: weight samples to leave out by zero; where all are left out, give 0.0 * loss.",
+        )
+    return result
+
 
 DDPStrategy: Any = find("strategies", "DDPStrategy")
 TrainerFn = find("trainer.states", "TrainerFn")
@@ -80,10 +187,13 @@ class ExactStrategy(DDPStrategy):
         hang_timeout_s: float | None = 300.0,
         **options: Any,
     ) -> None:
-        refusals.check_options(options)
+        check_options(options)
         super().__init__(**options)
-        self._global_batch, self._micro_batch, self._seed = global_batch, micro_batch, seed
-        self._num_threads, self._hang_timeout_s = num_threads, hang_timeout_s
+        self._global_batch = global_batch
+        self._micro_batch = micro_batch
+        self._seed = seed
+        self._num_threads = num_threads
+        self._hang_timeout_s = hang_timeout_s
         self._world: World | None = None
         self._loop: ExactLoop | None = None
         self._loader: StepLoader | None = None
@@ -96,18 +206,26 @@ class ExactStrategy(DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """Prepare the module, the optimizers and the loops for `fit`, `validate`, `test` or `predict`."""
         is_fit = trainer.state.fn == TrainerFn.FITTING
-        self._trainer, self._loader, self._loop = trainer, None, None
+        self._trainer = trainer
+        self._loader = None
+        self._loop = None
         if is_fit:
-            refusals.check_trainer(trainer, self)
+            check_trainer(trainer, self)
             check_modules([self.lightning_module])
         self.accelerator.setup(trainer)
         # Training and evaluation have loaders of their own.
-        trainer._accelerator_connector.use_distributed_sampler = trainer.state.fn == TrainerFn.PREDICTING
+        trainer._accelerator_connector.use_distributed_sampler = (
+            trainer.state.fn == TrainerFn.PREDICTING
+        )
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         set_kernels(self._num_threads, self.root_device, exact=True)
         self._world = current_world(self.root_device)
-        settings = {"global_batch": self._global_batch, "micro_batch": self._micro_batch, "seed": self._seed}
+        settings = {
+            "global_batch": self._global_batch,
+            "micro_batch": self._micro_batch,
+            "seed": self._seed,
+        }
         check_same_script(self._world, settings)
         # The loops of the trainer merge what is logged, and skip the batches of other ranks.
         module = self.lightning_module
@@ -119,7 +237,7 @@ class ExactStrategy(DDPStrategy):
             self._eval_steps.install(loop)
         if is_fit:
             self.setup_optimizers(trainer)
-            refusals.check_optimizers(self.optimizers)
+            check_optimizers(self.optimizers)
             self._loop = self._make_loop()
         else:
             collectives.broadcast_tensors(self._world, [*module.parameters(), *module.buffers()])
@@ -127,9 +245,12 @@ class ExactStrategy(DDPStrategy):
 
     def _make_loop(self) -> ExactLoop:
         """Make the engine; rank 0's weights go to all ranks."""
-        module, scaler = self.lightning_module, getattr(self.precision_plugin, "scaler", None)
+        module = self.lightning_module
+        scaler = getattr(self.precision_plugin, "scaler", None)
         trained = [(optimizer, plain_step(optimizer)) for optimizer in self.optimizers]
-        loop = ExactLoop([module], trained, self.world, seed=self._seed, check_finite=scaler is None)
+        loop = ExactLoop(
+            [module], trained, self.world, seed=self._seed, check_finite=scaler is None
+        )
         for number, optimizer in enumerate(self.optimizers):
             attach(optimizer, loop, number)
         watch(self.world, self._hang_timeout_s)
@@ -151,7 +272,9 @@ class ExactStrategy(DDPStrategy):
             size = self._micro_batch or source.batch_size
             choices = (source.is_shuffled, source.drop_last)
             order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
-            self._loader = StepLoader(source, order, self.world, lambda: self.loop, trainer.fit_loop)
+            self._loader = StepLoader(
+                source, order, self.world, lambda: self.loop, trainer.fit_loop
+            )
             return self._loader
         assert self._eval_steps is not None
         return EvaluationBatches(source, self.world, self._seed, self._eval_steps)
@@ -172,7 +295,7 @@ class ExactStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         """Check the loaders, which Lightning has made by now."""
-        refusals.check_loaders(self._trainer.fit_loop._combined_loader)
+        check_loaders(self._trainer.fit_loop._combined_loader)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Keep the step's first micro-batch, after Lightning has moved it to the device."""
@@ -182,7 +305,7 @@ class ExactStrategy(DDPStrategy):
         """Run the LightningModule's training_step: on the current micro-batch, or in manual optimization on all."""
         if self._is_running:
             step = super().training_step
-            return refusals.loss_of(lambda: step(self._batch, *args[1:], **kwargs), self.lightning_module)
+            return loss_of(lambda: step(self._batch, *args[1:], **kwargs), self.lightning_module)
         if self.lightning_module.automatic_optimization:
             raise ConfigError(
                 "optimizer_step() of the LightningModule has called the closure itself",
@@ -194,7 +317,9 @@ class ExactStrategy(DDPStrategy):
         self._end_step()
         return result
 
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
         """Run the step's micro-batches, then let the optimizer act once.
 
         Args:
@@ -216,10 +341,13 @@ class ExactStrategy(DDPStrategy):
     def _run_micro_batches(self, work: Callable[[], Any]) -> Any:
         """Run all micro-batches of the current step; the last one stays open."""
         assert self._loader is not None
-        loader, result = self._loader, None
+        loader = self._loader
+        result = None
         loops = self._trainer.fit_loop.epoch_loop
         results: ExactResults = loops._results
-        callbacks = [(each._on_before_step, each._on_after_step) for each in self._lightning_optimizers]
+        callbacks = [
+            (each._on_before_step, each._on_after_step) for each in self._lightning_optimizers
+        ]
         for number, micro_batch in enumerate(loader.step.micro_batches):
             if number:
                 # What Lightning has done with the step's first micro-batch.
@@ -239,7 +367,9 @@ class ExactStrategy(DDPStrategy):
         results.merge()
         return result
 
-    def _run_one(self, micro_batch: MicroBatch, work: Callable[[], Any], results: ExactResults) -> Any:
+    def _run_one(
+        self, micro_batch: MicroBatch, work: Callable[[], Any], results: ExactResults
+    ) -> Any:
         is_padding = micro_batch.weight == 0.0
         # Hooks may have drawn random numbers since the start of the step's first micro-batch.
         seed_forward(micro_batch.forward_key, self.root_device, TRAINING_STEP)
@@ -272,7 +402,12 @@ class ExactStrategy(DDPStrategy):
             reduce_op: mean, sum or a ReduceOp.
         """
         is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
-        if not isinstance(tensor, Tensor) or not is_mean or group is not None or self._world is None:
+        if (
+            not isinstance(tensor, Tensor)
+            or not is_mean
+            or group is not None
+            or self._world is None
+        ):
             return super().reduce(tensor, group, reduce_op)
         if self._world.size == 1:
             return tensor

@@ -1,22 +1,184 @@
-"""What a LightningModule logs, merged over all micro-batches of a step, or all batches of an evaluation.
+"""What a LightningModule logs, and its torchmetrics, merged over micro-batches and ranks."""
 
-Lightning keeps sums on each rank, and adds them up over ranks in an order that depends on their number. Here the values
-of all batches are gathered, merged in the order of the batches, and logged once, with the same result on every rank.
-"""
-
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.integrations.lightning_metrics import MetricStates
-from samebits.integrations.lightning_package import find
+from samebits.errors import ConfigError
+
+# Lightning's package: `lightning.pytorch`, or `pytorch_lightning` in a script that imports only that.
+#
+# The two have the same content but different classes, and a Trainer accepts only strategies of its own.
+
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+MISSING = "Run: pip install 'samebits[lightning]'"
+
+
+def find(module: str, name: str) -> Any:
+    """Return a class or function of Lightning by its module, such as "strategies", and name.
+
+    Raises:
+        ConfigError: Lightning is not installed, or is a version that lacks it.
+    """
+    first, second = PACKAGES
+    if first not in sys.modules and second in sys.modules:
+        first, second = second, first
+    try:
+        try:
+            package = import_module(first)
+        except ModuleNotFoundError:
+            first = second
+            package = import_module(second)
+        return getattr(import_module(f"{package.__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise ConfigError("Lightning is not installed", cause=error, fix=MISSING) from None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"this version of Lightning has no {module}.{name}",
+            given=f"{first} {getattr(package, '__version__', '')}",
+            cause=error,
+            fix="Install a version that docs/lightning.md lists.",
+        ) from None
+
+
+# torchmetrics in a LightningModule: states merged over the batches of an evaluation, in the order of the batches.
+#
+# torchmetrics keeps one state on each rank, and adds them up over ranks in an order that depends on their number. Here
+# every batch is what a rank is there: its state starts empty, and torchmetrics' own reduction joins the states of all
+# batches. The metric then has that state on all ranks, and does not sum over ranks any more.
+
+
+State = dict[str, Any]  # name -> tensor of any shape, or list of tensors
+
+
+class MetricStates:
+    """The states of the metrics that a module has as submodules, by batch."""
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self._world = world
+        self._metrics = {
+            name: each for name, each in module.named_modules() if isinstance(each, Metric)
+        }
+        self._before: dict[str, tuple[State, int]] = {}
+        self._states: list[tuple[str, int, State, int]] = []
+
+    @contextmanager
+    def of_batch(self, index: int) -> Iterator[None]:
+        """Take the states of what the block updates as those of a batch; other metrics keep theirs."""
+        # torchmetrics has no public names for a metric's states, number of updates and cached result.
+        before = {
+            name: (_state(metric), metric._update_count, metric._computed)
+            for name, metric in self._metrics.items()
+        }
+        for metric in self._metrics.values():
+            for name, default in metric._defaults.items():
+                device = metric.device
+                # A copy of the default, since metrics change their states in place.
+                setattr(
+                    metric,
+                    name,
+                    default.detach().clone().to(device) if isinstance(default, Tensor) else [],
+                )
+            metric._update_count = 0
+            metric._computed = None
+        try:
+            yield
+        finally:
+            for name, metric in self._metrics.items():
+                state, count, computed = before[name]
+                if metric._update_count:
+                    self._before.setdefault(name, (state, count))
+                    self._states.append((name, index, _state(metric), metric._update_count))
+                else:
+                    _set(metric, state)
+                    metric._update_count = count
+                    metric._computed = computed
+
+    def merge(self) -> None:
+        """Merge the states of all ranks. Called on all ranks."""
+        states = self._states
+        before = self._before
+        self._states = []
+        self._before = {}
+        by_name: dict[str, list[tuple[int, State, int]]] = {}
+        for own in collectives.all_gather_object(self._world, states):
+            for name, index, state, count in own:
+                by_name.setdefault(name, []).append((index, state, count))
+        for name, found in by_name.items():
+            metric = self._metrics[name]
+            first, num_before = before.get(name, (_state(metric), metric._update_count))
+            # In the order of the batches, since a reduction may depend on it.
+            found.sort(key=lambda item: item[0])
+            parts = [first] * bool(num_before) + [state for _, state, _ in found]
+            _set(
+                metric,
+                {attribute: _joined(metric, attribute, parts) for attribute in metric._defaults},
+            )
+            # The cached result is that of one batch, and does not belong to the merged state.
+            metric._update_count = num_before + sum(count for *_, count in found)
+            metric._computed = None
+            # The states are those of all ranks already.
+            metric.sync_on_compute = metric._to_sync = False
+
+
+@contextmanager
+def metrics_kept(module: nn.Module) -> Iterator[None]:
+    """Undo in the end what a block changes in the torchmetrics metrics of a module."""
+    metrics = [each for each in module.modules() if isinstance(each, Metric)]
+    states = [(each._copy_state_dict(), each._update_count, each._computed) for each in metrics]
+    try:
+        yield
+    finally:
+        for metric, (state, count, computed) in zip(metrics, states, strict=True):
+            _set(metric, state)
+            metric._update_count = count
+            metric._computed = computed
+
+
+def _state(metric: Metric) -> State:
+    """Return a metric's state; lists are copied, because metrics append to them."""
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        name: list(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+
+
+def _set(metric: Metric, state: State) -> None:
+    for name, value in state.items():
+        setattr(metric, name, value)
+
+
+def _joined(metric: Metric, name: str, parts: list[State]) -> Any:
+    """Join one value of several states, as torchmetrics joins those of ranks."""
+    values = [part[name] for part in parts]
+    if any(isinstance(value, list) for value in values):
+        return [
+            item for value in values for item in (value if isinstance(value, list) else [value])
+        ]
+    # The function that `add_state` was given.
+    reduce = metric._reductions[name]
+    if len(values) == 1:
+        return values[0]
+    stacked = torch.stack(values)
+    return stacked if reduce is None else reduce(stacked)
+
+
+# What a LightningModule logs, merged over all micro-batches of a step, or all batches of an evaluation.
+#
+# Lightning keeps sums on each rank, and adds them up over ranks in an order that depends on their number. Here the
+# values
+# of all batches are gathered, merged in the order of the batches, and logged once, with the same result on every rank.
+
 
 # Lightning has no public way to replace how values are averaged over batches and ranks.
 _ResultCollection: Any = find("trainer.connectors.logger_connector.result", "_ResultCollection")
@@ -38,7 +200,9 @@ class _Entry:
         """Return the entry as plain values."""
         # One transfer for all values: on a GPU each read waits for the device.
         values = torch.stack([value for _, value, _ in self.items]).tolist() if self.items else []
-        return self.options, [(batch, value, size) for (batch, _, size), value in zip(self.items, values, strict=True)]
+        return self.options, [
+            (batch, value, size) for (batch, _, size), value in zip(self.items, values, strict=True)
+        ]
 
 
 class ExactResults(_ResultCollection):
@@ -46,7 +210,8 @@ class ExactResults(_ResultCollection):
 
     def __init__(self, training: bool, module: Any, world: World) -> None:
         super().__init__(training)
-        self._module, self._world = module, world
+        self._module = module
+        self._world = world
         self._batch: tuple[int, int] | None = None
         self._is_muted = False
         self._states = None if training else MetricStates(module, world)
@@ -60,12 +225,14 @@ class ExactResults(_ResultCollection):
         Args:
             is_muted: Drop the values, because another rank has the batch too.
         """
-        self._batch, self._is_muted = (index, size), is_muted
+        self._batch = (index, size)
+        self._is_muted = is_muted
         try:
             with nullcontext() if self._states is None else self._states.of_batch(index):
                 yield
         finally:
-            self._batch, self._is_muted = None, False
+            self._batch = None
+            self._is_muted = False
 
     def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
         """Take a value; see `LightningModule.log`.
@@ -95,7 +262,8 @@ class ExactResults(_ResultCollection):
         """Merge the values of all ranks, and log the results. Called on all ranks."""
         if self._states is not None:
             self._states.merge()
-        entries, self._entries = self._entries, {}
+        entries = self._entries
+        self._entries = {}
         merged: dict[tuple[str, str], tuple[dict[str, Any], list[tuple[int, float, int]]]] = {}
         messages = [(fx, name, *entry.message()) for (fx, name), entry in entries.items()]
         for own in collectives.all_gather_object(self._world, messages):
@@ -110,10 +278,20 @@ class ExactResults(_ResultCollection):
                 kind = torch.float64 if is_double else torch.float32
                 result = torch.tensor(value, dtype=kind, device=self._module.device)
                 # `no_op`: the value is equal on all ranks already, and Lightning must not average it again.
-                super().log(fx, name, result, batch_size=size, sync_dist=True, sync_dist_fn=_Sync.no_op, **options)
+                super().log(
+                    fx,
+                    name,
+                    result,
+                    batch_size=size,
+                    sync_dist=True,
+                    sync_dist_fn=_Sync.no_op,
+                    **options,
+                )
             elif options.get("metric_attribute"):
                 # A rank without batches has the metric's merged state too.
-                self._log_metric(fx, name, self._module.get_submodule(options["metric_attribute"]), options)
+                self._log_metric(
+                    fx, name, self._module.get_submodule(options["metric_attribute"]), options
+                )
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Forget values; see Lightning."""
@@ -133,7 +311,8 @@ class ExactResults(_ResultCollection):
 def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float, int]:
     """Merge (batch, value, number of samples) in the order of the batches, in float64; return value and total."""
     items = sorted(items, key=lambda item: item[0])  # stable: a batch may log several values
-    values, sizes = [value for _, value, _ in items], [size for _, _, size in items]
+    values = [value for _, value, _ in items]
+    sizes = [size for _, _, size in items]
     total = sum(sizes)
     if reduce_fx in ("mean", "avg"):
         return sum(value * size for value, size in zip(values, sizes, strict=True)) / total, total

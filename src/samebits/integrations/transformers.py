@@ -16,31 +16,100 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from samebits.data.order import MicroBatch, Step
-from samebits.errors import ConfigError
+from samebits.errors import CheckpointError, ConfigError
+from samebits.integrations.accelerate import (
+    ExactAccelerator,
+    ExactSettings,
+    read_position,
+    write_position,
+)
+from samebits.integrations.frameworks import (
+    MicroBatchSampler,
+    Refusal,
+    StepLosses,
+    accumulation,
+    refuse,
+)
 from samebits.own_loop.agreement import check_equal_state
 from samebits.own_loop.loader import check_content, content_of
 from samebits.own_loop.session import ExactLoop
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+
+
+# Arguments of the Trainer that exact training refuses, and weights that it has to convert.
+
+
+_STRATEGIES = ("random", "sequential")
+_CONFIG = "config.json"
+
+
+def check_arguments(args: Any) -> None:
+    """Check TrainingArguments. Raises ConfigError if training with them can't be exact."""
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    refuse(
+        accumulation(args.gradient_accumulation_steps),
+        Refusal(args.n_gpu > 1, f"one process uses {args.n_gpu} GPUs by DataParallel",
+                "It splits each micro-batch by the number of GPUs.",
+                f"Start one process for each GPU: torchrun --nproc-per-node {args.n_gpu}."),
+        Refusal(args.auto_find_batch_size, "auto_find_batch_size is on",
+                "The size of a micro-batch would depend on the memory of the machine.",
+                "Leave it out, and set per_device_train_batch_size."),
+        Refusal(not args.average_tokens_across_devices, "average_tokens_across_devices is off",
+                "Each process would divide its loss by its own number of tokens.", "Leave it out."),
+        Refusal(args.data_seed is not None and args.data_seed != args.seed,
+                f"data_seed is {args.data_seed}, and seed is {args.seed}",
+                "One seed decides the order and all random numbers.", "Leave out data_seed."),
+        Refusal(args.ignore_data_skip, "ignore_data_skip is on",
+                "A resumed run would train on the first samples of the epoch again.",
+                "Leave it out: skipping reads no samples."),
+        Refusal(strategy not in _STRATEGIES, f"train_sampling_strategy is {strategy}",
+                "It groups samples by the batch size of all processes.", "Leave it out.", ", ".join(_STRATEGIES)),
+        *(Refusal(getattr(args, name, None), f"{name} is on",
+                  "It sums gradients in an order that depends on the number of processes.", f"Leave out {name}.")
+          for name in ("fsdp", "deepspeed")),
+    )  # fmt: skip
+
+
+def load_converted(model: nn.Module, checkpoint: Path) -> bool:
+    """Load the weights of a model of transformers, and return whether it is one, and was loaded.
+
+    `save_pretrained` writes some models under the names of their first release. The Trainer of transformers 5.23 does
+    not convert them back, and leaves out what it does not find.
+
+    Raises:
+        CheckpointError: The checkpoint lacks weights of the model.
+    """
+    if not isinstance(model, PreTrainedModel) or not (checkpoint / _CONFIG).is_file():
+        return False
+    loaded, info = type(model).from_pretrained(
+        checkpoint, config=model.config, output_loading_info=True, local_files_only=True
+    )
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"the checkpoint lacks {len(info['missing_keys'])} tensors of the model",
+            given=", ".join(sorted(info["missing_keys"]))[:300],
+            where=checkpoint,
+            fix="Resume with the model that was trained.",
+        )
+    model.load_state_dict(loaded.state_dict())
+    return True
+
 
 try:
     import transformers
     from transformers import TrainerCallback, TrainingArguments
 except ImportError as error:
     raise ConfigError(
-        "transformers is not installed", cause=error, fix="Run: pip install 'samebits[transformers]'."
+        "transformers is not installed",
+        cause=error,
+        fix="Run: pip install 'samebits[transformers]'.",
     ) from None
 
-from samebits.integrations.accelerate import ExactAccelerator
-from samebits.integrations.accelerate_settings import ExactSettings, read_position, write_position
-from samebits.integrations.micro_batches import MicroBatchSampler
-from samebits.integrations.step_losses import StepLosses
-from samebits.integrations.trainer_checks import check_arguments, load_converted
-
-if TYPE_CHECKING:
-    from transformers import Trainer as _Base
-else:
-    _Base = object  # a mixin: the Trainer is another base of the class that uses it
 
 _STATE = "trainer_state.json"
 
@@ -63,8 +132,11 @@ class ExactTrainerMixin(_Base):
 
     accelerator: Any
 
-    def __init__(self, *args: Any, global_batch: int, hang_timeout_s: float | None = 300.0, **kwargs: Any) -> None:
-        self._global_batch, self._hang_timeout_s = global_batch, hang_timeout_s
+    def __init__(
+        self, *args: Any, global_batch: int, hang_timeout_s: float | None = 300.0, **kwargs: Any
+    ) -> None:
+        self._global_batch = global_batch
+        self._hang_timeout_s = hang_timeout_s
         self._loop: ExactLoop | None = None
         self._sampler: MicroBatchSampler | None = None
         self._fetched: deque[tuple[Step, MicroBatch]] = deque()
@@ -80,7 +152,9 @@ class ExactTrainerMixin(_Base):
         """Create the accelerator, and make it exact."""
         check_arguments(self.args)
         super().create_accelerator_and_postprocess()
-        settings = ExactSettings(self._global_batch, seed=self.args.seed, hang_timeout_s=self._hang_timeout_s)
+        settings = ExactSettings(
+            self._global_batch, seed=self.args.seed, hang_timeout_s=self._hang_timeout_s
+        )
         self.accelerator = ExactAccelerator.adopt(self.accelerator, settings)
         self.gather_function = functools.partial(
             self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object
@@ -125,19 +199,30 @@ class ExactTrainerMixin(_Base):
 
     # The position of a checkpoint is checked before the Trainer uses it.
     def _init_training_state(
-        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, checkpoint: Any, trial: Any
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        checkpoint: Any,
+        trial: Any,
     ) -> Any:
         if checkpoint is not None and os.path.isfile(os.path.join(checkpoint, _STATE)):
             assert self._sampler is not None
             fix = "Use its global_batch, per_device_train_batch_size, seed and data, or train without resuming."
             there = read_position(Path(checkpoint))
-            check_content(there, self._sampler.order, "the checkpoint is of another run", fix, checkpoint)
+            check_content(
+                there, self._sampler.order, "the checkpoint is of another run", fix, checkpoint
+            )
         self._losses.clear()
-        return super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial)
+        return super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, checkpoint, trial
+        )
 
     # The step.
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> Any:
         """Fetch the micro-batches that this rank runs in a step; return them and the items of the step over all ranks.
 
         Args:
@@ -162,7 +247,9 @@ class ExactTrainerMixin(_Base):
         ]
         return super()._get_num_items_in_batch(counted, device)
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
         """Run a micro-batch, forward and backward; return its loss, of shape ().
 
         Args:
@@ -174,18 +261,18 @@ class ExactTrainerMixin(_Base):
         self._micro_batch = micro_batch
         self._loop.begin(step, micro_batch, inputs)
         self.current_gradient_accumulation_steps = 1
-        share, factor = micro_batch.weight, None
+        share = micro_batch.weight
+        factor = None
         with self._without_world_size():
             # With the items of this micro-batch, the loss is a mean over them, also of models that ignore the number.
             if num_items_in_batch is not None and self.loss_is_scaled_for_ga is not False:
-                num_all, num_items_in_batch = (
-                    num_items_in_batch,
-                    super()._get_num_items_in_batch([inputs], self.args.device),
-                )
+                num_all = num_items_in_batch
+                num_items_in_batch = super()._get_num_items_in_batch([inputs], self.args.device)
                 if share > 0.0:
                     share = num_items_in_batch.double() / num_all.double()
                     # The loop multiplies by the share of the samples; this makes it the share of the items.
-                    own, total = num_items_in_batch * step.num_samples, num_all * len(micro_batch)
+                    own = num_items_in_batch * step.num_samples
+                    total = num_all * len(micro_batch)
                     factor = own.double() / total.double()
             self.accelerator.exact_part.loss_factor = factor
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -254,8 +341,12 @@ class ExactTrainerMixin(_Base):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             assert self._sampler is not None
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            write_position(folder, {"step": self.state.global_step, **content_of(self._sampler.order)})
+            folder = (
+                Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            )
+            write_position(
+                folder, {"step": self.state.global_step, **content_of(self._sampler.order)}
+            )
 
 
 class ExactTrainer(ExactTrainerMixin, transformers.Trainer):

@@ -27,7 +27,9 @@ def _sweep(folder: Path) -> None:
 
 def is_fork_server(arguments: list[str]) -> bool:
     """Return whether multiprocessing started this process as a fork server, by its command line."""
-    return "-c" in arguments and any("multiprocessing.forkserver import main" in each for each in arguments)
+    return "-c" in arguments and any(
+        "multiprocessing.forkserver import main" in each for each in arguments
+    )
 
 
 if is_fork_server(sys.orig_argv):

@@ -64,7 +64,11 @@ def prepare(preload: Sequence[str], num_threads: int = 1) -> None:
     hash_seed = os.environ.get("PYTHONHASHSEED", "0")
     # Set twice, because starting the tracker unblocks SIGINT and SIGTERM.
     for start in (resource_tracker.ensure_running, forkserver.ensure_running):
-        with _variable(cleanup.VARIABLE, _temp_dir()), _start_variables(), _variable("PYTHONHASHSEED", hash_seed):
+        with (
+            _variable(cleanup.VARIABLE, _temp_dir()),
+            _start_variables(),
+            _variable("PYTHONHASHSEED", hash_seed),
+        ):
             start()
 
 
@@ -101,7 +105,11 @@ def without_script() -> Iterator[None]:
     before = spawn.get_preparation_data
 
     def without(name: str) -> dict[str, Any]:
-        return {key: value for key, value in before(name).items() if not key.startswith("init_main_from_")}
+        return {
+            key: value
+            for key, value in before(name).items()
+            if not key.startswith("init_main_from_")
+        }
 
     # multiprocessing has no setting for it. Its preparation data names the main script to import.
     spawn.get_preparation_data = without
@@ -145,8 +153,12 @@ def _start_variables() -> Iterator[None]:
     """Set the environment of the fork server and the resource tracker, both started as `python -c`."""
     # The tracker frees what a killed launcher left; a warning about that is of no use. -c would put the current folder
     # first on sys.path, where another user's torch.py may be. The fork server removes the variable again.
-    safe_path = _variable(cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE)
-    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]))
+    safe_path = _variable(
+        cleanup.SAFE_PATH, os.environ.get(cleanup.SAFE_PATH) or cleanup.SAFE_PATH_VALUE
+    )
+    warnings = ",".join(
+        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"])
+    )
     with _blocked(STOP_SIGNALS), _variable("PYTHONWARNINGS", warnings), safe_path:
         yield
 
@@ -166,7 +178,10 @@ def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 def _loaded_with(threads: Mapping[str, str]) -> Mapping[str, str | None]:
     """Return the variables that libraries read in a server which is started now with these threads."""
-    return {**{name: threads.get(name) for name in THREAD_VARIABLES}, **{name: os.environ.get(name) for name in PINS}}
+    return {
+        **{name: threads.get(name) for name in THREAD_VARIABLES},
+        **{name: os.environ.get(name) for name in PINS},
+    }
 
 
 def _discard() -> None:

@@ -87,7 +87,8 @@ def too_late(kernels: str) -> ConfigError:
 def _check_processor(kernels: str) -> None:
     if platform.machine() not in ("x86_64", "AMD64"):
         raise ConfigError(
-            f"kernels={kernels} is for x86-64 processors, and this one is {platform.machine()}", fix="Set kernels=auto."
+            f"kernels={kernels} is for x86-64 processors, and this one is {platform.machine()}",
+            fix="Set kernels=auto.",
         )
     flags = cpu_info().get("flags", "").split()
     if kernels == "avx2" and flags and not {"avx2", "fma"} <= set(flags):

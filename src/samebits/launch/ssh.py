@@ -25,7 +25,14 @@ from samebits.errors import ConfigError, LaunchError
 # Set on the remote machines: stop when standard input ends.
 STOP_AT_EOF = "SAMEBITS_STOP_AT_EOF"
 # Other variables to pass on: a shell started by ssh does not have a terminal's environment.
-PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "COLUMNS", "SAMEBITS_DEBUG")
+PASSED = (
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "NO_COLOR",
+    "COLUMNS",
+    "SAMEBITS_DEBUG",
+)
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
 # ssh's own exit code for a connection that could not be made or was lost.
 SSH_FAILED = 255
@@ -49,7 +56,11 @@ def parse_hosts(text: str) -> list[RemoteHost]:
     machines = []
     for part in text.split(","):
         name, colon, count = part.strip().partition(":")
-        if not name.strip("@") or name.startswith("-") or (colon and (not count.isdigit() or int(count) < 1)):
+        if (
+            not name.strip("@")
+            or name.startswith("-")
+            or (colon and (not count.isdigit() or int(count) < 1))
+        ):
             raise ConfigError(
                 f"--hosts has {part!r}",
                 given=f"--hosts {text}",
@@ -61,13 +72,16 @@ def parse_hosts(text: str) -> list[RemoteHost]:
     duplicates = [name for name in names if names.count(name) > 1]
     if duplicates:
         raise ConfigError(
-            f"--hosts lists {duplicates[0]} twice", fix=f"List it once, with its processes: {duplicates[0]}:2"
+            f"--hosts lists {duplicates[0]} twice",
+            fix=f"List it once, with its processes: {duplicates[0]}:2",
         )
     return machines
 
 
 def run_on_hosts(
-    machines: Sequence[RemoteHost], command: Callable[[int, RemoteHost], Sequence[str]], report: Callable[[str], None]
+    machines: Sequence[RemoteHost],
+    command: Callable[[int, RemoteHost], Sequence[str]],
+    report: Callable[[str], None],
 ) -> int:
     """Run a command on each machine, in the same folder as here, until all have ended.
 
@@ -96,7 +110,9 @@ def run_on_hosts(
             with lock:
                 if not reader_gone:
                     try:
-                        sys.stdout.buffer.write(line if is_first else f"[{machine.name}] ".encode() + line)
+                        sys.stdout.buffer.write(
+                            line if is_first else f"[{machine.name}] ".encode() + line
+                        )
                         sys.stdout.buffer.flush()
                     except (OSError, ValueError):
                         # `| head`: as with a run on this machine, a closed pipe does not stop the run.
@@ -106,7 +122,9 @@ def run_on_hosts(
         if code and not stopped:
             first_failure.append(code)
             if code == SSH_FAILED:
-                report(f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped")
+                report(
+                    f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped"
+                )
                 for other in running:
                     _let_go(other)
 
@@ -120,7 +138,9 @@ def run_on_hosts(
             fix="Install an ssh client (Debian: apt install openssh-client).",
         ) from None
     followers = [
-        threading.Thread(target=follow, args=(machine, process, number == 0), name=f"ssh {machine.name}")
+        threading.Thread(
+            target=follow, args=(machine, process, number == 0), name=f"ssh {machine.name}"
+        )
         for number, (machine, process) in enumerate(zip(machines, running, strict=True))
     ]
     with _signals(running, stopped):
@@ -156,8 +176,15 @@ def stop_at_eof() -> None:
 
 
 def _start(machine: RemoteHost, command: Sequence[str], key: str) -> subprocess.Popen[bytes]:
-    passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
-    variables = [f"{name}={value}" for name, value in {**passed, STOP_AT_EOF: "1", "PYTHONUNBUFFERED": "1"}.items()]
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
+    variables = [
+        f"{name}={value}"
+        for name, value in {**passed, STOP_AT_EOF: "1", "PYTHONUNBUFFERED": "1"}.items()
+    ]
     # One line of shell: change to this folder, or print that it does not exist, and exec the command.
     remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
     options = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
@@ -190,7 +217,9 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> AbstractContextManager[None]:
+def _signals(
+    running: Sequence[subprocess.Popen[bytes]], stopped: list[int]
+) -> AbstractContextManager[None]:
     """Return a context: the first signal in it stops all machines, a second one kills the connections at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -198,7 +227,10 @@ def _signals(running: Sequence[subprocess.Popen[bytes]], stopped: list[int]) -> 
         stopped.append(number)
         if not again:
             # `os.write`, since `print` may have been interrupted in the middle of its own lock.
-            os.write(2, b"\nstopping all machines; a training run saves first; press Ctrl-C again to exit at once\n")
+            os.write(
+                2,
+                b"\nstopping all machines; a training run saves first; press Ctrl-C again to exit at once\n",
+            )
         for process in running:
             _let_go(process)
             if again:

@@ -2,28 +2,94 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import RankAssignment, read_assignment
-from samebits.config.given import given_path
-from samebits.config.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
-from samebits.config.schema import RunConfig
+from samebits.config.load import flat, given_path
+from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.cores import num_cores, visible_gpus
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, LaunchError
 from samebits.launch import forkserver
 from samebits.launch.crew.recovery import choose_recovery
-from samebits.launch.shared_settings import shared_settings
+from samebits.process_range import MAX_NODES, ProcessRange, RendezvousConfig, parse_range
 from samebits.report.log import log_path
+from samebits.version import __version__
 
 if TYPE_CHECKING:
     from samebits.cluster.world import World
+
+
+# What is known about GPUs before torch is imported, which takes seconds.
+
+
+# Device files of CUDA (also on Jetson and WSL) and of ROCm, whose devices torch calls cuda too.
+_DEVICE_FILES = ("nvidia*", "nvmap", "nvhost*", "dxg", "kfd")
+
+
+def check_device(device: str, folder: Path = Path("/dev")) -> None:
+    """Check that a device which a user has set can exist on this machine.
+
+    Only what is certain is refused. Whether torch can use a GPU that is there is checked when a process has imported
+    torch.
+    """
+    if device != "cuda":
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # From the package's metadata: importing torch takes seconds, and this is checked before any process starts.
+    torch = version("torch")
+    if torch.endswith("+cpu"):
+        cause = "this build of torch has no CUDA"
+        fix = "Set device=cpu, or install a build of torch with CUDA."
+    elif visible is not None and visible.strip() in ("", "-1"):
+        cause = "CUDA_VISIBLE_DEVICES hides all GPUs"
+        fix = "Set device=cpu, or unset CUDA_VISIBLE_DEVICES."
+    elif sys.platform == "linux" and not any(
+        path for name in _DEVICE_FILES for path in folder.glob(name)
+    ):
+        cause = "this machine has no GPU, or its driver is not loaded"
+        fix = "Set device=cpu, or check nvidia-smi."
+    else:
+        return
+    raise LaunchError(
+        "device is cuda, but there is no CUDA device",
+        given=f"torch {torch}, CUDA_VISIBLE_DEVICES={'not set' if visible is None else visible}",
+        where=socket.gethostname(),
+        cause=cause,
+        fix=fix,
+    )
+
+
+# Versions and settings that all launchers of a run must share. Nothing here imports torch.
+
+
+def shared_settings(settings: Mapping[str, Any], recipe: str) -> dict[str, str]:
+    """Collect versions, recipe and settings, by name."""
+    found = {"samebits": __version__, "torch": version("torch")}
+    if recipe.endswith(".py"):
+        with suppress(OSError):  # loading the recipe reports a file that cannot be read
+            # The content and not the path: checkouts of two machines may lie in different folders.
+            found["recipe file, SHA-256"] = hashlib.sha256(
+                Path(recipe).expanduser().read_bytes()
+            ).hexdigest()[:16]
+    values = flat(settings)
+    return found | {
+        f"setting {name}": json.dumps(values[name])
+        for name in values
+        if Mark.MACHINE not in marks_of(name)
+    }
+
 
 DEFAULT_PORT = 29400  # torchrun's
 
@@ -35,12 +101,16 @@ class LaunchOptions:
     procs: str | int | None = None  #: Processes on this machine: 4, or 2:4.
     nodes: str | None = None  #: Machines: 2, or 2:3.
     endpoint: str | None = None  #: HOST:PORT of the rendezvous of several machines' launchers.
-    run_id: str | None = None  #: Separates runs that share a rendezvous; None: the run folder's name.
+    run_id: str | None = (
+        None  #: Separates runs that share a rendezvous; None: the run folder's name.
+    )
     init: str | None = None  #: Address of the rendezvous of processes that the user starts.
     rank: int | None = None  #: Rank of this process.
     world_size: int | None = None  #: Number of processes.
     max_restarts: int = 0  #: How often to restart after a failure.
-    node_rank: int | None = None  #: Rank of this machine, if the user numbers them; requires `master`.
+    node_rank: int | None = (
+        None  #: Rank of this machine, if the user numbers them; requires `master`.
+    )
     master: str | None = None  #: HOST:PORT on the machine with node rank 0.
 
 
@@ -73,19 +143,27 @@ def rank_assignment(
     return here
 
 
-def rendezvous_config(options: LaunchOptions, config: RunConfig, run_dir: Path | None) -> RendezvousConfig | None:
+def rendezvous_config(
+    options: LaunchOptions, config: RunConfig, run_dir: Path | None
+) -> RendezvousConfig | None:
     """Return the rendezvous of several machines' launchers; None if this machine is the only one.
 
     Raises:
         ConfigError: The options are incomplete or contradict each other.
     """
-    size = parse_range(options.nodes, "--nodes", MAX_NODES) if options.nodes is not None else ProcessRange(1, 1)
+    size = (
+        parse_range(options.nodes, "--nodes", MAX_NODES)
+        if options.nodes is not None
+        else ProcessRange(1, 1)
+    )
     option = "--rdzv-endpoint" if options.master is None else "--master"
     endpoint = options.endpoint if options.master is None else options.master
     if size.most == 1:
         if endpoint is not None or options.node_rank is not None:
             given = option if endpoint is not None else "--node-rank"
-            raise ConfigError(f"{given} was given for one machine", fix="Add the number of machines: --nodes 2")
+            raise ConfigError(
+                f"{given} was given for one machine", fix="Add the number of machines: --nodes 2"
+            )
         return None
     _check_node_rank(options, size)
     if endpoint is None:
@@ -135,7 +213,11 @@ def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
             fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines.",
         )
     if (options.master is None) != (options.node_rank is None):
-        given, missing = ("--master", "--node-rank") if options.node_rank is None else ("--node-rank", "--master")
+        given, missing = (
+            ("--master", "--node-rank")
+            if options.node_rank is None
+            else ("--node-rank", "--master")
+        )
         raise ConfigError(
             f"{given} was given without {missing}",
             fix="Give all machines the same --master HOST:PORT and each its own --node-rank; HOST has node rank 0.",
@@ -166,13 +248,15 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
     if resume == "auto":
         if run_dir is None:
             raise ConfigError(
-                "--resume auto was given without --run-dir", fix="Add the run to resume: --run-dir runs/NAME-0001"
+                "--resume auto was given without --run-dir",
+                fix="Add the run to resume: --run-dir runs/NAME-0001",
             )
         return resume
     path = given_path(resume, "--resume")
     if (path / "config.yaml").is_file():
         raise ConfigError(
-            f"--resume {resume} is a run folder", fix=f"Resume it with --run-dir {shlex.quote(resume)} --resume auto"
+            f"--resume {resume} is a run folder",
+            fix=f"Resume it with --run-dir {shlex.quote(resume)} --resume auto",
         )
     if not (path / "manifest.json").is_file():
         raise ConfigError(
@@ -191,7 +275,9 @@ def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
     from samebits.portable.arithmetic import use_portable_arithmetic
 
     cluster = config.cluster
-    with join_any(here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s) as joined:
+    with join_any(
+        here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s
+    ) as joined:
         try:
             yield joined
         finally:
@@ -230,7 +316,9 @@ def launch_here(
         log_dir=folder / "logs" if folder is not None else None,
         preload=forkserver.PRELOAD,
         on_stop=_on_stop(folder),
-        recovery=None if folder is None else choose_recovery(config, nodes, procs.most, max_restarts),
+        recovery=None
+        if folder is None
+        else choose_recovery(config, nodes, procs.most, max_restarts),
     )
 
 

@@ -1,19 +1,76 @@
-"""Run a command of Samebits for a function of its Python interface, and returns its error."""
+"""Functions and commands of this package in processes of their own, and their errors."""
 
+import hashlib
 import json
 import locale
 import os
+import pickle
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from samebits.cluster.signals import when_parent_dies
-from samebits.errors import KINDS, SamebitsError, from_json
-from samebits.launch.commands import CALLER, ERROR_FILE, import_path
-from samebits.launch.stopped import Stopped
+import cloudpickle
+
+from samebits.cluster.env import read_assignment
+from samebits.cluster.signals import STOP_SIGNALS, when_parent_dies
+from samebits.errors import KINDS, ConfigError, SamebitsError, from_json
+from samebits.process_range import parse_range
+
+# Command line and environment with which this package starts itself. Nothing here imports torch.
+
+
+# Set by `samebits.train` for the command that it starts: its own process id, and where to write an error as JSON.
+CALLER = "SAMEBITS_CALLER"
+ERROR_FILE = "SAMEBITS_ERROR_FILE"
+CALL_SHA256 = "SAMEBITS_CALL_SHA256"  # of the function that `samebits.launch` has pickled
+# -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
+SAMEBITS = (sys.executable, "-P", "-m", "samebits")
+
+
+def import_path() -> dict[str, str]:
+    """Return a PYTHONPATH that lets a recipe import modules beside the script or notebook that called `train`."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    folder = os.path.dirname(os.path.abspath(script)) if script else ""
+    if hasattr(main, "get_ipython"):  # a notebook's kernel imports from the current folder
+        # An empty entry stands for the current folder, wherever the other process is started.
+        folder = (
+            os.getcwd()
+            if "" in sys.path
+            else next((path for path in sys.path if path == os.getcwd()), "")
+        )
+    elif folder not in sys.path:
+        folder = ""
+    if not folder:
+        return {}
+    before = os.environ.get("PYTHONPATH")
+    # Behind the user's own entries, so that these win as they do here.
+    return {"PYTHONPATH": f"{before}{os.pathsep}{folder}" if before else folder}
+
+
+# Exit of a function whose processes were stopped by Ctrl-C or another signal.
+
+
+class Stopped(SystemExit, KeyboardInterrupt):
+    """Ctrl-C, raised after the processes have ended. A script that does not catch it exits without a traceback."""
+
+
+def raise_if_stopped(code: int) -> None:
+    """Raise the exit that matches a signal which ended the launched processes.
+
+    Raises:
+        Stopped: Ctrl-C.
+        SystemExit: Another signal, such as SIGTERM.
+    """
+    if code - 128 in STOP_SIGNALS:
+        raise (Stopped if code - 128 == signal.SIGINT else SystemExit)(code)
+
+
+# Run a command of Samebits for a function of its Python interface, and returns its error.
 
 
 class Subcommand:
@@ -79,15 +136,21 @@ def run_subcommand(
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="samebits-") as place:
         # A file and not a pipe: the command writes as much as it likes while this process only waits.
-        with tempfile.TemporaryFile("w+", encoding=locale.getencoding(), errors="replace") as stderr:
-            started = Subcommand(command, Path(place) / "error.json", stderr=stderr, variables=variables)
+        with tempfile.TemporaryFile(
+            "w+", encoding=locale.getencoding(), errors="replace"
+        ) as stderr:
+            started = Subcommand(
+                command, Path(place) / "error.json", stderr=stderr, variables=variables
+            )
             child = started.process
             while child.returncode is None:
                 # Again after each signal: `wait` is interrupted, and the command still has to save.
                 try:
                     child.wait()
                 except KeyboardInterrupt:
-                    is_interrupted = True  # the command saves and ends; a second Ctrl-C ends it at once
+                    is_interrupted = (
+                        True  # the command saves and ends; a second Ctrl-C ends it at once
+                    )
                     child.send_signal(signal.SIGINT)
                 # This process is about to fail, and its command must not stay behind.
                 except BaseException:
@@ -111,3 +174,115 @@ def end_with_caller() -> None:
     # Compared with the parent: the variable may be inherited from a command that had another caller.
     if caller is not None and int(caller) == os.getppid():
         when_parent_dies(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+# `samebits.launch`: a function in several processes of this machine, called from a script or a notebook's cell.
+#
+#     notebook ── samebits call ── launcher ── rank 0, rank 1, ...
+#                                              each unpickles the function and calls it
+#
+# Function and arguments are pickled by cloudpickle, which sends what `__main__` defines by value. Unpickling runs code,
+# so only a file of the parent process is read: its SHA-256 is in a variable that the parent has set for its child.
+
+
+# Imported once, in the fork server.
+PRELOAD = [
+    "torch._dynamo",
+    "samebits.cli.main",
+    "samebits.cluster.world",
+    "samebits.launch.worker",
+    __name__,
+]
+
+
+def launch(function: Callable[..., Any], *args: Any, procs: int | str, num_threads: int = 1) -> Any:
+    """Run a function in several processes of this machine, and wait for them. Works in a notebook's cell.
+
+    In the function, `samebits.world()` joins the processes; torch's `init_process_group()` does too. Function and
+    arguments are copied with cloudpickle: what a cell or the main script defines is sent by value, what a module
+    defines is imported.
+
+    Args:
+        function: The function. Each process calls it with `args`.
+        *args: Its arguments.
+        procs: Number of processes: 2, or "2:4" to continue with fewer after losses.
+        num_threads: CPU threads of each process.
+
+    Returns:
+        What the function returned on rank 0.
+
+    Raises:
+        ConfigError: The function, an argument or the result cannot be pickled.
+        SamebitsError: A process failed.
+        Stopped: The user pressed Ctrl-C. A kind of KeyboardInterrupt.
+    """
+    if not callable(function):
+        raise ConfigError(
+            f"a {type(function).__name__} cannot be launched", allowed="a function", fix="Give one."
+        )
+    parse_range(str(procs), "procs")
+    with tempfile.TemporaryDirectory(prefix="samebits-") as place:  # of mode 0700
+        call = Path(place, "call")
+        result = Path(place, "result")
+        name = getattr(function, "__name__", type(function).__name__)
+        content = _pickled((function, args, str(result)), f"{name} or its arguments")
+        call.write_bytes(content)
+        command = [
+            *SAMEBITS,
+            "call",
+            str(call),
+            "--procs",
+            str(procs),
+            "--threads",
+            str(num_threads),
+        ]
+        code, error = run_subcommand(command, {CALL_SHA256: hashlib.sha256(content).hexdigest()})
+        if error is not None:
+            raise error
+        raise_if_stopped(code)
+        # From a folder of mode 0700, written by a process that this one has started.
+        return pickle.loads(result.read_bytes())
+
+
+def read_call(path: Path) -> bytes:
+    """Return the pickle that the parent of this process has written.
+
+    Raises:
+        ConfigError: This command was not started by `samebits.launch`, or the file is another one.
+    """
+    content = path.read_bytes()
+    # `pop`: processes that the function starts must not accept this call as theirs.
+    if hashlib.sha256(content).hexdigest() != os.environ.pop(CALL_SHA256, None):
+        raise ConfigError(
+            f"{path} was not written by samebits.launch",
+            fix="Call samebits.launch(function, procs=2).",
+        )
+    return content
+
+
+def call_in_worker(content: bytes) -> None:
+    """Call the function, from the pickle of `launch`, as one of its processes; rank 0 writes the result.
+
+    Raises:
+        ConfigError: The result cannot be pickled.
+    """
+    function, args, target = pickle.loads(content)
+    result = function(*args)
+    here = read_assignment(os.environ)
+    if here is None or here.rank == 0:
+        Path(target).write_bytes(
+            _pickled(result, f"the {type(result).__name__} that the function returned")
+        )
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        # cloudpickle, since pickle cannot send what a cell or the main script defines.
+        content: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever an object's own reduction raises
+        raise ConfigError(
+            f"{what} cannot be sent to another process",
+            cause=f"{type(error).__name__}: {error}",
+            fix="Make such objects inside the function, and save what it returns to a file.",
+        ) from error
+    return content

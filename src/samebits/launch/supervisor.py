@@ -58,13 +58,19 @@ class Supervisor:
         on_stop: Returns what the workers do after a stop signal, for the user.
     """
 
-    def __init__(self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]) -> None:
+    def __init__(
+        self, folder: Path, stop_timeout_s: float, log_dir: Path | None, on_stop: Callable[[], str]
+    ) -> None:
         self.folder = folder
         self.stop_timeout_s = stop_timeout_s
         self.on_stop = on_stop
         self.log = log_dir / "launcher.log" if log_dir is not None else None
-        self.stop: signal.Signals | None = None  #: The first stop signal; None while there was none.
-        self.cause: RootCause | None = None  #: The root cause of the last failure; None while there was none.
+        self.stop: signal.Signals | None = (
+            None  #: The first stop signal; None while there was none.
+        )
+        self.cause: RootCause | None = (
+            None  #: The root cause of the last failure; None while there was none.
+        )
         self._stop_since = 0.0
         self._signalled: set[int] = set()
         self._overdue = False
@@ -89,7 +95,9 @@ class Supervisor:
         if self.stop is not None:
             return 128 + self.stop
         if not failed:
-            return next((returned[rank].code for rank in sorted(returned) if returned[rank].code), 0)
+            return next(
+                (returned[rank].code for rank in sorted(returned) if returned[rank].code), 0
+            )
         return self.cause.exit_code if self.cause is not None else 1
 
     def signals(self, pids: Callable[[], Sequence[int]]) -> AbstractContextManager[None]:
@@ -99,7 +107,8 @@ class Supervisor:
             now = time.monotonic()
             # os.write, as print may be interrupted in its own lock and would deadlock or raise here.
             if self.stop is None:
-                self.stop, self._stop_since = signal.Signals(number), now
+                self.stop = signal.Signals(number)
+                self._stop_since = now
                 again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
                 text = f"{_over_progress()}{self.stop.name}: {self.on_stop()}; {again} to exit at once\n"
                 with suppress(OSError):
@@ -157,25 +166,40 @@ class Supervisor:
     def find_cause(self, processes: Processes, reports: Mapping[int, Path]) -> None:
         """Determine why a worker has failed, of all that are not done, report it, and end the others."""
         end = time.monotonic() + GRACE_S
-        while time.monotonic() < end and any(process.exitcode is None for process in processes.values()):
+        while time.monotonic() < end and any(
+            process.exitcode is None for process in processes.values()
+        ):
             time.sleep(0.01)
         # Still running after the grace time: blocked in a collective, so its exit code has no information on the cause.
         late = {rank for rank, process in processes.items() if process.exitcode is None}
         send_signal(
-            [process.pid for rank, process in processes.items() if rank in late and process.pid], signal.SIGKILL
+            [process.pid for rank, process in processes.items() if rank in late and process.pid],
+            signal.SIGKILL,
         )
         for process in processes.values():
             # Reaped here: only then the exit code of a killed process is known.
             process.join(GRACE_S)
         process_failures = [
-            ProcessFailure(rank, process.pid or 0, process.exitcode or 0, read_report(reports[rank]), rank in late)
+            ProcessFailure(
+                rank,
+                process.pid or 0,
+                process.exitcode or 0,
+                read_report(reports[rank]),
+                rank in late,
+            )
             for rank, process in processes.items()
         ]
         first = failures.root_cause(process_failures)
         # A worker that had no handler yet dies of the forwarded SIGTERM: that is the stop, and not a failure.
-        if self.stop is not None and (self._overdue or first.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
+        if self.stop is not None and (
+            self._overdue or first.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        ):
             return
-        memory = failures.out_of_memory(first.pid, self._memory_kills) if first.exit_code == -signal.SIGKILL else ""
+        memory = (
+            failures.out_of_memory(first.pid, self._memory_kills)
+            if first.exit_code == -signal.SIGKILL
+            else ""
+        )
         self.cause = failures.explain(first, socket.gethostname(), memory)
         # A hang that blames only ranks of other nodes is handled there; this node's restarts are not charged for it.
         culprits = first.report.culprits if first.report is not None else ()
@@ -195,7 +219,11 @@ def read_report(path: Path) -> ErrorReport | None:
 
 def _over_progress() -> str:
     """Return the escape codes that clear rank 0's progress line and the terminal's `^C`; empty without a terminal."""
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in (
+        "",
+        "dumb",
+        "unknown",
+    )
     return "\r\x1b[2K" if is_terminal else ""
 
 

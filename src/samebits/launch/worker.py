@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from samebits.cluster import abort, signals
+from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.env import KEY, LAUNCHED, RankAssignment, read_assignment
-from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.signals import STOP_SIGNALS, when_parent_dies
 from samebits.errors import (
     CheckpointError,
@@ -123,17 +123,23 @@ def _report(file: IO[str], here: RankAssignment, error: BaseException) -> None:
         return
     if file.closed:  # keep the first error: a later one may be its consequence
         return
-    is_user_error, is_debug = isinstance(error, SamebitsError), os.environ.get("SAMEBITS_DEBUG") == "1"
+    is_user_error = isinstance(error, SamebitsError)
+    is_debug = os.environ.get("SAMEBITS_DEBUG") == "1"
     # Settings, data and files of a single machine are wrong for all of its ranks alike, so the rank is not shown.
     is_same_for_all = isinstance(error, (ConfigError, DataError, CheckpointError))
-    if isinstance(error, SamebitsError) and not (is_same_for_all and here.local_world_size == here.world_size):
+    if isinstance(error, SamebitsError) and not (
+        is_same_for_all and here.local_world_size == here.world_size
+    ):
         _add_rank(error, here)
     report = ErrorReport(
         time=time.time(),
-        text=str(error) if is_user_error and not is_debug else "".join(traceback.format_exception(error)).rstrip(),
+        text=str(error)
+        if is_user_error and not is_debug
+        else "".join(traceback.format_exception(error)).rstrip(),
         exit_code=_exit_code(error),
         is_user_error=is_user_error,
-        is_consequence=not isinstance(error, HangError) and (isinstance(error, LaunchError) or is_lost_peer(error)),
+        is_consequence=not isinstance(error, HangError)
+        and (isinstance(error, LaunchError) or is_lost_peer(error)),
         may_pass=isinstance(error, (LaunchError, ReaderLost, SampleError)) or not is_user_error,
         culprits=error.ranks if isinstance(error, HangError) else (),
     )

@@ -1,16 +1,140 @@
 """Accuracy from integer counts, so that every distribution of the samples over ranks has the same result."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from samebits.data.samples import Batch
-from samebits.metrics import confusion
-from samebits.metrics.confusion import ClassCounts, ConfusionMatrix
-from samebits.metrics.guessing import guess, is_guessing, single_answer
+
+# Counts of predictions by class, exact in any distribution of the samples over ranks.
+#
+# Up to MAX_DENSE_CLASSES classes, a matrix has a count for each pair of classes. With more, a matrix would take
+# gigabytes
+# (21,841 classes: 3.8 GB on each rank), so only counts of each class are kept.
+
+
+MAX_DENSE_CLASSES = 2_000  # a matrix of 32 MB
+
+
+class ConfusionMatrix:
+    """A count for each pair of C classes."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+        self._counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+
+    def add(self, labels: Tensor, predictions: Tensor) -> None:
+        """Count (N,) labels with their (N,) predictions."""
+        cells = labels * self._num_classes + predictions
+        # In place: with many classes, the matrix of a single batch would take as much memory again.
+        self._counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
+
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
+        return self._counts.sum(dim=1), self._counts.diagonal()
+
+    def predictions(self) -> Tensor:
+        """Return how often each class was predicted, (C,)."""
+        return self._counts.sum(dim=0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as `confusion[label][prediction]`."""
+        return {"confusion": self._counts.tolist()}
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add the counts of another rank, from its `state`."""
+        self._counts += torch.tensor(state["confusion"], dtype=torch.int64)
+
+
+class ClassCounts:
+    """Counts for each of C classes, where a matrix would be too large."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._counts = torch.zeros(3, num_classes, dtype=torch.int64)  # samples, correct, predicted
+
+    def add(self, labels: Tensor, predictions: Tensor) -> None:
+        """Count (N,) labels with their (N,) predictions."""
+        for row, classes in enumerate((labels, labels[labels == predictions], predictions)):
+            self._counts[row].index_add_(0, classes, torch.ones_like(classes))
+
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
+        return self._counts[0], self._counts[1]
+
+    def predictions(self) -> Tensor:
+        """Return how often each class was predicted, (C,)."""
+        return self._counts[2]
+
+    def state(self) -> dict[str, Any]:
+        """Return `samples`, `correct` and `predicted` by class."""
+        return dict(zip(("samples", "correct", "predicted"), self._counts.tolist(), strict=True))
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add the counts of another rank, from its `state`."""
+        rows = [state[name] for name in ("samples", "correct", "predicted")]
+        self._counts += torch.tensor(rows, dtype=torch.int64)
+
+
+# Whether a classifier's answers have anything to do with its inputs.
+
+
+_MIN_SAMPLES = 10
+_ALL = 0.99
+_STDS = 2.0
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Accuracy of answers that ignore the input, but have the same frequencies."""
+
+    accuracy: float  #: Its expected value, from 0 to 1.
+    std: float  #: Standard deviation of the accuracy over so many samples.
+
+
+def guess(labels: Tensor, answers: Tensor) -> Guess:
+    """Return the accuracy of answers that ignore the input; Cohen's kappa compares with the same value.
+
+    Both arrays, (C,), count a class's samples and answers. Their sums are equal, and above 0.
+    """
+    num_samples = int(labels.sum())
+    # Python's integers: the products of counts may exceed 64 bits.
+    agreeing = sum(
+        one * other for one, other in zip(labels.tolist(), answers.tolist(), strict=True)
+    )
+    accuracy = agreeing / num_samples**2
+    return Guess(accuracy, math.sqrt(accuracy * (1 - accuracy) / num_samples))
+
+
+def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
+    """Return whether an accuracy is within two standard deviations of answers that ignore the input.
+
+    With so few samples that a perfect classifier could not be distinguished from these, it is False. Counts are (C,).
+    """
+    num_samples = int(labels.sum())
+    if num_samples < _MIN_SAMPLES:
+        return False
+    chance = guess(labels, answers)
+    highest = chance.accuracy + _STDS * chance.std
+    return num_correct / num_samples <= highest < 1
+
+
+def single_answer(labels: Tensor, answers: Tensor) -> int | None:
+    """Return the class that takes all answers, or all but one in a hundred, where the samples have several classes.
+
+    Both arrays, (C,), count a class's samples and answers.
+    """
+    num_samples = int(labels.sum())
+    if num_samples < _MIN_SAMPLES:
+        return None
+    most = int(answers.argmax())
+    is_one = int(answers[most]) >= _ALL * num_samples
+    return most if is_one and int(labels[most]) < (2 * _ALL - 1) * num_samples else None
+
 
 # With more classes than this, per-class accuracies are left out of the result: they would hide the other values.
 MAX_NAMED_CLASSES = 50
@@ -29,14 +153,19 @@ class Accuracy:
     """
 
     def __init__(
-        self, num_classes: int, num_worst: int = 25, *, num_top: int = 1, classes: Sequence[str] | None = None
+        self,
+        num_classes: int,
+        num_worst: int = 25,
+        *,
+        num_top: int = 1,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self._num_classes = num_classes
         self._num_worst = num_worst
         self._num_top = num_top if num_top < num_classes else 1
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
-        is_dense = num_classes <= confusion.MAX_DENSE_CLASSES
+        is_dense = num_classes <= MAX_DENSE_CLASSES
         self._confusion = (ConfusionMatrix if is_dense else ClassCounts)(num_classes)
         self._worst: list[tuple[float, int, int, int]] = []
 
@@ -57,10 +186,14 @@ class Accuracy:
             is_before = torch.arange(self._num_classes) < labels[:, None]
             num_likelier = ((logits > own) | ((logits == own) & is_before)).sum(dim=1)
             # A nan logit compares false with all others, and would rank first.
-            self._num_in_top += int(((num_likelier < self._num_top) & torch.isfinite(own[:, 0])).sum())
+            self._num_in_top += int(
+                ((num_likelier < self._num_top) & torch.isfinite(own[:, 0])).sum()
+            )
         losses = F.cross_entropy(logits, labels, reduction="none").to(torch.float64)
         ranked = torch.where(torch.isfinite(losses), losses, math.inf)
-        rows = zip(ranked.tolist(), batch.indices.tolist(), labels.tolist(), chosen.tolist(), strict=True)
+        rows = zip(
+            ranked.tolist(), batch.indices.tolist(), labels.tolist(), chosen.tolist(), strict=True
+        )
         self._keep_worst(list(rows))
 
     def state(self) -> dict[str, Any]:
@@ -70,13 +203,19 @@ class Accuracy:
 
         A worst sample is `[loss, index, label, prediction]`; its loss is infinite if it was not finite.
         """
-        return {**self._confusion.state(), "in_top": self._num_in_top, "worst": [list(row) for row in self._worst]}
+        return {
+            **self._confusion.state(),
+            "in_top": self._num_in_top,
+            "worst": [list(row) for row in self._worst],
+        }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
         self._confusion.merge(state)
         self._num_in_top += state["in_top"]
-        self._keep_worst([(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]])
+        self._keep_worst(
+            [(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]]
+        )
 
     def result(self) -> dict[str, float]:
         """Return `top1`, `top5` (for num_top=5), and `top1/NAME` for each class with samples; each from 0 to 1.
@@ -92,7 +231,8 @@ class Accuracy:
         values = {"top1": int(correct.sum()) / num_samples}
         if self._num_top > 1:
             values[f"top{self._num_top}"] = self._num_in_top / num_samples
-        totals, rights = samples.tolist(), correct.tolist()
+        totals = samples.tolist()
+        rights = correct.tolist()
         for name, total, right in zip(self._classes, totals, rights, strict=bool(self._classes)):
             if total:
                 values[f"top1/{name}"] = right / total
@@ -102,21 +242,28 @@ class Accuracy:
         """Return a sentence if one class takes all answers, or if the accuracy is at chance level."""
         labels, correct = self._confusion.totals()
         answers = self._confusion.predictions()
-        num_samples, num_correct = int(labels.sum()), int(correct.sum())
+        num_samples = int(labels.sum())
+        num_correct = int(correct.sum())
         if num_samples == 0:
             return []
         one = single_answer(labels, answers)
         if one is not None:
             name = self._classes[one] if self._classes else f"class {one}"
-            share, own = int(answers[one]) / num_samples, int(labels[one]) / num_samples
+            share = int(answers[one]) / num_samples
+            own = int(labels[one]) / num_samples
             which = f"all {num_samples:,}" if share == 1 else f"{share:.2%} of the"
             return [f"{which} predictions are {name}, as {own:.2%} of the samples are"]
         if is_guessing(labels, answers, num_correct):
             chance = guess(labels, answers)
-            low, high = max(chance.accuracy - 2 * chance.std, 0.0), chance.accuracy + 2 * chance.std
-            return [f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"]
+            low = max(chance.accuracy - 2 * chance.std, 0.0)
+            high = chance.accuracy + 2 * chance.std
+            return [
+                f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
+            ]
         return []
 
     def _keep_worst(self, rows: list[tuple[float, int, int, int]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[: self._num_worst]
+        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[
+            : self._num_worst
+        ]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from samebits.config.sections import StopEarlyConfig
+from samebits.config.schema import StopEarlyConfig
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Patience:
     def after(self, value: float, sign: float, config: StopEarlyConfig) -> "Patience":
         """Return what is remembered after one more validation; `sign`: 1 if larger values are better, else -1."""
         # NaN never is the best: every comparison with it is false, so no later value could replace it.
-        is_better = not math.isnan(value) and (self.best is None or sign * value > sign * self.best + config.min_delta)
+        is_better = not math.isnan(value) and (
+            self.best is None or sign * value > sign * self.best + config.min_delta
+        )
         return Patience(value, 0) if is_better else Patience(self.best, self.num_stale + 1)
 
     def is_over(self, config: StopEarlyConfig) -> bool:
@@ -36,7 +38,9 @@ def metric_of(config: StopEarlyConfig, monitor: tuple[str, str]) -> tuple[str, f
 
 
 def last_step(
-    evaluations: Iterable[tuple[int, Mapping[str, float | None]]], config: StopEarlyConfig, monitor: tuple[str, str]
+    evaluations: Iterable[tuple[int, Mapping[str, float | None]]],
+    config: StopEarlyConfig,
+    monitor: tuple[str, str],
 ) -> int | None:
     """Return the step after which recorded validations, in order, end a run; None if they do not."""
     name, sign = metric_of(config, monitor)

@@ -28,7 +28,11 @@ def with_set(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 def metrics_of(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of one validation set of all, by their names without the set."""
-    return {each.removeprefix(f"{name}."): value for each, value in metrics.items() if each.startswith(f"{name}.")}
+    return {
+        each.removeprefix(f"{name}."): value
+        for each, value in metrics.items()
+        if each.startswith(f"{name}.")
+    }
 
 
 def describe_set(name: str, metrics: Mapping[str, float], num_samples: int) -> str:

@@ -24,7 +24,8 @@ def label_map(logits: Tensor, size: tuple[int, int]) -> Tensor:
     # A few classes at a time: a large mask with many classes would take gigabytes. Of equal logits the first one is
     # taken, as by argmax.
     step = max(1, _VALUES_AT_ONCE // (size[0] * size[1]))
-    best, labels = torch.empty(0), torch.empty(0)
+    best = torch.empty(0)
+    labels = torch.empty(0)
     for first in range(0, len(logits), step):
         part = logits[first : first + step]
         if part.shape[1:] != size:
@@ -33,9 +34,11 @@ def label_map(logits: Tensor, size: tuple[int, int]) -> Tensor:
         classes = (classes + first).to(torch.uint8)
         if first:
             is_better = values > best
-            best, labels = torch.where(is_better, values, best), torch.where(is_better, classes, labels)
+            best = torch.where(is_better, values, best)
+            labels = torch.where(is_better, classes, labels)
         else:
-            best, labels = values, classes
+            best = values
+            labels = classes
     return labels
 
 
@@ -50,17 +53,21 @@ class SegmentationMetric:
     """
 
     def __init__(self, classes: Sequence[str], num_worst: int = 8) -> None:
-        self._classes, self._num_worst = classes, num_worst
+        self._classes = classes
+        self._num_worst = num_worst
         self._counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
         self.num_samples = 0  #: Number of samples added, merged ones included.
         self._worst: list[tuple[float, int, list[list[int]]]] = []
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add (N, C, h, w) logits. The batch's targets have `masks`: N tensors (H, W) of bytes."""
-        for logits, mask, index in zip(outputs, batch.targets["masks"], batch.indices.tolist(), strict=True):
+        for logits, mask, index in zip(
+            outputs, batch.targets["masks"], batch.indices.tolist(), strict=True
+        ):
             mask = mask.to("cpu")
             predicted = label_map(logits, (mask.shape[0], mask.shape[1]))
-            is_counted, num_classes = mask != IGNORED, len(self._classes)
+            is_counted = mask != IGNORED
+            num_classes = len(self._classes)
             # The (C, C) pairs of label and prediction of the counted pixels.
             cells = mask[is_counted].to(torch.int64) * num_classes + predicted[is_counted]
             counts = torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
@@ -92,11 +99,17 @@ class SegmentationMetric:
         Raises:
             ValueError: No pixel was counted.
         """
-        total, correct = int(self._counts.sum()), self._counts.diagonal()
+        total = int(self._counts.sum())
+        correct = self._counts.diagonal()
         if total == 0:
             raise ValueError("no pixels were counted, so there is no IoU")
-        ious, sizes = _ious(self._counts), self._counts.sum(dim=0) + self._counts.sum(dim=1)
-        dices = [2 * hits / size for hits, size in zip(correct.tolist(), sizes.tolist(), strict=True) if size]
+        ious = _ious(self._counts)
+        sizes = self._counts.sum(dim=0) + self._counts.sum(dim=1)
+        dices = [
+            2 * hits / size
+            for hits, size in zip(correct.tolist(), sizes.tolist(), strict=True)
+            if size
+        ]
         values = {
             "mIoU": sum(ious) / len(ious),
             "Dice": sum(dices) / len(dices),
@@ -104,7 +117,10 @@ class SegmentationMetric:
         }
         if len(self._classes) <= MAX_NAMED_CLASSES:
             occurring = _unions(self._counts).nonzero()[:, 0].tolist()
-            values |= {f"IoU/{self._classes[label]}": iou for label, iou in zip(occurring, ious, strict=True)}
+            values |= {
+                f"IoU/{self._classes[label]}": iou
+                for label, iou in zip(occurring, ious, strict=True)
+            }
         return values
 
     def _keep_worst(self, rows: list[tuple[float, int, list[list[int]]]]) -> None:

@@ -20,10 +20,14 @@ class TextMetric:
     """
 
     def __init__(
-        self, read: Callable[[Any], list[str]], truth: Callable[[Batch], list[str]], num_worst: int = 24
+        self,
+        read: Callable[[Any], list[str]],
+        truth: Callable[[Batch], list[str]],
+        num_worst: int = 24,
     ) -> None:
         require("text", "TextMetric")
-        self._read, self._truth = read, truth
+        self._read = read
+        self._truth = truth
         self._num_worst = num_worst
         self._num_edits = self._num_characters = self._num_right = 0
         self.num_samples = 0  #: Number of samples added, merged ones included.
@@ -33,7 +37,8 @@ class TextMetric:
         """Add the model's outputs for one batch."""
         from rapidfuzz.distance import Levenshtein  # an optional package
 
-        texts, truths = self._read(outputs), self._truth(batch)
+        texts = self._read(outputs)
+        truths = self._truth(batch)
         rows = []
         for text, truth, index in zip(texts, truths, batch.indices.tolist(), strict=True):
             num_edits = Levenshtein.distance(text, truth)
@@ -61,7 +66,9 @@ class TextMetric:
         self._num_characters += state["characters"]
         self._num_right += state["right"]
         self.num_samples += state["lines"]
-        self._keep_worst([(edits, index, truth, text) for edits, index, truth, text in state["worst"]])
+        self._keep_worst(
+            [(edits, index, truth, text) for edits, index, truth, text in state["worst"]]
+        )
 
     def result(self) -> dict[str, float]:
         """Return `line_accuracy` (share of lines without an error) and `cer`.
@@ -78,4 +85,6 @@ class TextMetric:
 
     def _keep_worst(self, rows: list[tuple[int, int, str, str]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[: self._num_worst]
+        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[
+            : self._num_worst
+        ]

@@ -67,7 +67,9 @@ def _twice(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         # Only the form without reentrant passes takes a `context_fn`.
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: _around(module), **kwargs)
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=lambda: _around(module), **kwargs
+        )
 
     return run
 

@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from samebits.config.schema import RunConfig
-from samebits.data.micro_batches import smallest_micro_batch, two_or_more
+from samebits.data.division import smallest_micro_batch, two_or_more
 from samebits.data.seeding import seeded
 from samebits.errors import ConfigError
 from samebits.module.flops import copied_shapes, shapes_alone
@@ -65,7 +65,10 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_batches(
-    config: RunConfig, model: nn.Module, num_samples: int, input_shape: tuple[int, ...] | None = None
+    config: RunConfig,
+    model: nn.Module,
+    num_samples: int,
+    input_shape: tuple[int, ...] | None = None,
 ) -> None:
     """Check that no micro-batch (with batch_norm=sync, no step) has a single sample if batch norm needs two.
 
@@ -77,7 +80,9 @@ def check_batches(
     """
     is_sync = config.batch_norm == "sync"
     most = config.global_batch if is_sync else config.micro_batch
-    if smallest_micro_batch(num_samples, config.global_batch, most) > 1 or not _needs_two(model, input_shape):
+    if smallest_micro_batch(num_samples, config.global_batch, most) > 1 or not _needs_two(
+        model, input_shape
+    ):
         return
     last = num_samples % config.global_batch or config.global_batch
     raise ConfigError(
@@ -90,12 +95,16 @@ def check_batches(
 
 def _needs_two(model: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
     # A batch norm in evaluation mode computes no statistics.
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    norms = [
+        module for module in model.modules() if isinstance(module, _BatchNorm) and module.training
+    ]
     if input_shape is None or not norms:
         return any(isinstance(module, nn.BatchNorm1d) for module in norms)
     try:
         with seeded(0), shapes_alone() as mode:
-            copied_shapes(model, mode)(torch.empty(1, *input_shape, device=next(model.parameters()).device))
+            copied_shapes(model, mode)(
+                torch.empty(1, *input_shape, device=next(model.parameters()).device)
+            )
     except ValueError as error:
         return "more than 1 value per channel" in str(error)  # of torch.nn.functional.batch_norm
     except Exception:  # a model that reads values can't be run on shapes alone

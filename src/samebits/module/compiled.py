@@ -43,7 +43,8 @@ class Compiled:
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         # torch.compile has no arguments for these limits.
         config: Any = torch._dynamo.config
-        config.recompile_limit, config.fail_on_recompile_limit_hit = MAX_SHAPES, True
+        config.recompile_limit = MAX_SHAPES
+        config.fail_on_recompile_limit_hit = True
         self._run = torch.compile(model, dynamic=False)
         self.seconds = 0.0  #: Time that torch has spent compiling so far, within `watched`.
 
@@ -61,7 +62,9 @@ class Compiled:
                 fix="Set compile=false, or let the data have fewer sizes.",
             ) from None
         except TorchDynamoException as error:
-            first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            first = next(
+                (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+            )
             raise ConfigError(
                 f"compile=true: torch can't compile this model: {first}", fix="Set compile=false."
             ) from error

@@ -19,15 +19,24 @@ class ModelEma:
         state: Returns the tensors to average, of any shape, if they are not the model's state_dict: a rank's shards.
     """
 
-    def __init__(self, model: nn.Module, decay: float, state: Callable[[], Mapping[str, Tensor]] | None = None) -> None:
-        self._live, self._decay = state or model.state_dict, decay
+    def __init__(
+        self,
+        model: nn.Module,
+        decay: float,
+        state: Callable[[], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        self._live = state or model.state_dict
+        self._decay = decay
         self.state: dict[str, Tensor] = {}
         self.reset(self._live())
 
     def reset(self, state: Mapping[str, Tensor]) -> None:
         """Set the average to tensors of the shapes of the model's, or of a rank's shards of it."""
         # Cloned from the model, so that each tensor has the strides that the update uses.
-        self.state = {name: tensor.detach().clone().copy_(state[name]) for name, tensor in self._live().items()}
+        self.state = {
+            name: tensor.detach().clone().copy_(state[name])
+            for name, tensor in self._live().items()
+        }
 
     # Otherwise autograd would record each update, since the weights require gradients.
     @torch.no_grad()
@@ -37,7 +46,9 @@ class ModelEma:
         now = self._live()
         floating = [name for name, tensor in now.items() if tensor.is_floating_point()]
         # One call for all tensors, as in torch.optim.swa_utils.
-        torch._foreach_lerp_([self.state[name] for name in floating], [now[name] for name in floating], 1 - decay)
+        torch._foreach_lerp_(
+            [self.state[name] for name in floating], [now[name] for name in floating], 1 - decay
+        )
         for name in now.keys() - set(floating):
             self.state[name].copy_(now[name])
 

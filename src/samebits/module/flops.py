@@ -23,7 +23,11 @@ class _Counter(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         # torch's own table has one entry for all overloads of an operation.
@@ -32,7 +36,9 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recomputes: bool = False) -> int:
+def training_flops(
+    model: nn.Module, inputs: Any, num_samples: int, *, recomputes: bool = False
+) -> int:
     """Count the FLOPs of one training pass; a multiplication and an addition are two.
 
     Tensors have shapes and no values, so this takes neither memory nor a device. The model is copied without its
@@ -56,7 +62,11 @@ def training_flops(model: nn.Module, inputs: Any, num_samples: int, *, recompute
             return torch.empty((num_samples, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
 
         with _Counter() as counter:
-            outputs = [tensor for tensor in tensors_in(copied(tree_map(sized, inputs))) if tensor.requires_grad]
+            outputs = [
+                tensor
+                for tensor in tensors_in(copied(tree_map(sized, inputs)))
+                if tensor.requires_grad
+            ]
             forward = counter.total + sum(recurrent)
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         total: int = 3 * forward if recomputes else counter.total + 3 * sum(recurrent)
@@ -88,7 +98,11 @@ def count_recurrent(model: nn.Module) -> list[int]:
 
     def note(module: nn.Module, args: Any, _: Any) -> None:
         num_steps = tensors_in(args)[0].shape[:-1].numel()  # of all sequences
-        calls.append(2 * num_steps * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2))
+        calls.append(
+            2
+            * num_steps
+            * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2)
+        )
 
     for module in model.modules():
         if isinstance(module, nn.RNNBase):

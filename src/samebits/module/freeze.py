@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm  # the base class of all batch norms has no public name
+from torch.nn.modules.batchnorm import (
+    _BatchNorm,  # the base class of all batch norms has no public name
+)
 
-from samebits.config.explain import wrapped
+from samebits.config.load import wrapped
 from samebits.errors import ConfigError
 
 
@@ -37,18 +39,26 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         alone = {name for name in parameters if fnmatchcase(name, pattern)}
         if not named and not alone:
             raise _unknown(pattern, [*modules, *parameters])
-        inside = {name for name in modules if any(name == each or name.startswith(f"{each}.") for each in named)}
+        inside = {
+            name
+            for name in modules
+            if any(name == each or name.startswith(f"{each}.") for each in named)
+        }
         frozen_modules |= inside
         frozen |= alone | {name for name in parameters if name.rpartition(".")[0] in inside}
     for name in frozen:
         parameters[name].requires_grad_(False)
     for name, module in modules.items():
         own = [f"{name}.{each}".lstrip(".") for each, _ in module.named_parameters(recurse=False)]
-        if isinstance(module, _BatchNorm) and (name in frozen_modules or (own and frozen.issuperset(own))):
+        if isinstance(module, _BatchNorm) and (
+            name in frozen_modules or (own and frozen.issuperset(own))
+        ):
             module.eval()
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(
-            "everything is frozen, so there is nothing to train", given=", ".join(patterns), fix="Freeze fewer layers."
+            "everything is frozen, so there is nothing to train",
+            given=", ".join(patterns),
+            fix="Freeze fewer layers.",
         )
     return [name for name in parameters if name in frozen]
 
@@ -60,5 +70,9 @@ def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"{pattern} is no part of the model",
         allowed=wrapped(f"{shown}, names inside them, and * for any text"),
-        fix=wrapped(f"Use {' or '.join(near)}." if near else "Use names of modules or parameters of this model."),
+        fix=wrapped(
+            f"Use {' or '.join(near)}."
+            if near
+            else "Use names of modules or parameters of this model."
+        ),
     )

@@ -29,8 +29,11 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
     Raises:
         ConfigError: The device does not support the precision.
     """
-    precision, where = config.precision, torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+    precision = config.precision
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if precision == "tf32" and (
+        device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)
+    ):
         raise ConfigError(
             f"precision=tf32 needs an NVIDIA GPU, Ampere or newer, and the device is {where}",
             allowed="fp32, bf16, fp16" if device.type == "cpu" else "fp32, fp16",
@@ -38,7 +41,8 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
         )
     if precision in LOW and not _can_autocast(device, LOW[precision]):
         raise ConfigError(
-            f"{where} can't compute in {precision} with torch {torch.__version__}", fix="Set precision=fp32."
+            f"{where} can't compute in {precision} with torch {torch.__version__}",
+            fix="Set precision=fp32.",
         )
     tf32 = "tf32" if precision == "tf32" else "ieee"
     backends: Any = torch.backends
@@ -48,7 +52,8 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
         operations.fp32_precision = tf32
     if precision not in LOW:
         return
-    kind, dtype = type(model), LOW[precision]
+    kind = type(model)
+    dtype = LOW[precision]
     # Autocast caches converted weights for all threads of a process. With batch_norm=sync, several micro-batches are
     # in flight at once, and which one fills the cache would depend on the number of processes.
     keep = config.batch_norm != "sync"
@@ -59,7 +64,9 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
         return in_float32(outputs)
 
     # In its class, since a deep copy would share a `forward` of the instance, with the weights of the original.
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    model.__class__ = type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
+    )
 
 
 def in_float32(outputs: Any) -> Any:
@@ -73,7 +80,10 @@ def in_float32(outputs: Any) -> Any:
     if isinstance(outputs, dict):
         return type(outputs)((name, in_float32(value)) for name, value in outputs.items())
     if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
-        values = {field.name: in_float32(getattr(outputs, field.name)) for field in dataclasses.fields(outputs)}
+        values = {
+            field.name: in_float32(getattr(outputs, field.name))
+            for field in dataclasses.fields(outputs)
+        }
         return dataclasses.replace(outputs, **values)
     return outputs
 
@@ -85,7 +95,11 @@ def describe_precision(config: RunConfig) -> str:
 
 
 def _can_autocast(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+    if (
+        device.type == "cuda"
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device) < (8, 0)
+    ):
         return False  # torch would emulate it, slowly
     values = torch.ones(2, 2, device=device)
     try:

@@ -2,7 +2,7 @@
 
 import math
 
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig
 from samebits.portable import floats
 
 # Of a run. A preset's warmup of two epochs would otherwise be the whole of a run of two epochs, which would end at the
@@ -24,7 +24,9 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
         return (step + 1) / (math.ceil(num_warmup) + 1)
     if config.schedule == "warmup_cosine":
         # As in torchvision's reference training: the cosine begins where the warmup ends.
-        return _cosine(1.0, config.final_factor, (step - num_warmup) / max(1, num_steps - 1 - num_warmup))
+        return _cosine(
+            1.0, config.final_factor, (step - num_warmup) / max(1, num_steps - 1 - num_warmup)
+        )
     if config.schedule == "cosine":
         return _cosine(1.0, config.final_factor, done)
     if config.schedule == "one_cycle":
@@ -32,9 +34,13 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
         # torch's OneCycleLR.
         if done < config.peak_at:
             return _cosine(config.start_factor, 1.0, done / config.peak_at)
-        return _cosine(1.0, config.final_factor, (done - config.peak_at) / max(1e-12, 1 - config.peak_at))
+        return _cosine(
+            1.0, config.final_factor, (done - config.peak_at) / max(1e-12, 1 - config.peak_at)
+        )
     if config.schedule == "multi_step":
-        return config.gamma ** sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+        return config.gamma ** sum(
+            step >= milestone * steps_per_epoch for milestone in config.milestones
+        )
     return 1.0
 
 

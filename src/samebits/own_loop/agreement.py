@@ -11,8 +11,8 @@ from torch import nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.digests import sample_digests
 from samebits.data.keyed import keys
+from samebits.data.samples import sample_digests
 from samebits.data.seeding import seeded
 from samebits.errors import DataError, TrainError
 from samebits.own_loop.samples import LoaderSource
@@ -40,7 +40,9 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
             cause="They evaluate or draw samples there, such as rank 0 by a counter. Dropout then has other numbers.",
             fix="Do it after optimizer.step().",
         )
-    if world.size > 1 and (names := _compare(world, {"position": loop.step, **checksums(loop.state())})):
+    if world.size > 1 and (
+        names := _compare(world, {"position": loop.step, **checksums(loop.state())})
+    ):
         first, values = next(iter(names.items()))
         raise TrainError(
             f"the ranks differ after step {loop.step:,}: first in {first}, {len(names)} in all",
@@ -50,7 +52,9 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
             fix="Do on every rank what changes the model. Before a validation, call model.eval().",
         )
     # A warning: what forward only notes, such as its last loss, changes no result.
-    for name, values in (_compare(world, _attributes(loop.modules)) if world.size > 1 else {}).items():
+    for name, values in (
+        _compare(world, _attributes(loop.modules)) if world.size > 1 else {}
+    ).items():
         if world.is_main:
             warnings.warn(
                 f"the attribute {name} of the model differs between the ranks ({values}): forward sets it from the "
@@ -106,7 +110,9 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     Raises:
         DataError: They differ; the same error on all ranks.
     """
-    for name, values in (_compare(world, _describe(source, seed)) if world.size > 1 else {}).items():
+    for name, values in (
+        _compare(world, _describe(source, seed)) if world.size > 1 else {}
+    ).items():
         raise DataError(
             f"the ranks have different data: {name}",
             given=values,
@@ -134,12 +140,17 @@ def _compare(world: World, mine: Mapping[str, Any]) -> dict[str, str]:
 
 def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
     samples = source.samples
-    found = {"number of samples": f"{len(samples):,}", "sizes of its files": digest_of_sizes(samples) or "none"}
+    found = {
+        "number of samples": f"{len(samples):,}",
+        "sizes of its files": digest_of_sizes(samples) or "none",
+    }
     indices = np.unique(np.linspace(0, len(samples) - 1, NUM_SAMPLES, dtype=np.int64))
     requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)]
     # In a worker, as in training: open files of some libraries do not survive a fork.
     with seeded(seed):
-        loader = source.open(lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers))
+        loader = source.open(
+            lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers)
+        )
         try:
             for request in requests:
                 digests = sample_digests(loader.raw(*request))

@@ -17,7 +17,7 @@ from typing import Any
 
 from samebits import scratch
 from samebits.check.examine import Report
-from samebits.check.finding import Finding, not_portable, num_portable
+from samebits.check.judge import Finding, not_portable, num_portable
 from samebits.errors import ConfigError
 from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.trial import VARIABLE
@@ -28,11 +28,17 @@ TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
 TAIL_LINES = 12  # of a failing script's output
 TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
-_OWN_RANKS_FIX = (
-    "Call init_process_group() without init_method, rank and world_size: torchrun sets RANK and MASTER_ADDR."
-)
+_OWN_RANKS_FIX = "Call init_process_group() without init_method, rank and world_size: torchrun sets RANK and MASTER_ADDR."
 # torchrun's own variables: this command may run inside of a world itself.
-_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+_WORLD = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,10 @@ class _Outcome:
 
 
 def check_script(
-    script: str, arguments: list[str], progress: Callable[[str, int, int], None], batch_sizes: str = ""
+    script: str,
+    arguments: list[str],
+    progress: Callable[[str, int, int], None],
+    batch_sizes: str = "",
 ) -> Report:
     """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
 
@@ -87,7 +96,9 @@ def check_script(
         findings = not_portable(operations) if operations else []
         for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
-            finding = _compare(reference, _run([*target, *arguments], given, world, folder / str(number)), world)
+            finding = _compare(
+                reference, _run([*target, *arguments], given, world, folder / str(number)), world
+            )
             if finding is None:
                 passed.append(world.name)
             else:
@@ -144,7 +155,9 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
 def _own_ranks(script: str) -> str:
     """Return the cause of a failure if a script takes rank and address from its own options; else an empty text."""
     source = Path(script).read_text(encoding="utf-8", errors="replace")
-    if not re.search(r"""["']--(?:rank|local[-_]rank|node[-_]rank)["']|["'](?:tcp|file)://""", source):
+    if not re.search(
+        r"""["']--(?:rank|local[-_]rank|node[-_]rank)["']|["'](?:tcp|file)://""", source
+    ):
         return ""
     return "each process has its rank and address from the script's own options or init_method, which are equal for all"
 
@@ -184,7 +197,11 @@ def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
             "Give the command an argument of the script, after --, with which it neither saves nor loads.",
         )
     step_of_samples = min(
-        (int(name.split(".")[0]) for name in one.samples if one.samples[name] != other.samples.get(name)),
+        (
+            int(name.split(".")[0])
+            for name in one.samples
+            if one.samples[name] != other.samples.get(name)
+        ),
         default=NUM_STEPS,
     )
     for step, (mine, its) in enumerate(zip(one.states, other.states, strict=False)):
@@ -220,5 +237,7 @@ def _finding(what: str, world: _World, *, is_data: bool) -> Finding:
             "The body of the loop keeps or counts something from one micro-batch to the next, or uses the rank: "
             "a step counter, a running value, a moving average or scheduler that is not in per_step."
         )
-        fix = "Give what acts once a step to exact(per_step=[...]), and use loader.step for counters."
+        fix = (
+            "Give what acts once a step to exact(per_step=[...]), and use loader.step for counters."
+        )
     return Finding(what, kind, cause, fix)

@@ -16,17 +16,18 @@ from torch.distributed import PrefixStore
 
 from samebits.cluster import collectives
 from samebits.cluster.address import machine, numbered
-from samebits.cluster.backends import add_group
 from samebits.cluster.env import ALONE, node_number, read_assignment
 from samebits.cluster.signed import Seal, SignedStore
-from samebits.cluster.world import World, alone, join
+from samebits.cluster.world import World, add_group, alone, join
 from samebits.cores import schedule_threads
 from samebits.watchdog.detector import HangDetector
 
 JOIN_TIMEOUT_S = 300.0
 _JOINED: list[World] = []
 _DETECTORS: dict[int, HangDetector] = {}  # by the identity of the world's activity
-_OF_GROUP: list[tuple[weakref.ref[dist.ProcessGroup], World]] = []  # of the default process group; at most one
+_OF_GROUP: list[
+    tuple[weakref.ref[dist.ProcessGroup], World]
+] = []  # of the default process group; at most one
 
 
 def current_world(device: torch.device) -> World:
@@ -55,11 +56,16 @@ def _of_default_group(device: torch.device) -> World:
     # The script has made it, and torch has no public name for it.
     group = dist.distributed_c10d._get_default_group()
     if _OF_GROUP and _OF_GROUP[0][0]() is group:
-        return replace(_OF_GROUP[0][1], device=device)  # with the activity that the hang detector reads
-    rank, size = dist.get_rank(), dist.get_world_size()
+        return replace(
+            _OF_GROUP[0][1], device=device
+        )  # with the activity that the hang detector reads
+    rank = dist.get_rank()
+    size = dist.get_world_size()
     assignment = replace(ALONE, rank=rank, world_size=size, local_rank=None, local_world_size=None)
     # Not the script's own keys. The store of torchrun's agent outlives rank 0.
-    store = PrefixStore("samebits", dist.distributed_c10d._get_default_store()) if size > 1 else None
+    store = (
+        PrefixStore("samebits", dist.distributed_c10d._get_default_store()) if size > 1 else None
+    )
     signed = SignedStore(PrefixStore("signed", store), Seal()) if store is not None else None
     name = socket.gethostname()
     world = World(rank, size, 0, device, dist.get_backend(), name, store, assignment, signed=signed)

@@ -34,8 +34,12 @@ class Iteration:
     """
 
     def __init__(self, loop: ExactLoop, start: int, stop: int, restore: Callable[[], None]) -> None:
-        self._loop, self._start, self._stop, self._restore = loop, start, stop, restore
-        self.num_read, self.is_whole = 0, False
+        self._loop = loop
+        self._start = start
+        self._stop = stop
+        self._restore = restore
+        self.num_read = 0
+        self.is_whole = False
         loop.habits.begin_pass()
 
     def end(self) -> bool:
@@ -88,10 +92,18 @@ class Iteration:
 
     def _fault(self) -> TrainError | None:
         """Return what is wrong with leaving the loop here, after training; None: nothing."""
-        loop, body = self._loop, self._loop.place()
+        loop = self._loop
+        body = self._loop.place()
         counts = loop.habits.has_counted_steps
-        if loop.habits.ends_by_number and body is not None and body[0] == 1 and not loop.has_backward:
-            body, counts = None, True  # it has read a batch of the next step
+        if (
+            loop.habits.ends_by_number
+            and body is not None
+            and body[0] == 1
+            and not loop.has_backward
+        ):
+            # it has read a batch of the next step
+            body = None
+            counts = True
         if body is not None and not loop.has_acted:
             return TrainError(
                 "the loop over the exact loader ended inside a step",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.groups import Batches
+from samebits.data.division import Batches
 from samebits.data.keyed import keys
 from samebits.data.loader import Request
 from samebits.data.seeding import seed_between
@@ -46,14 +46,18 @@ class EvalLoader:
         self._results: dict[int, list[Any]] = {}
         self._metrics: list[Any] = []
         self._states: list[dict[int, dict[str, Any]]] = []  # of each metric, by batch
-        self.dataset, self.batch_size = source.samples.dataset, source.batch_size
+        self.dataset = source.samples.dataset
+        self.batch_size = source.batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of all ranks."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._numbers, self._results, self._metrics, self._states = {}, {}, [], []
+        self._numbers = {}
+        self._results = {}
+        self._metrics = []
+        self._states = []
         mine = range(self.world.rank, len(self._batches), self.world.size)
 
         def requests() -> Iterator[Request]:
@@ -124,7 +128,9 @@ class EvalLoader:
                 allowed="a torchmetrics.Metric, 1.5 or later",
                 fix="Count with loader.add(...), or update torchmetrics.",
             )
-        if getattr(metric, "full_state_update", False) is not False or getattr(metric, "dist_sync_on_step", False):
+        if getattr(metric, "full_state_update", False) is not False or getattr(
+            metric, "dist_sync_on_step", False
+        ):
             raise ConfigError(
                 f"the states of the metric {type(metric).__name__} do not merge: it has full_state_update",
                 fix="Count with loader.add(...), or choose another metric.",

@@ -65,16 +65,25 @@ def exact(
     """
     report_errors()
     modules = [model] if isinstance(model, nn.Module) else list(model)
-    optimizers: list[Optimizer] = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers: list[Optimizer] = (
+        [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    )
     check_modules(modules)
     source = source_of(data)
     size = source.batch_size if micro_batch is None else micro_batch
-    order = order_of(len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last)
+    order = order_of(
+        len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last
+    )
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     set_kernels(num_threads, device, exact=True)
     world = current_world(device)
-    settings = {"global_batch": global_batch, "micro_batch": size or 0, "seed": seed, "num_threads": num_threads}
+    settings = {
+        "global_batch": global_batch,
+        "micro_batch": size or 0,
+        "seed": seed,
+        "num_threads": num_threads,
+    }
     check_split(order, world)
     for each in per_step:
         check_schedule(each, len(data), order.steps_per_epoch)
@@ -91,7 +100,10 @@ def exact(
 
 
 def _attach(
-    loop: ExactLoop, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], per_step: Sequence[Any]
+    loop: ExactLoop,
+    modules: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    per_step: Sequence[Any],
 ) -> None:
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
@@ -102,7 +114,12 @@ def _attach(
 
 
 def order_of(
-    num_samples: int, global_batch: int, micro_batch: int | None, seed: int, is_shuffled: bool, drop_last: bool
+    num_samples: int,
+    global_batch: int,
+    micro_batch: int | None,
+    seed: int,
+    is_shuffled: bool,
+    drop_last: bool,
 ) -> Order:
     """Return the order of the samples of an exact loop.
 
@@ -126,5 +143,11 @@ def order_of(
             fix="Set a smaller global_batch, or drop_last=False.",
         )
     return Order(
-        num_samples, global_batch, micro_batch, seed, is_shuffled=is_shuffled, drop_last=drop_last, division=PADDED
+        num_samples,
+        global_batch,
+        micro_batch,
+        seed,
+        is_shuffled=is_shuffled,
+        drop_last=drop_last,
+        division=PADDED,
     )

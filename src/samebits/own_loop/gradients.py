@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.parallel.bucket import Bucket
-from samebits.parallel.bucket_sum import JOINED_BYTES, BucketSum, group
-from samebits.parallel.reduce import bucket_bytes
+from samebits.parallel.reduce import JOINED_BYTES, BucketSum, bucket_bytes, group
 
 
 class GradientSum(BucketSum):
@@ -33,9 +32,14 @@ class GradientSum(BucketSum):
     def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         groups = group(parameters[::-1], bucket_bytes(parameters, world))
-        tails = [0] * (len(groups) - 1) + [len(parameters)]  # the last bucket also has which parameters were used
+        tails = [0] * (len(groups) - 1) + [
+            len(parameters)
+        ]  # the last bucket also has which parameters were used
         device = parameters[0].device
-        buckets = [Bucket(part, tail, world.size, True, device) for part, tail in zip(groups, tails, strict=True)]
+        buckets = [
+            Bucket(part, tail, world.size, True, device)
+            for part, tail in zip(groups, tails, strict=True)
+        ]
         super().__init__(buckets, world, number)
         self._place: dict[Tensor, tuple[int, int]] = {
             parameter: (number, index)

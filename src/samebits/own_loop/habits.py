@@ -11,20 +11,24 @@ from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
 from samebits.own_loop.trained import Trained
 
-_CALL_IN_EVERY_PASS = (
-    "Call optimizer.step() in every pass; global_batch already accumulates. For several steps use loader.step."
-)
+_CALL_IN_EVERY_PASS = "Call optimizer.step() in every pass; global_batch already accumulates. For several steps use loader.step."
 
 
 class Habits:
     """Notes on a loop, from the start of an iteration on. A framework begins none: it counts steps itself."""
 
     def __init__(self) -> None:
-        self.fault: TrainError | None = None  #: The error of an iteration that was left in the wrong place.
+        self.fault: TrainError | None = (
+            None  #: The error of an iteration that was left in the wrong place.
+        )
         self.has_trained = False  #: Whether there was a backward pass or an `optimizer.step()`.
         self.has_drawn = False  #: Whether torch's random numbers were drawn before a forward pass of the first step.
-        self.num_forwards = 0  #: Forward passes in training mode since the body's start, or since the update.
-        self.is_numbered = False  #: Whether the script reads batches by an `enumerate()` that counts steps.
+        self.num_forwards = (
+            0  #: Forward passes in training mode since the body's start, or since the update.
+        )
+        self.is_numbered = (
+            False  #: Whether the script reads batches by an `enumerate()` that counts steps.
+        )
         self.ends_by_number = False  #: Whether it leaves the loop by that number.
         self._is_open = False  # whether the body before had forward passes and no backward pass
         self._called: dict[tuple[str, str], set[int]] = {}  # what follows the optimizer -> bodies
@@ -58,8 +62,11 @@ class Habits:
 
     def begin_pass(self) -> None:
         """Start an iteration over the loader of a script."""
-        self._is_script, self._has_looked, self.has_trained = True, True, False
-        self._num_before, self._looks_before = self._num_before + self._num_steps, self._looks_before + self._num_looks
+        self._is_script = True
+        self._has_looked = True
+        self.has_trained = False
+        self._num_before = self._num_before + self._num_steps
+        self._looks_before = self._looks_before + self._num_looks
         self._num_steps = self._num_looks = 0
         self._stepping = set()
         self.has_drawn = False
@@ -72,7 +79,8 @@ class Habits:
         """Start a step."""
         self._called = {}
         if self._is_script:
-            self._num_steps, self._has_looked = self._num_steps + 1, False
+            self._num_steps = self._num_steps + 1
+            self._has_looked = False
 
     def end_body(self, num_rounds: int) -> None:
         """End a micro-batch. It had `num_rounds` backward passes."""
@@ -100,7 +108,9 @@ class Habits:
         """
         num = len(step.micro_batches)
         for each in trained:
-            if 0 < each.num_calls < num and not (self.counts_steps and each.is_closed and each.num_calls == 1):
+            if 0 < each.num_calls < num and not (
+                self.counts_steps and each.is_closed and each.num_calls == 1
+            ):
                 where = "" if each.is_closed else ", but not in its last micro-batch"
                 raise TrainError(
                     f"the loop called optimizer.step() in some micro-batches of a step only{where}",
@@ -143,7 +153,8 @@ class Habits:
         """
         # An error that is being handled has a reason of its own, which this one must not replace.
         if self.fault is not None and sys.exc_info()[1] is None:
-            fault, self.fault = self.fault, None
+            fault = self.fault
+            self.fault = None
             raise fault
 
 
@@ -174,13 +185,19 @@ class RepeatCheck:
             self._start = step.number if self._start is None else self._start
             count = step.number - self._start + 1
             again = replace(step.micro_batches[0], weight=0.0)
-            yield step if count & (count - 1) else replace(step, micro_batches=(*step.micro_batches, again))
+            yield (
+                step
+                if count & (count - 1)
+                else replace(step, micro_batches=(*step.micro_batches, again))
+            )
 
     def begin(self, step: Step, micro_batch: MicroBatch) -> None:
         """Start a micro-batch."""
-        first, last = step.micro_batches[0], step.micro_batches[-1]
+        first = step.micro_batches[0]
+        last = step.micro_batches[-1]
         is_repeated = first is not last and first.index == last.index
-        self._is_first, self.is_again = is_repeated and micro_batch is first, is_repeated and micro_batch is last
+        self._is_first = is_repeated and micro_batch is first
+        self.is_again = is_repeated and micro_batch is last
         if self._is_first:
             self._first = {}
 
@@ -194,7 +211,9 @@ class RepeatCheck:
         elif self.is_again:
             first = self._first.pop((turn, id(parameter)), None)
             # The bits: a gradient that is not a number has an error of its own before the update.
-            if first is None or not torch.equal(first.view(torch.int32), gradient.detach().view(torch.int32)):
+            if first is None or not torch.equal(
+                first.view(torch.int32), gradient.detach().view(torch.int32)
+            ):
                 self._refuse()
 
     def end(self) -> None:

@@ -16,16 +16,23 @@ from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
 POSITION = "step"
-CARRIED = "has_gradients"  # only in a position at which gradients of earlier steps wait for `step()`
+CARRIED = (
+    "has_gradients"  # only in a position at which gradients of earlier steps wait for `step()`
+)
 FollowerT = TypeVar("FollowerT")
 
 
 def content_of(order: Order) -> dict[str, int]:
     """Return what decides the samples of each step, for a checkpoint."""
-    return {name: getattr(order, name) for name in ("seed", "global_batch", "micro_batch", "num_samples")}
+    return {
+        name: getattr(order, name)
+        for name in ("seed", "global_batch", "micro_batch", "num_samples")
+    }
 
 
-def check_content(state: Mapping[str, Any], order: Order, what: str, fix: str, where: object = None) -> None:
+def check_content(
+    state: Mapping[str, Any], order: Order, what: str, fix: str, where: object = None
+) -> None:
     """Check that the state in a checkpoint belongs to the same data, batch sizes and seed.
 
     Args:
@@ -35,7 +42,11 @@ def check_content(state: Mapping[str, Any], order: Order, what: str, fix: str, w
         CheckpointError: It does not.
     """
     here = content_of(order)
-    other = [f"{name}: {state.get(name)} there, {here[name]} here" for name in here if state.get(name) != here[name]]
+    other = [
+        f"{name}: {state.get(name)} there, {here[name]} here"
+        for name in here
+        if state.get(name) != here[name]
+    ]
     if other:
         raise CheckpointError(what, given="\n".join(other), where=where, fix=fix)
 
@@ -58,16 +69,25 @@ class ExactLoader:
         is_padding: Whether the current micro-batch is a repeated one, whose results do not count.
     """
 
-    def __init__(self, source: LoaderSource, order: Order, loop: ExactLoop, world: World, num_workers: int) -> None:
-        self._source, self._order, self.loop, self._world = source, order, loop, world
+    def __init__(
+        self, source: LoaderSource, order: Order, loop: ExactLoop, world: World, num_workers: int
+    ) -> None:
+        self._source = source
+        self._order = order
+        self.loop = loop
+        self._world = world
         self.is_padding = False
         self._epoch = 0
-        self._is_loaded = False  # whether a loaded position has not been compared with the loop's epochs
+        self._is_loaded = (
+            False  # whether a loaded position has not been compared with the loop's epochs
+        )
         self._is_positioned = False  # whether the script has set where training begins
         self.current_pass: Iteration | None = None
         self._set_epoch = 0 if source.sampler is None else source.sampler.epoch
-        self.dataset, self.batch_size = source.samples.dataset, order.micro_batch
-        self.num_workers, self.collate_fn = num_workers, source.collate_fn
+        self.dataset = source.samples.dataset
+        self.batch_size = order.micro_batch
+        self.num_workers = num_workers
+        self.collate_fn = source.collate_fn
         self.drop_last = order.drop_last
 
     @property
@@ -78,7 +98,9 @@ class ExactLoader:
     def replace_source(self, source: LoaderSource) -> None:
         """Read from now on as a DataLoader that the script has made in place of the one before, in equal order."""
         self._source = source
-        if source.sampler is not None and source.sampler.epoch == 0:  # a new one, whose epoch the script does not set
+        if (
+            source.sampler is not None and source.sampler.epoch == 0
+        ):  # a new one, whose epoch the script does not set
             self._set_epoch = 0
 
     def __len__(self) -> int:
@@ -137,7 +159,9 @@ class ExactLoader:
             )
         begin = epoch * self._order.steps_per_epoch
         self.loop.step = max(self.loop.step, begin) if epoch == self._epoch else begin
-        self._epoch, self._is_loaded, self._is_positioned = epoch, False, True
+        self._epoch = epoch
+        self._is_loaded = False
+        self._is_positioned = True
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, for a checkpoint: the number of steps done, and what decides their content."""
@@ -159,7 +183,11 @@ class ExactLoader:
         """
         mine = self.state_dict()
         has_names = {*state, CARRIED} == {*mine, CARRIED}
-        if not has_names or not all(isinstance(each, int) for each in state.values()) or state[POSITION] < 0:
+        if (
+            not has_names
+            or not all(isinstance(each, int) for each in state.values())
+            or state[POSITION] < 0
+        ):
             raise CheckpointError(
                 "the state of the loader is not one of an exact loader",
                 given=str(dict(state))[:200],
@@ -187,7 +215,9 @@ class ExactLoader:
         if not self._is_positioned:
             check_start(self.loop)
         if sampler is None or sampler.epoch == self._epoch:
-            self._is_loaded = False  # the loop counts as the loader does, so a later step back is meant
+            self._is_loaded = (
+                False  # the loop counts as the loader does, so a later step back is meant
+            )
         per_epoch = self._order.steps_per_epoch
         # A loop that was left early continues with the next epoch, like a DataLoader.
         start = max(self.loop.step, self._epoch * per_epoch)
@@ -200,9 +230,13 @@ class ExactLoader:
         # `tee`: DataLoader workers are sent the requests ahead of the loop.
         steps, ahead = tee(every)
         loader = self._source.open(
-            lambda: requests_of(ahead), self._world.device, num_ranks_here=self._world.num_ranks_here
+            lambda: requests_of(ahead),
+            self._world.device,
+            num_ranks_here=self._world.num_ranks_here,
         )
-        self.current_pass = current = Iteration(self.loop, start, stop, preserved(self._world.device))
+        self.current_pass = current = Iteration(
+            self.loop, start, stop, preserved(self._world.device)
+        )
         try:
             for step in steps:
                 for micro_batch in step.micro_batches:
@@ -228,6 +262,7 @@ class ExactLoader:
         Raises:
             TrainError: A whole pass has trained nothing.
         """
-        current, self.current_pass = self.current_pass, None
+        current = self.current_pass
+        self.current_pass = None
         if current is not None and current.end():
             self._epoch += 1

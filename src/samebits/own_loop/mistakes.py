@@ -58,7 +58,10 @@ def check_settings(
             first = first[: len(each.set_at_step)]
             first = [] if first == each.settings else first
         elif not (is_last or is_first_step or is_scheduled) and each.set_at_step == each.settings:
-            first = [*each.settings, *each.settings]  # what is set for the next step is set in the last one
+            first = [
+                *each.settings,
+                *each.settings,
+            ]  # what is set for the next step is set in the last one
         for before, now in zip(first if not (is_last and is_scheduled) else (), seen, strict=False):
             names = [name for name in now if before.get(name) != now[name]]
             if names:
@@ -73,7 +76,9 @@ def check_settings(
                     if is_scheduled
                     else f"Set it from loader.step, equal in all passes of a step: {names[0]} = f(loader.step).",
                 )
-        for group, before in zip(each.optimizer.param_groups, [] if is_last else each.settings, strict=False):
+        for group, before in zip(
+            each.optimizer.param_groups, [] if is_last else each.settings, strict=False
+        ):
             group.update(before)
 
 

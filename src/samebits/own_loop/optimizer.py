@@ -98,7 +98,9 @@ def follow(follower: Any, loop: ExactLoop) -> None:
         return
     names = next((names for kind, names in ONCE if isinstance(follower, kind)), None)
     if names is None:
-        names = tuple(name for name in ("step", "update") if callable(getattr(follower, name, None)))
+        names = tuple(
+            name for name in ("step", "update") if callable(getattr(follower, name, None))
+        )
     if not names:
         raise ConfigError(
             f"per_step has a {type(follower).__name__}",
@@ -109,7 +111,9 @@ def follow(follower: Any, loop: ExactLoop) -> None:
 
     def once(method: Callable[..., Any]) -> Callable[..., Any]:
         def act(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return loop.after_update(lambda: method(self, *args, **kwargs), base.__name__, method.__name__)
+            return loop.after_update(
+                lambda: method(self, *args, **kwargs), base.__name__, method.__name__
+            )
 
         return act
 

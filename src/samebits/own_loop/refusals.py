@@ -26,7 +26,9 @@ def check_modules(modules: Sequence[nn.Module]) -> None:
             )
         if not isinstance(module, nn.Module):
             raise ConfigError(
-                f"the model is a {type(module).__name__}", allowed="torch.nn.Module", fix="Give a module."
+                f"the model is a {type(module).__name__}",
+                allowed="torch.nn.Module",
+                fix="Give a module.",
             )
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
@@ -49,7 +51,10 @@ def check_modules(modules: Sequence[nn.Module]) -> None:
                     fix="Call the model once on an example before exact().",
                 )
     if not any(parameter.requires_grad for module in modules for parameter in module.parameters()):
-        raise ConfigError("no parameter of the model requires a gradient", fix="Unfreeze some: requires_grad_(True).")
+        raise ConfigError(
+            "no parameter of the model requires a gradient",
+            fix="Unfreeze some: requires_grad_(True).",
+        )
 
 
 def check_split(order: Order, world: World) -> None:

@@ -33,8 +33,12 @@ class CollatedSamples(Samples):
         chosen: Indices of the samples to use; None: all.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], chosen: Sequence[int] | None = None) -> None:
-        self.dataset, self._collate, self._chosen = dataset, collate, chosen
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any], chosen: Sequence[int] | None = None
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate
+        self._chosen = chosen
 
     def __len__(self) -> int:
         return len(self.dataset if self._chosen is None else self._chosen)
@@ -71,7 +75,9 @@ class LoaderSource:
     #: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
     worker_init_fn: Callable[[int], None] | None
     timeout_s: float | None  #: Longest wait for a worker's batch, seconds; None: forever.
-    sampler: DistributedSampler[Any] | None  #: Its DistributedSampler, whose `set_epoch` the loop may call.
+    sampler: (
+        DistributedSampler[Any] | None
+    )  #: Its DistributedSampler, whose `set_epoch` the loop may call.
 
     def init_worker(self, worker: int) -> None:
         """Call the script's `worker_init_fn` in a DataLoader worker, by its number."""
@@ -110,7 +116,8 @@ class SizedBatches:
     """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
 
     def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
-        self._batches, self._num_steps = batches, num_steps
+        self._batches = batches
+        self._num_steps = num_steps
 
     def __iter__(self) -> "SizedBatches":
         return self

@@ -37,7 +37,9 @@ def is_script(source: str) -> bool:
     if any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body):
         return False
     called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    names = (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called)
+    names = (
+        each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called
+    )
     # exact, and the integrations' ExactStrategy, ExactAccelerator, ExactTrainer.
     if not any(name == "exact" or name.startswith("Exact") for name in names):
         raise ConfigError(
@@ -63,14 +65,19 @@ class LoopText:
 
     def __init__(self, frames: Iterable[FrameType], data: object) -> None:
         self.divides = self.sets_rate = self.ends_by_number = False
-        self.counted_end, self.instead, self.reader = "", "", ""
+        self.counted_end = ""
+        self.instead = ""
+        self.reader = ""
         tests: list[ast.expr] = []  # of loops around it
         loop: Loop | None = None
         for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
             scope, loops = place_of(frame.f_code.co_filename, frame.f_lineno)
             # A generator or a method of a reader passes batches on to the loop that trains.
             if loop is None and loops and not passes_on(frame.f_code):
-                loop, file, line, function = loops[0], frame.f_code.co_filename, frame.f_lineno, scope
+                loop = loops[0]
+                file = frame.f_code.co_filename
+                line = frame.f_lineno
+                function = scope
             if loop is not None:
                 self.reader = self.reader or _name_in(frame, data)
                 tests += [each.test for each in loops if isinstance(each, ast.While)]
@@ -102,18 +109,26 @@ def _while(counter: ast.AST | None, count: str) -> str:
 def makes_list(frames: Iterable[FrameType], data: object) -> bool:
     """Return whether the script makes a list of the batches of `data`, as in `len(list(loader))`: it trains on none."""
     frame = next(each for each in frames if is_user(each.f_code.co_filename))
-    return f"list({_name_in(frame, data)})" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return f"list({_name_in(frame, data)})" in linecache.getline(
+        frame.f_code.co_filename, frame.f_lineno
+    )
 
 
 def sets_training(frames: Iterable[FrameType]) -> bool:
     """Return whether the loop that is about to read batches calls `train()` of a model before its backward pass."""
     frame = next(each for each in frames if is_user(each.f_code.co_filename))
     loops = place_of(frame.f_code.co_filename, frame.f_lineno)[1]
-    return bool(loops) and ".train()" in ast.unparse(ast.Module(loops[0].body, [])).partition(".backward(")[0]
+    return (
+        bool(loops)
+        and ".train()" in ast.unparse(ast.Module(loops[0].body, [])).partition(".backward(")[0]
+    )
 
 
 def _name_in(frame: FrameType, data: object) -> str:
-    attributes = {f"self.{name}": each for name, each in getattr(frame.f_locals.get("self"), "__dict__", {}).items()}
+    attributes = {
+        f"self.{name}": each
+        for name, each in getattr(frame.f_locals.get("self"), "__dict__", {}).items()
+    }
     return next((name for name, each in (frame.f_locals | attributes).items() if each is data), "")
 
 
@@ -134,14 +149,28 @@ def _counter(
 def _training_tests(loop: Loop) -> Iterator[ast.expr]:
     """Yield the conditions in a loop under which it trains in another way: it clips, steps, or changes the loss."""
     calls = [
-        each.func for each in ast.walk(loop) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        each.func
+        for each in ast.walk(loop)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
     ]
     losses = {ast.unparse(each.value) for each in calls if each.attr == "backward"}
     for test in [each for each in ast.walk(loop) if isinstance(each, ast.If)]:
         inner = [each for statement in test.body + test.orelse for each in ast.walk(statement)]
-        trains = any(each in calls and each.attr in _TRAINING for each in inner if isinstance(each, ast.Attribute))
-        trains |= any("lr" in ast.unparse(each) for each in inner if isinstance(each, ast.Assign | ast.AugAssign))
-        stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        trains = any(
+            each in calls and each.attr in _TRAINING
+            for each in inner
+            if isinstance(each, ast.Attribute)
+        )
+        trains |= any(
+            "lr" in ast.unparse(each)
+            for each in inner
+            if isinstance(each, ast.Assign | ast.AugAssign)
+        )
+        stored = {
+            each.id
+            for each in inner
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        }
         if trains or stored & losses:
             yield test.test
 
@@ -168,7 +197,8 @@ def place_of(file: str, line: int) -> tuple[Scope, list[Loop]]:
     for node in ast.walk(scope):  # outer ones before inner ones
         if getattr(node, "lineno", line + 1) <= line <= getattr(node, "end_lineno", 0):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                scope, loops = node, []
+                scope = node
+                loops = []
             elif isinstance(node, Loop):
                 loops.insert(0, node)
     return scope, loops
@@ -181,7 +211,9 @@ def passes_on(code: CodeType) -> bool:
 
 def names(node: ast.AST) -> set[str]:
     """Return the variables and attributes that a text reads: "x", "self", "self.loss"."""
-    return {ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
+    return {
+        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)
+    }
 
 
 def _divisors(scope: ast.AST) -> Iterator[ast.expr]:
@@ -196,9 +228,13 @@ def _rates(loop: Loop) -> Iterator[ast.expr]:
         if isinstance(each, ast.Call):
             arguments = [*each.args, *(keyword.value for keyword in each.keywords)]
             called = ast.unparse(each.func).lower()
-            if any(map(_is_optimizer, arguments)) or any(word in called for word in ("lr", "sched", "learning_rate")):
+            if any(map(_is_optimizer, arguments)) or any(
+                word in called for word in ("lr", "sched", "learning_rate")
+            ):
                 yield from arguments
-        elif isinstance(each, ast.Assign) and any(is_rate(ast.unparse(target)) for target in each.targets):
+        elif isinstance(each, ast.Assign) and any(
+            is_rate(ast.unparse(target)) for target in each.targets
+        ):
             yield each.value
 
 
@@ -208,13 +244,17 @@ def is_rate(target: str) -> bool:
 
 
 def _is_optimizer(argument: ast.expr) -> bool:
-    return isinstance(argument, ast.Name | ast.Attribute) and ast.unparse(argument).endswith(("optimizer", "optim"))
+    return isinstance(argument, ast.Name | ast.Attribute) and ast.unparse(argument).endswith(
+        ("optimizer", "optim")
+    )
 
 
 def _compared(test: ast.expr) -> set[str]:
     """Return what a condition compares, but not by a remainder, as for what happens once in a while."""
     compared = [each for each in ast.walk(test) if isinstance(each, ast.Compare)]
-    plain = [each for each in compared if not any(isinstance(part, ast.Mod) for part in ast.walk(each))]
+    plain = [
+        each for each in compared if not any(isinstance(part, ast.Mod) for part in ast.walk(each))
+    ]
     return set().union(*map(names, plain))
 
 
@@ -223,6 +263,8 @@ def ends(body: Iterable[ast.AST]) -> Iterator[ast.expr]:
     for each in body:
         if isinstance(each, Loop | ast.FunctionDef):
             continue  # leaves another one
-        if isinstance(each, ast.If) and any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(each)):
+        if isinstance(each, ast.If) and any(
+            isinstance(node, ast.Break | ast.Return) for node in ast.walk(each)
+        ):
             yield each.test
         yield from ends(ast.iter_child_nodes(each))

@@ -64,32 +64,45 @@ class ExactLoop:
         seed: int,
         check_finite: bool = True,
     ) -> None:
-        self._world, self._seed, self.check_finite = world, seed, check_finite
+        self._world = world
+        self._seed = seed
+        self.check_finite = check_finite
         self.modules = list(modules)
         self._trained = [
             Trained(optimizer, act, number, len(optimizers), world)
             for number, (optimizer, act) in enumerate(optimizers)
         ]
-        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [
+            tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
+        ]
         # An optimizer may also train parameters outside of the modules, such as a learned temperature.
-        tensors += [parameter for trained in self._trained for parameter in trained.all_parameters()]
-        collectives.broadcast_tensors(world, list({id(tensor): tensor for tensor in tensors}.values()))
+        tensors += [
+            parameter for trained in self._trained for parameter in trained.all_parameters()
+        ]
+        collectives.broadcast_tensors(
+            world, list({id(tensor): tensor for tensor in tensors}.values())
+        )
         self._buffers = BufferSum(modules, world)
         if len(self._trained) == 1:
             self._trained[0].buffers = self._buffers
         self._owners: dict[nn.Parameter, Trained] = {}
-        self._round, self._is_backward = 0, False
+        self._round = 0
+        self._is_backward = False
         self._step: Step | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
         self.trial = trial_of(world)
-        self._seeded: Tensor | None = None  # torch's random state at the start of a body, until its forward pass
+        self._seeded: Tensor | None = (
+            None  # torch's random state at the start of a body, until its forward pass
+        )
         self.step = 0
         self.is_last = self.has_acted = False
         self.habits = Habits()
         self.repeat: RepeatCheck | None = None
         self._refresh()
-        self._guard = WeightGuard(modules, [each for each, _ in optimizers], self._owners.__contains__)
+        self._guard = WeightGuard(
+            modules, [each for each, _ in optimizers], self._owners.__contains__
+        )
         self._averages = AverageWatch(self.modules, self._owners.__contains__)
         self._guard.drop_unowned(warns=world.is_main)
 
@@ -141,7 +154,9 @@ class ExactLoop:
             self._averages.check(step.number)
         for trained in self._trained:
             trained.begin()
-        self._round, self.habits.num_forwards, self._current = 0, 0, micro_batch
+        self._round = 0
+        self.habits.num_forwards = 0
+        self._current = micro_batch
         self._guard.micro_batch = micro_batch
         if self.repeat is not None:
             self.repeat.begin(step, micro_batch)
@@ -181,9 +196,13 @@ class ExactLoop:
 
     def _end_step(self) -> None:
         assert self._step is not None
-        if self.habits.num_forwards:  # after the update: before it they were counted as those of the body
+        if (
+            self.habits.num_forwards
+        ):  # after the update: before it they were counted as those of the body
             self._buffers.drop_changes()
-        mistakes.check_settings(self._trained, self._step, is_last=True, counts_steps=self.habits.counts_steps)
+        mistakes.check_settings(
+            self._trained, self._step, is_last=True, counts_steps=self.habits.counts_steps
+        )
         self.habits.end_step(self._trained, self._step)
 
     def leave(self) -> None:
@@ -238,7 +257,9 @@ class ExactLoop:
     def note_follower(self, follower: object) -> None:
         """Note what acts once a step: it may be a scheduler, which keeps its optimizer."""
         for trained in self._trained:
-            trained.is_followed |= any(each is trained.optimizer for each in getattr(follower, "__dict__", {}).values())
+            trained.is_followed |= any(
+                each is trained.optimizer for each in getattr(follower, "__dict__", {}).values()
+            )
 
     def after_update(self, work: Callable[[], Any], kind: str = "", name: str = "") -> Any:
         """Call a function once a step: at once if the optimizers have acted, and return its result; later, or never."""
@@ -277,7 +298,9 @@ class ExactLoop:
 
     def on_skipped_step(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has left a step out, on all ranks; nothing to do if it has not."""
-        number = next(number for number, trained in enumerate(self._trained) if trained.optimizer is optimizer)
+        number = next(
+            number for number, trained in enumerate(self._trained) if trained.optimizer is optimizer
+        )
         if not self._trained[number].is_closed:
             self.on_step(number, is_skipped=True)
 
@@ -340,7 +363,9 @@ class ExactLoop:
                 return  # a backward pass outside of the loop
             if not self._is_backward:
                 self._is_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # as in torch's FSDP
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    self._end_backward
+                )  # as in torch's FSDP
             if self.repeat is not None:
                 self.repeat.take(parameter, self._round)
             trained.take(parameter, self._round, self._current, is_last=self.is_last)
@@ -390,7 +415,8 @@ class ExactLoop:
                 mistakes.check_strays(trained, step)
                 trained.act()
             trained.end_step()
-        self.has_acted, self.step = True, step.number + 1
+        self.has_acted = True
+        self.step = step.number + 1
         for work in self._after:
             work()
         self._after = []

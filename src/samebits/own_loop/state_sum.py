@@ -13,9 +13,9 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
 from samebits.frames import callers, is_user
 from samebits.parallel.bucket import Bucket
-from samebits.parallel.bucket_sum import JOINED_BYTES, nodes_of
-from samebits.parallel.exchange.tags import bucket_tag
+from samebits.parallel.exchange.part import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.reduce import JOINED_BYTES, nodes_of
 from samebits.parallel.running import RunningBuffers
 
 
@@ -34,7 +34,9 @@ class BufferSum:
             module.register_state_dict_post_hook(_give_own_memory)
         self._length = len(self._buffers)
         self._buckets: list[Bucket] = []  # one for each backward pass
-        self._exchanges: list[TreeAllReduce | None] = []  # of those passes that this step has; None: see `join`
+        self._exchanges: list[
+            TreeAllReduce | None
+        ] = []  # of those passes that this step has; None: see `join`
         self._joined: set[int] = set()
         self._num_used = 0
         self._done: list[MicroBatch] = []
@@ -42,7 +44,10 @@ class BufferSum:
 
     def begin_step(self, step: Step) -> None:
         """Start a step."""
-        self._step, self._num_used, self._exchanges, self._done = step, 0, [], []
+        self._step = step
+        self._num_used = 0
+        self._exchanges = []
+        self._done = []
         self._joined = set()
         self._buffers.start_step()
 
@@ -92,7 +97,9 @@ class BufferSum:
             if number in self._joined:
                 self._exchanges.append(None)
                 continue
-            exchange = TreeAllReduce(self._buckets[number], self._world, nodes_of(self._step), bucket_tag(number))
+            exchange = TreeAllReduce(
+                self._buckets[number], self._world, nodes_of(self._step), bucket_tag(number)
+            )
             exchange.start()
             self._exchanges.append(exchange)
 
@@ -120,7 +127,9 @@ class BufferSum:
     def _begin_turn(self) -> None:
         assert self._step is not None
         if self._num_used == len(self._buckets):
-            self._buckets.append(Bucket([], self._length, self._world.size, True, self._world.device))
+            self._buckets.append(
+                Bucket([], self._length, self._world.size, True, self._world.device)
+            )
         bucket = self._buckets[self._num_used]
         self._num_used += 1
         bucket.start_step(self._step.leaves[self._world.rank])
@@ -138,7 +147,9 @@ class BufferSum:
         assert self._step is not None
         count = self._step.num_micro_batches
         leaf = bucket.start_leaf(micro_batch.index, count)
-        leaf.put_tail(torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight))
+        leaf.put_tail(
+            torch.zeros_like(leaf.flat.tail) if change is None else change.mul_(micro_batch.weight)
+        )
         bucket.end_leaf(leaf, count)
 
 
@@ -152,7 +163,10 @@ def _warn_of_changes() -> None:
 
 def _user_level(frame: FrameType) -> int:
     """Return the `stacklevel` of the user's line, for a warning in a frame: a scheduler's wrapper may be between."""
-    return next((level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)), 1)
+    return next(
+        (level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)),
+        1,
+    )
 
 
 def _give_own_memory(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -12,7 +12,7 @@ from samebits.data.order import MicroBatch, Step
 from samebits.errors import ConfigError, TrainError
 from samebits.own_loop.gradients import GradientSum
 from samebits.own_loop.state_sum import BufferSum
-from samebits.parallel.layout import is_dense
+from samebits.parallel.bucket import is_dense
 
 
 class Trained:
@@ -37,10 +37,18 @@ class Trained:
     """
 
     def __init__(
-        self, optimizer: Optimizer, act: Callable[[], Any], number: int, num_optimizers: int, world: World
+        self,
+        optimizer: Optimizer,
+        act: Callable[[], Any],
+        number: int,
+        num_optimizers: int,
+        world: World,
     ) -> None:
-        self.optimizer, self.act = optimizer, act
-        self._number, self._num_optimizers, self._world = number, num_optimizers, world
+        self.optimizer = optimizer
+        self.act = act
+        self._number = number
+        self._num_optimizers = num_optimizers
+        self._world = world
         self.parameters: list[nn.Parameter] = []
         self.is_closed = self.is_pending = self.is_followed = self.lacks_gradients = False
         self.num_calls = 0
@@ -51,11 +59,19 @@ class Trained:
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
         self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
-        self._void: set[int] = set()  # rounds of this step whose gradients the loop drops by zero_grad()
+        self._void: set[int] = (
+            set()
+        )  # rounds of this step whose gradients the loop drops by zero_grad()
         self._dropped: set[int] = set()  # those that it has dropped in the current micro-batch
-        self._totals: dict[nn.Parameter, Tensor] = {}  # gradients over all ranks, of the rounds reduced so far
-        self._carried: dict[nn.Parameter, Tensor] = {}  # those of earlier steps that were not applied
-        self._replaced: list[Tensor | None] = []  # the last micro-batch's gradients: held, never read; see `reduce`
+        self._totals: dict[
+            nn.Parameter, Tensor
+        ] = {}  # gradients over all ranks, of the rounds reduced so far
+        self._carried: dict[
+            nn.Parameter, Tensor
+        ] = {}  # those of earlier steps that were not applied
+        self._replaced: list[
+            Tensor | None
+        ] = []  # the last micro-batch's gradients: held, never read; see `reduce`
         self._step: Step | None = None
         self._done: list[MicroBatch] = []
 
@@ -100,19 +116,27 @@ class Trained:
             return []
         for parameter in parameters:
             _check(parameter)
-        self.parameters, self._sums = parameters, {}
+        self.parameters = parameters
+        self._sums = {}
         return parameters
 
     def begin_step(self, step: Step) -> None:
         """Start a step."""
-        self._step, self._done, self._active, self._totals = step, [], {}, {}
-        self.num_calls, self.is_pending = 0, False
+        self._step = step
+        self._done = []
+        self._active = {}
+        self._totals = {}
+        self.num_calls = 0
+        self.is_pending = False
         self._void, self.settings, self.set_first = set(), self.read_settings(), []
 
     def begin(self) -> None:
         """Start a micro-batch."""
-        self.is_closed, self._touched, self._dropped = False, set(), set()
-        self._replaced, self.set_at_step = [], []
+        self.is_closed = False
+        self._touched = set()
+        self._dropped = set()
+        self._replaced = []
+        self.set_at_step = []
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -188,7 +212,9 @@ class Trained:
 
     def keep_gradients(self) -> None:
         """Set `grad` to None until the optimizer acts: the loop may have clipped or unscaled them in place."""
-        self._totals = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        self._totals = {
+            parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None
+        }
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -214,11 +240,14 @@ class Trained:
 
     def forget_gradients(self) -> None:
         """Drop those of steps in which `step()` was not called."""
-        self._carried, self.lacks_gradients = {}, False
+        self._carried = {}
+        self.lacks_gradients = False
 
     def end_step(self) -> None:
         """Keep the gradients of a step in which `step()` was not called: the next step's are added to them."""
-        self._carried = {} if self.num_calls else {p: total.clone() for p, total in self._totals.items()}
+        self._carried = (
+            {} if self.num_calls else {p: total.clone() for p, total in self._totals.items()}
+        )
 
     def norms(self) -> list[Tensor]:
         """Return the 2-norm of each round's gradient over all ranks, 0-d tensors."""
@@ -245,7 +274,11 @@ class Trained:
 
     def _start_reduce(self, turn: int, micro_batch: MicroBatch) -> None:
         total = self._sums[turn]
-        joined = self.buffers.join(turn, micro_batch) if self.buffers is not None and total.can_join else None
+        joined = (
+            self.buffers.join(turn, micro_batch)
+            if self.buffers is not None and total.can_join
+            else None
+        )
         total.start_all(joined)
 
 
@@ -276,4 +309,6 @@ def _check(parameter: nn.Parameter) -> None:
             fix="Keep the weights in float32, and use torch.autocast for 16 bits.",
         )
     if not is_dense(parameter):
-        raise ConfigError(f"a parameter of shape {shape} has gaps in memory", fix="Make it with .contiguous().")
+        raise ConfigError(
+            f"a parameter of shape {shape} has gaps in memory", fix="Make it with .contiguous()."
+        )

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samebits.check.digest import digest_of
+from samebits.check.compare import digest_of
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.parallel.checksum import checksums
@@ -31,7 +31,9 @@ class ScriptTrial:
         self._num_steps = num_steps
         self._samples: dict[str, str] = {}
         self._states: list[dict[str, int]] = []
-        self._held: dict[int, tuple[str, dict[str, int]]] = {}  # other modules of the script, by identity
+        self._held: dict[
+            int, tuple[str, dict[str, int]]
+        ] = {}  # other modules of the script, by identity
         self.settings: dict[str, int] = {}
         self.is_over = False
         atexit.register(self._write)  # a script may make fewer steps
@@ -59,19 +61,29 @@ class ScriptTrial:
         others = [each for each in found if id(each) not in known]
         inner = {id(each) for other in others for each in other.children()}
         outer = {
-            id(each): (type(each).__name__, checksums(each.state_dict())) for each in others if id(each) not in inner
+            id(each): (type(each).__name__, checksums(each.state_dict()))
+            for each in others
+            if id(each) not in inner
         }
         # Only those that change: a module that the script never uses may have weights from anywhere.
         changed = [held for number, held in outer.items() if self._held.get(number, held) != held]
         self._held = outer
-        more = {f"{kind} that exact() was not given: {name}": own[name] for kind, own in changed for name in own}
+        more = {
+            f"{kind} that exact() was not given: {name}": own[name]
+            for kind, own in changed
+            for name in own
+        }
         self._states.append(checksums(state) | more)
         if len(self._states) == self._num_steps:
             self.is_over = True
             raise SystemExit(0)
 
     def _write(self) -> None:
-        content: dict[str, Any] = {"samples": self._samples, "states": self._states, "settings": self.settings}
+        content: dict[str, Any] = {
+            "samples": self._samples,
+            "states": self._states,
+            "settings": self.settings,
+        }
         content["operations"] = listed_operations()
         self._path.write_text(json.dumps(content), encoding="utf-8")
 
@@ -79,4 +91,6 @@ class ScriptTrial:
 def trial_of(world: World) -> ScriptTrial | None:
     """Return the trial that the environment asks for; None outside of `samebits check`."""
     folder, _, num_steps = os.environ.get(VARIABLE, "").rpartition(":")
-    return ScriptTrial(Path(folder), int(num_steps), world) if folder and num_steps.isdigit() else None
+    return (
+        ScriptTrial(Path(folder), int(num_steps), world) if folder and num_steps.isdigit() else None
+    )

@@ -33,9 +33,14 @@ class WeightGuard:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], has_owner: Callable[[nn.Parameter], bool]
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        has_owner: Callable[[nn.Parameter], bool],
     ) -> None:
-        self._modules, self.optimizers, self._has_owner = modules, optimizers, has_owner
+        self._modules = modules
+        self.optimizers = optimizers
+        self._has_owner = has_owner
         self._named: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._values: list[Tensor] = []
@@ -49,8 +54,17 @@ class WeightGuard:
         """Note the weights. `with_values`: keep a copy of them during this step."""
         self._named = [each for module in self._modules for each in module.named_parameters()]
         known = {parameter for _, parameter in self._named}
-        more = (each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"])
-        self._named += [(f"a parameter of shape {tuple(each.shape)}", each) for each in more if each not in known]
+        more = (
+            each
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        )
+        self._named += [
+            (f"a parameter of shape {tuple(each.shape)}", each)
+            for each in more
+            if each not in known
+        ]
         self._versions = [tensor._version for _, tensor in self._named]
         self._values = [tensor.detach().clone() for _, tensor in self._named] if with_values else []
 
@@ -76,9 +90,7 @@ class WeightGuard:
             fix = "Leave out max_norm, or normalize the vectors that it returns."
         elif not any(tensor.requires_grad for name, tensor in self._named if name in changed):
             cause = "They are not trained: the loop moves an average of weights itself, once a micro-batch."
-            fix = (
-                "Move it once a step, behind optimizer.step(), and not in forward:\n+    if loader.sync_gradients: ..."
-            )
+            fix = "Move it once a step, behind optimizer.step(), and not in forward:\n+    if loader.sync_gradients: ..."
         else:
             cause = (
                 "The loop changes weights itself: by clipping them, by a step by hand, or by perturbing and restoring "
@@ -100,13 +112,17 @@ class WeightGuard:
         if self.micro_batch is None:
             return
         own = {id(tensor) for _, tensor in self._named}
-        trains = any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+        trains = any(
+            id(each) in own for group in optimizer.param_groups for each in group["params"]
+        )
         if not trains and self._others.setdefault(optimizer, self.micro_batch) is self.micro_batch:
             return
         name = type(optimizer).__name__
         raise ConfigError(
             f"the loop calls step() of an optimizer ({name}) that exact() was not given",
-            given="it trains parameters of the model" if trains else "it trains parameters outside of the model",
+            given="it trains parameters of the model"
+            if trains
+            else "it trains parameters outside of the model",
             cause="It would act in each micro-batch, whose number depends on the processes, on gradients of one rank.",
             fix="Give it with its module: exact([model, other], [optimizer, other_optimizer], ...). Instead of a new "
             "optimizer after a warm-up, change the settings in optimizer.param_groups.",
@@ -119,7 +135,10 @@ class WeightGuard:
         once.
         """
         parameters: Iterable[tuple[str, nn.Parameter]] = (
-            each for module in self._modules for each in module.named_parameters() if each[1].requires_grad
+            each
+            for module in self._modules
+            for each in module.named_parameters()
+            if each[1].requires_grad
         )
         for name, parameter in parameters:
             if self._has_owner(parameter):
@@ -152,14 +171,18 @@ register_optimizer_step_pre_hook(_on_step)
 
 
 def hold_average(
-    models: Sequence[nn.Module], is_trained: Callable[[nn.Parameter], bool], shapes: Iterable[torch.Size]
+    models: Sequence[nn.Module],
+    is_trained: Callable[[nn.Parameter], bool],
+    shapes: Iterable[torch.Size],
 ) -> bool:
     """Return whether tensors have the shapes of all trained parameters of a model.
 
     Of several models, one with a single parameter does not count: other tensors may have its shape.
     """
     given = Counter(shapes)
-    own = [Counter(each.shape for each in model.parameters() if is_trained(each)) for model in models]
+    own = [
+        Counter(each.shape for each in model.parameters() if is_trained(each)) for model in models
+    ]
     least = 2 if len(own) > 1 else 1
     return any(each.total() >= least and each <= given for each in own)
 
@@ -172,18 +195,24 @@ class AverageWatch:
     between: if they have the shapes of all trained parameters of a model, they are an average, or copies made for one.
     """
 
-    def __init__(self, models: Sequence[nn.Module], is_trained: Callable[[nn.Parameter], bool]) -> None:
-        self._models, self._is_trained = models, is_trained
+    def __init__(
+        self, models: Sequence[nn.Module], is_trained: Callable[[nn.Parameter], bool]
+    ) -> None:
+        self._models = models
+        self._is_trained = is_trained
         self._known: list[weakref.ref[Tensor]] | None = None
         self._before: Noted | None = None
-        self._is_first, self._num_passes = False, 0
+        self._is_first = False
+        self._num_passes = 0
 
     def end_pass(self) -> None:
         """End a pass over the data, also in the middle of a body; after some, look for new tensors, which is slow."""
         self._num_passes += 1
         if not self._num_passes & (self._num_passes - 1):
             self._known = None
-        if self._before is not None and follow_data is not None:  # None: Python ends, in the middle of a body
+        if (
+            self._before is not None and follow_data is not None
+        ):  # None: Python ends, in the middle of a body
             self._before = None
             follow_data(is_on=False)
 
@@ -192,11 +221,22 @@ class AverageWatch:
         self._is_first = self._known is None or (self._is_first and self._before is not None)
         if self._known is None or self._is_first:
             # Not by requires_grad, which GANs set for each part of a body.
-            shapes = {each.shape for model in self._models for each in model.parameters() if self._is_trained(each)}
-            self._before = [(weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)]
+            shapes = {
+                each.shape
+                for model in self._models
+                for each in model.parameters()
+                if self._is_trained(each)
+            }
+            self._before = [
+                (weakref.ref(each), each._version, each.shape) for each in _tensors(self._models)
+            ]
             self._known = [ref for ref, _, shape in self._before if shape in shapes]
         else:
-            self._before = [(ref, each._version, each.shape) for ref in self._known if (each := ref()) is not None]
+            self._before = [
+                (ref, each._version, each.shape)
+                for ref in self._known
+                if (each := ref()) is not None
+            ]
         follow_data(is_on=True)
 
     def check(self, step: int) -> None:
@@ -205,7 +245,11 @@ class AverageWatch:
             return
         follow_data(is_on=False)
         # One that it makes each time has replaced one that is known.
-        changed = [shape for ref, version, shape in self._before if (each := ref()) is None or each._version != version]
+        changed = [
+            shape
+            for ref, version, shape in self._before
+            if (each := ref()) is None or each._version != version
+        ]
         if self._is_first:
             changed = [each.shape for each in changed_tensors(self._models, self._before)]
         self._before = None
@@ -230,7 +274,9 @@ def follow_data(*, is_on: bool) -> None:
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
-    is_moved = value.device == tensor.device and value.data_ptr() != tensor.data_ptr()  # not as module.cpu() on a CPU
+    is_moved = (
+        value.device == tensor.device and value.data_ptr() != tensor.data_ptr()
+    )  # not as module.cpu() on a CPU
     torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
     if is_moved:
         torch.autograd.graph.increment_version(tensor)
@@ -247,6 +293,14 @@ def _tensors(models: Sequence[nn.Module]) -> list[Tensor]:
     own = [each for model in models for each in (*model.parameters(), *model.buffers())]
     known = {id(each) for each in own} | {id(each.grad) for each in own}
     # Exactly these classes: asking other objects for theirs may run code of their own.
-    every = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and id(each) not in known]
+    every = [
+        each
+        for each in gc.get_objects()
+        if type(each) in (Tensor, nn.Parameter) and id(each) not in known
+    ]
     # Those that have versions.
-    return [each for each in every if each.layout == torch.strided and not each.is_inference() and each.grad_fn is None]
+    return [
+        each
+        for each in every
+        if each.layout == torch.strided and not each.is_inference() and each.grad_fn is None
+    ]

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from torch import nn
 
 # Shares of a model's parameters: a block above the first is split further, one below the second is no unit of its own.
-LARGEST, SMALLEST = 1 / 8, 1 / 100
+LARGEST = 1 / 8
+SMALLEST = 1 / 100
 
 
 def count(module: nn.Module) -> int:
@@ -23,16 +24,21 @@ def shard_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
         (name, module) of each block, in the model's order.
     """
     # By identity, since a model may use one module at several places.
-    return list({id(module): (name, module) for name, module in _split(model, "", count(model))}.values())
+    return list(
+        {id(module): (name, module) for name, module in _split(model, "", count(model))}.values()
+    )
 
 
 def _split(parent: nn.Module, prefix: str, total: int) -> Iterator[tuple[str, nn.Module]]:
     for name, module in parent.named_children():
-        size, full_name = count(module), prefix + name
+        size = count(module)
+        full_name = prefix + name
         has_children = next(module.children(), None) is not None
         inner = list(_split(module, f"{full_name}.", total)) if has_children else []
         # A large block stays one unit if its parts contain less than half of its parameters.
-        if not is_called(module) or (size > LARGEST * total and 2 * sum(count(part) for _, part in inner) > size):
+        if not is_called(module) or (
+            size > LARGEST * total and 2 * sum(count(part) for _, part in inner) > size
+        ):
             yield from inner
         elif size >= SMALLEST * total and (has_children or isinstance(parent, nn.Sequential)):
             yield full_name, module
@@ -46,7 +52,9 @@ def innermost_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     Returns:
         (name, module) of each block, in the model's order.
     """
-    composite = [(name, module) for name, module in model.named_modules() if name and _is_composite(module)]
+    composite = [
+        (name, module) for name, module in model.named_modules() if name and _is_composite(module)
+    ]
     return [
         (name, module)
         for name, module in composite

@@ -26,12 +26,73 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from samebits.parallel.layout import ALIGNMENT, Layout, round_up
 from samebits.parallel.tree import Node, are_siblings, push
+
+# Places of tensors in one flat tensor: gradients of a bucket, or what a unit of a sharded model holds.
+
+
+# float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
+ALIGNMENT = 16
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor of any shape fills its memory without gaps, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple at or above a number."""
+    return -(-number // multiple) * multiple
+
+
+class Layout:
+    """Places of tensors in a flat one, in their own strides, each at a multiple of 64 bytes.
+
+    Args:
+        tensors: Dense tensors of any shape, on one device: the view of one with gaps would reach into the next one.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._places: list[tuple[int, int, int]] = []  # start, end, and the start of the next one
+        end = 0
+        for tensor in tensors:
+            start = end
+            end = round_up(end + tensor.numel(), ALIGNMENT)
+            self._places.append((start, start + tensor.numel(), end))
+        self.length = end  #: Number of values of the flat tensor, at least.
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def allocate(self) -> Tensor:
+        """Return a flat float32 tensor, (length,), whose values are undefined."""
+        return torch.empty(self.length, device=self._device)
+
+    def view(self, values: Tensor, index: int) -> Tensor:
+        """Return the view of a flat tensor, (length,) or longer, in the shape and strides of a tensor."""
+        # In its own strides, so that a channels-last weight has a channels-last gradient.
+        return values.as_strided(*self._shapes[index], self._places[index][0])
+
+    def zero_gap(self, values: Tensor, index: int) -> None:
+        """Set the values of a flat tensor, (length,), behind a tensor to zero: sums carry along whatever is there."""
+        _, end, following = self._places[index]
+        if end < following:
+            values[end:following].zero_()
+
 
 TAIL = -1  # in `Flat.written`
 NO_LEAF = 1 << 62  # after the last one
-_LARGE = 1 << 14  # values of a gradient: a further pass over its memory costs more than a call of its own
+_LARGE = (
+    1 << 14
+)  # values of a gradient: a further pass over its memory costs more than a call of its own
 
 
 def second_gradient(parameter: nn.Parameter) -> RuntimeError:
@@ -46,7 +107,9 @@ class Flat:
     """One copy of a bucket."""
 
     def __init__(self, bucket: "Bucket", dtype: torch.dtype) -> None:
-        self.values = torch.zeros(bucket.length, dtype=dtype, device=bucket.device)  #: (length,) flat tensor.
+        self.values = torch.zeros(
+            bucket.length, dtype=dtype, device=bucket.device
+        )  #: (length,) flat tensor.
         #: Views of it in the parameters' shapes and strides.
         self.views = [bucket.layout.view(self.values, index) for index in range(len(bucket.layout))]
         #: (tail_length,) view of the values behind the gradients.
@@ -59,12 +122,18 @@ class Leaf:
     """A micro-batch's gradients in a bucket, in memory of their own or, if joining, of the sibling."""
 
     def __init__(self, index: int, flat: Flat, is_joining: bool, num_parameters: int) -> None:
-        self.index, self.flat, self.is_joining = index, flat, is_joining
-        self.missing = set(range(num_parameters))  #: Indices of the parameters without a gradient so far.
+        self.index = index
+        self.flat = flat
+        self.is_joining = is_joining
+        self.missing = set(
+            range(num_parameters)
+        )  #: Indices of the parameters without a gradient so far.
         #: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
         self.given: dict[int, Tensor] = {}
         self.is_done = False  #: Whether the leaf has ended.
-        self.checksum: Tensor | None = None  #: Of its values, if they are compared with another rank's.
+        self.checksum: Tensor | None = (
+            None  #: Of its values, if they are compared with another rank's.
+        )
 
     def put_tail(self, tail: Tensor) -> None:
         """Add or copy the values behind the gradients, (tail_length,)."""
@@ -96,11 +165,16 @@ class Bucket:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.parameters = list(parameters)
-        self.device, self.dtype, self.exact = device, dtype, exact
+        self.device = device
+        self.dtype = dtype
+        self.exact = exact
         self.layout = Layout(self.parameters)  #: Places of the gradients.
-        self.tail_start, self.tail_length = self.layout.length, tail_length
+        self.tail_start = self.layout.length
+        self.tail_length = tail_length
         self.length = round_up(self.tail_start + tail_length, ALIGNMENT * num_chunks)
-        self.nodes: list[tuple[Node, Flat]] = []  #: This process's nodes of the tree, each with its sum.
+        self.nodes: list[
+            tuple[Node, Flat]
+        ] = []  #: This process's nodes of the tree, each with its sum.
         self.result: Flat | None = None  #: Sum over all ranks in float32, after `settle`.
         #: Whether `take` waits for `add_given`. On a GPU the starts of kernels would take longer than they do.
         self.moves_together = device.type == "cuda" and dtype == torch.float32
@@ -124,11 +198,14 @@ class Bucket:
 
         `on_host`: on the CPU, the same for all calls.
         """
-        number, self._num_lent = self._num_lent, self._num_lent + 1
+        number = self._num_lent
+        self._num_lent = self._num_lent + 1
         if number == len(self._scratch) or self._scratch[number].numel() < length:
             device = torch.device("cpu") if on_host else self.device
             # Steps and worlds of another size need another length.
-            self._scratch[number : number + 1] = [torch.empty(length, dtype=self.dtype, device=device)]
+            self._scratch[number : number + 1] = [
+                torch.empty(length, dtype=self.dtype, device=device)
+            ]
         return self._scratch[number][:length]
 
     def settle(self, result: Flat) -> None:
@@ -139,7 +216,9 @@ class Bucket:
             self._float32.values.copy_(result.values)
             self._free.append(result)
             result = self._float32
-        self.nodes, self.result, self._num_lent = [], result, 0
+        self.nodes = []
+        self.result = result
+        self._num_lent = 0
 
     @property
     def is_complete(self) -> bool:
@@ -148,7 +227,8 @@ class Bucket:
 
     def start_step(self, leaves: Sequence[int], kept: Sequence[Node] = ()) -> None:
         """Drop the last step's sums. `leaves`: this process's micro-batches, in the order of the tree."""
-        nodes, self.nodes = self.nodes, []
+        nodes = self.nodes
+        self.nodes = []
         for node, flat in nodes:
             if node in kept:
                 self.nodes.append((node, flat))
@@ -157,18 +237,25 @@ class Bucket:
         # Not earlier: until here the parameters' `grad` are views of the result.
         if self.result is not None and self.result is not self._float32:
             self._free.append(self.result)
-        self.result, self._num_lent = None, 0
-        self._later, self._waiting, self._open = iter(leaves), {}, []
+        self.result = None
+        self._num_lent = 0
+        self._later = iter(leaves)
+        self._waiting = {}
+        self._open = []
         self.next_leaf = next(self._later, NO_LEAF)
 
     def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
         """Return a leaf for a micro-batch's gradients."""
         # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
-        left = [((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]] or self.nodes[-1:]
+        left = [
+            ((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]
+        ] or self.nodes[-1:]
         is_joining = not is_alone and any(
             not self.exact or are_siblings(node, (index, index + 1), num_leaves) for node, _ in left
         )
-        leaf = Leaf(index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters))
+        leaf = Leaf(
+            index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters)
+        )
         if not is_alone:
             self._open.append(leaf)
         return leaf
@@ -186,7 +273,8 @@ class Bucket:
         else:
             is_added = index in leaf.flat.written
             leaf.flat.written.add(index)
-            view, values = leaf.flat.views[index], parameter.grad
+            view = leaf.flat.views[index]
+            values = parameter.grad
             if is_added or self.dtype != torch.float32:
                 # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
                 # A factor in `add_` would be multiplied and added with one rounding, which tiny products show.
@@ -220,7 +308,8 @@ class Bucket:
             chosen = [index for index in leaf.given if (index in leaf.flat.written) == is_added]
             if not chosen:
                 continue
-            views, values = [leaf.flat.views[index] for index in chosen], [leaf.given.pop(index) for index in chosen]
+            views = [leaf.flat.views[index] for index in chosen]
+            values = [leaf.given.pop(index) for index in chosen]
             if weight != 1.0:
                 # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
                 values = list(torch._foreach_mul(values, weight))

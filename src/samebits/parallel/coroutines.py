@@ -52,7 +52,9 @@ class _ThreadPool:
             else:
                 inbox = queue.SimpleQueue[Callable[[], None] | None]()
                 # A daemon: an idle or blocked thread must not delay the end of the process.
-                threading.Thread(target=self._serve, args=(inbox,), name="micro-batch", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(inbox,), name="micro-batch", daemon=True
+                ).start()
         inbox.put(work)
 
     def close(self) -> None:
@@ -105,7 +107,8 @@ class _Coroutine(Generic[T]):
         self.is_started = self.has_arrived = self.is_done = False
         self.results: list[T] = []
         self.error: BaseException | None = None
-        self.resumed, self.is_thread_free = threading.Lock(), threading.Event()
+        self.resumed = threading.Lock()
+        self.is_thread_free = threading.Event()
         # Locked from the start: the first `acquire` waits for control, and does not take it.
         self.resumed.acquire()
 
@@ -117,7 +120,9 @@ class Coroutines:
         save: Called when a function starts to wait: returns its process-wide state, and resets the process.
     """
 
-    def __init__(self, save: Callable[[], S], restore: Callable[[S], None], idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, save: Callable[[], S], restore: Callable[[S], None], idle_s: float = IDLE_S
+    ) -> None:
         self._save: Callable[[], Any] = save
         self._restore: Callable[[Any], None] = restore
         self._threads = _ThreadPool(idle_s)
@@ -126,10 +131,13 @@ class Coroutines:
         self._combine: Callable[[list[Any]], Any] | None = None
         # Whether control is back at `run`: all functions have returned, one has failed, or one has been unwound.
         # A flag and a lock, not an event: an interrupt inside of `Event.wait` can leave the event's own lock locked.
-        self._is_over, self._over = False, threading.Lock()
+        self._is_over = False
+        self._over = threading.Lock()
         self._is_unwinding = False
 
-    def run(self, bodies: Sequence[Callable[[], T]], combine: Callable[[list[Any]], Any]) -> list[T]:
+    def run(
+        self, bodies: Sequence[Callable[[], T]], combine: Callable[[list[Any]], Any]
+    ) -> list[T]:
         """Run functions until each has returned.
 
         An error in one function unwinds all others where they wait, and is raised here.
@@ -142,7 +150,8 @@ class Coroutines:
         Returns:
             The result of each function, in order.
         """
-        self._combine, self._current = combine, None
+        self._combine = combine
+        self._current = None
         # One micro-batch in this process: without a thread, `wait` calls `combine` itself (ADR 7).
         if len(bodies) == 1:
             return [bodies[0]()]
@@ -157,7 +166,8 @@ class Coroutines:
             return [coroutine.results[0] for coroutine in coroutines]
         finally:
             self._unwind()
-            self._all, self._current = [], None
+            self._all = []
+            self._current = None
 
     def close(self) -> None:
         """End the threads. Another `run` starts new ones."""
@@ -171,7 +181,8 @@ class Coroutines:
             return self._combine([value])
         if self._is_unwinding:
             raise _Abandoned
-        me.value, me.has_arrived = value, True
+        me.value = value
+        me.has_arrived = True
         following = self._following(me)
         if following is not me:
             # Before control passes on, since the next function changes this state.
@@ -192,7 +203,8 @@ class Coroutines:
         assert self._combine is not None
         answer = self._combine([each.value for each in self._all])
         for each in self._all:
-            each.answer, each.has_arrived = answer, each.is_done
+            each.answer = answer
+            each.has_arrived = each.is_done
         return next(each for each in in_turn if not each.is_done)
 
     def _resume(self, coroutine: _Coroutine[Any]) -> None:
@@ -214,14 +226,19 @@ class Coroutines:
         try:
             coroutine.results.append(coroutine.body())
             # A function that has returned leaves nothing to restore.
-            coroutine.value, coroutine.has_arrived, coroutine.is_done = None, True, True
+            coroutine.value = None
+            coroutine.has_arrived = True
+            coroutine.is_done = True
             if not (self._is_unwinding or all(each.is_done for each in self._all)):
                 self._resume(self._following(coroutine))
                 return
         except BaseException as error:
             # Even SystemExit: if control did not return to `run`, it would wait forever.
-            coroutine.error, coroutine.is_done = error, True
-        if coroutine in self._all:  # else an interrupt of `run` came while it started this thread, and `run` has ended
+            coroutine.error = error
+            coroutine.is_done = True
+        if (
+            coroutine in self._all
+        ):  # else an interrupt of `run` came while it started this thread, and `run` has ended
             self._is_over = True
             # An interrupt may have released it before, and a second release is an error.
             if self._over.locked():

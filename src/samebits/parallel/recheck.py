@@ -1,7 +1,7 @@
 """Detection of ranks that compute wrong values: some micro-batches are computed on a second rank too (`watch.recheck`).
 
 A rank with a faulty processor or memory spoils the gradient of all ranks alike, so their weights stay equal and no
-later check can see it. A step with rechecks (`data/rechecks.py`) in which the results for micro-batch 3 differ:
+later check can see it. A step with rechecks (`data/division.py`) in which the results for micro-batch 3 differ:
 
     own micro-batches | repeats | reduce                                    | update
                                   compare checksums of the leaves: 3 differs
@@ -28,8 +28,8 @@ from samebits.cluster import collectives
 from samebits.cluster.activity import REDUCING
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.world import World
+from samebits.data.division import Recheck
 from samebits.data.order import MicroBatch, Order, Step
-from samebits.data.rechecks import Recheck
 from samebits.errors import TrainError
 from samebits.parallel.checksum import checksum
 from samebits.parallel.layer_sums import Suspects
@@ -59,7 +59,9 @@ class _Dispute:
 class RecheckedReducer(Reducer):
     """A `Reducer` that compares what two ranks computed by its `order`, and repeats a step in which they differ."""
 
-    def __init__(self, model: nn.Module, world: World, order: Order, *, num_extras: int, compress: str) -> None:
+    def __init__(
+        self, model: nn.Module, world: World, order: Order, *, num_extras: int, compress: str
+    ) -> None:
         super().__init__(model, world, num_extras=num_extras, compress=compress)
         self._order = order
         self._watched: set[int] = set()
@@ -97,7 +99,9 @@ class RecheckedReducer(Reducer):
             TrainError: They differ again, a rank was wrong in an earlier step too, or no rank can be named.
         """
         super().reduce(flag)
-        step, loss_scale, body = self._step, self._loss_scale, self._body
+        step = self._step
+        loss_scale = self._loss_scale
+        body = self._body
         assert step is not None
         if not step.rechecks or not (differing := self._compare(step)):
             return
@@ -118,7 +122,11 @@ class RecheckedReducer(Reducer):
         self._world.activity.enter(REDUCING, waits=True)
         super().reduce(flag)
         if self._compare(again):
-            raise self._error(step, disputes, "the run stopped, because results differed again when it was repeated")
+            raise self._error(
+                step,
+                disputes,
+                "the run stopped, because results differed again when it was repeated",
+            )
         self.notify(error)
 
     def _enter(self, micro_batch: MicroBatch) -> None:
@@ -128,7 +136,8 @@ class RecheckedReducer(Reducer):
 
     def _end(self, number: int) -> None:
         assert self._now is not None
-        bucket, leaf = self._sum.buckets[number], self._sum.leaves[number]
+        bucket = self._sum.buckets[number]
+        leaf = self._sum.leaves[number]
         if self._now.is_repeat or leaf.index in self._watched:
             bucket.fill_missing(leaf)
             bucket.zero_gaps(leaf)
@@ -151,25 +160,36 @@ class RecheckedReducer(Reducer):
         return [(each, mine, other) for each, (mine, other) in rows if mine != other]
 
     def _dispute(
-        self, step: Step, recheck: Recheck, first: int, second: int, body: Callable[[MicroBatch], Any]
+        self,
+        step: Step,
+        recheck: Recheck,
+        first: int,
+        second: int,
+        body: Callable[[MicroBatch], Any],
     ) -> _Dispute:
         """Compute a micro-batch once more, on all ranks: the others would only wait."""
         body(replace(self._order.repeat(step.number, recheck.index), is_reread=True))
         third = int(self._sums[recheck.index, True])
         thirds = collectives.all_gather_object(self._world, third)
-        return _Dispute(recheck, [(recheck.owner, first), (recheck.rank, second), *enumerate(thirds)])
+        return _Dispute(
+            recheck, [(recheck.owner, first), (recheck.rank, second), *enumerate(thirds)]
+        )
 
     def _judge(self, step: Step, disputes: Sequence[_Dispute]) -> tuple[TrainError, bool]:
         """Return the error that names the wrong ranks, and whether the run has to stop."""
         if any(each.wrong_ranks is None for each in disputes):
-            return self._error(step, disputes, "the run stopped, since a repeated step would be no better"), True
+            return self._error(
+                step, disputes, "the run stopped, since a repeated step would be no better"
+            ), True
         wrong = sorted({rank for each in disputes for rank in each.wrong_ranks or ()})
         before = [rank for rank in wrong if rank in self._wrong_at]
         if before:
             reaction = f"the run stopped, since rank {before[0]} was wrong at step {self._wrong_at[before[0]]:,} too"
             return self._error(step, disputes, reaction), True
         self._wrong_at |= dict.fromkeys(wrong, step.number)
-        return self._error(step, disputes, "the step was repeated with equal results, and training continues"), False
+        return self._error(
+            step, disputes, "the step was repeated with equal results, and training continues"
+        ), False
 
     def _error(self, step: Step, disputes: Sequence[_Dispute], reaction: str) -> TrainError:
         hosts = collectives.all_gather_object(self._world, self._world.host)
@@ -204,7 +224,9 @@ def _results_text(dispute: _Dispute) -> str:
     by_result: dict[int, list[int]] = {}
     for third, found in thirds:
         by_result.setdefault(found, []).append(third)
-    again = ", ".join(f"{_brief(found)} on {ranks_text(ranks)}" for found, ranks in list(by_result.items())[:4])
+    again = ", ".join(
+        f"{_brief(found)} on {ranks_text(ranks)}" for found, ranks in list(by_result.items())[:4]
+    )
     return f"{_brief(first)} on rank {owner}, {_brief(second)} repeated on rank {rank};\nagain on all ranks: {again}"
 
 

@@ -9,7 +9,9 @@ not over ranks. Two micro-batches and three buckets, the last one with the tail 
                          b2: leaf 0 and tail                b2: leaf 1 and tail     | start b2 first
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,18 +21,394 @@ from torch import Tensor, nn
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
-from samebits.parallel.batch_norm import synchronize
-from samebits.parallel.bucket import Leaf
-from samebits.parallel.bucket_sum import LOW_PRECISION, BucketSum, make_buckets
+from samebits.data.seeding import seed_forward
+from samebits.parallel.bucket import Bucket, Flat, Leaf
 from samebits.parallel.coroutines import Coroutines
-from samebits.parallel.layer_sums import Suspects
-from samebits.parallel.step_sum import StepSum
+from samebits.parallel.exchange.in_threads import ExchangeThreads, are_worth_threads
+from samebits.parallel.exchange.part import bucket_tag
+from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
+from samebits.parallel.layer_sums import Suspects, synchronize
+from samebits.parallel.running import RunningBuffers
+from samebits.parallel.tree import Node, rank_nodes
+
+# Buckets summed over a step's micro-batches and all ranks: under the engine's reducer, and under own loops.
+#
+# start_step                    before the step's first micro-batch
+#   start_leaves                before a micro-batch's backward pass
+#     (hooks fill the leaves)
+#   end_leaf                    for each bucket: the leaf enters the tree; in the last micro-batch, complete buckets
+#                               are sent while backward continues; between machines, threads do all the rest
+# start_all, finish             after the last micro-batch's backward pass: every rank has the same sums
+
+
+LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+JOINED_BYTES = 1 << 20  # of a bucket: copying a larger one costs as much as a message
+
+
+class JoinedAllReduce:
+    """The all-reduce of several buckets in one step, with the methods of a `TreeAllReduce`.
+
+    For gradients and what the buffers have changed by. Posting a message and its receive takes about half a
+    millisecond, whatever its size: a twentieth of a small network's step. An all-reduce adds value by value, so it does
+    not matter for the bits which bucket a value is in.
+
+    Args:
+        parts: The buckets, which have the same nodes. The last `advance` sets their `result`.
+        memory: A bucket that is at least as long as all of them, for copies. Its values behind them are zero.
+        tag: Of the first of the joined buckets, from `bucket_tag`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Bucket],
+        memory: Bucket,
+        world: World,
+        nodes: list[list[Node]],
+        tag: int,
+    ) -> None:
+        self._parts = parts
+        self._memory = memory
+        self._length = sum(part.length for part in parts)
+        memory.start_step(())
+        memory.nodes = [(node, memory.flat()) for node, _ in parts[0].nodes]
+        self._all_reduce = TreeAllReduce(memory, world, nodes, tag)
+
+    def start(self) -> None:
+        """Send copies of this rank's nodes."""
+        for (_, flat), *own in zip(
+            self._memory.nodes, *(part.nodes for part in self._parts), strict=True
+        ):
+            # Copies: the buckets have memory of their own, and one message needs it in one piece.
+            torch.cat([each.values for _, each in own], out=flat.values[: self._length])
+        self._all_reduce.start()
+
+    def advance(self) -> bool:
+        """See `TreeAllReduce.advance`. Copies complete sums into the buckets."""
+        if not self._all_reduce.advance():
+            return False
+        assert self._memory.result is not None
+        sums = self._memory.result.values[: self._length].split(
+            [part.length for part in self._parts]
+        )
+        for part, values in zip(self._parts, sums, strict=True):
+            result = part.nodes[0][1] if part.nodes else part.flat()
+            result.values.copy_(values)
+            part.settle(result)
+        return True
+
+
+class BucketSum:
+    """Several buckets, of which the last one has the tail.
+
+    Args:
+        number: Number of this sum; different for all sums of a process that are under way at the same time.
+
+    Attributes:
+        buckets: The buckets.
+        world: The ranks; may change between two steps.
+        nodes: For each rank, the nodes that it sums in this step.
+        exchanges: The all-reduces of this step so far, in the order of the buckets.
+        leaves: The present micro-batch's leaf in each bucket.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], world: World, number: int = 0) -> None:
+        self.buckets = list(buckets)
+        self.world = world
+        self._number = number
+        self.nodes: list[list[Node]] = []
+        self.exchanges: list[TreeAllReduce | JoinedAllReduce] = []
+        self.leaves: list[Leaf] = []
+        self._num_parameters = sum(len(bucket.parameters) for bucket in buckets)
+        self._num_leaves = 0
+        self._joined: Bucket | None = None
+        self._threads: ExchangeThreads | None = None
+
+    def start_step(self, step: Step) -> None:
+        """Start a step, and free the sums of the step before."""
+        self.end_threads()
+        if self.buckets[0].exact:
+            self.nodes = nodes_of(step)
+        else:  # each rank has one node
+            self.nodes = [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
+        self.exchanges = []
+        self.leaves = []
+        self._num_leaves = step.num_micro_batches
+        rank = self.world.rank
+        held = step.division.held
+        for bucket in self.buckets:
+            bucket.start_step(step.leaves[rank], held[rank] if held else ())
+
+    def start_leaves(self, index: int, *, is_alone: bool = False) -> None:
+        """Start taking the gradients of a micro-batch, by its index in the step; see `Bucket.start_leaf`."""
+        self.leaves = [
+            bucket.start_leaf(index, self._num_leaves, is_alone=is_alone) for bucket in self.buckets
+        ]
+
+    def used(self) -> Tensor:
+        """Return for each parameter 1 if the micro-batch has its gradient, otherwise 0: (num_parameters,)."""
+        used = torch.ones(self._num_parameters, device=self.buckets[0].device)
+        position = 0
+        missing = list[int]()
+        for bucket, leaf in zip(self.buckets, self.leaves, strict=True):
+            missing += [position + index for index in leaf.missing]
+            position += len(bucket.parameters)
+        if missing:
+            used[torch.tensor(missing).to(used.device)] = 0.0
+        return used
+
+    def end_leaf(self, number: int, *, may_send: bool) -> None:
+        """Enter the micro-batch's leaf of a bucket into the tree.
+
+        Args:
+            may_send: Whether buckets whose micro-batches are all done are sent now. The last one waits for its tail.
+        """
+        self.buckets[number].end_leaf(self.leaves[number], self._num_leaves)
+        # In the order of the buckets on all ranks, whatever the order of their gradients: NCCL matches by order.
+        while may_send and len(self.exchanges) + 1 < len(self.buckets):
+            if not self.buckets[len(self.exchanges)].is_complete:
+                return
+            if (
+                self._threads is None
+                and self.buckets[0].device.type == "cpu"
+                and are_worth_threads(self.world)
+            ):
+                self._threads = ExchangeThreads()
+            self._start_next()
+
+    def end_threads(self) -> None:
+        """Return when no thread uses the buckets any more: the step is complete, or its group has ended."""
+        threads = self._threads
+        self._threads = None
+        if threads is not None:
+            threads.join()
+
+    def start_all(self, joined: Bucket | None = None) -> None:
+        """Send what is not sent. Other work may follow before `finish`.
+
+        A `joined` bucket, with the same nodes, is summed in the messages of the last one.
+        """
+        while len(self.exchanges) < len(self.buckets):
+            self._start_next(joined)
+
+    def finish(self) -> list[Flat]:
+        """Finish the sums over all ranks; return those of each bucket, valid until the next `start_step`."""
+        self.start_all()
+        if self._threads is not None:
+            self._threads.finish()
+        under_way = self.exchanges if self._threads is None else []
+        while under_way:  # the second round of a bucket is sent while the next one is added up
+            under_way = [exchange for exchange in under_way if not exchange.advance()]
+        return [bucket.result for bucket in self.buckets if bucket.result is not None]
+
+    def gradients(
+        self, results: Sequence[Flat], used: Iterable[float]
+    ) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
+        """Iterate over the parameters with their gradients, of any shape; None where no micro-batch has used one.
+
+        Args:
+            results: What `finish` has returned.
+            used: The sum of `used` over all micro-batches.
+        """
+        counts = iter(used)
+        for bucket, result in zip(self.buckets, results, strict=True):
+            for parameter, view in zip(bucket.parameters, result.views, strict=True):
+                yield parameter, view if next(counts) > 0 else None
+
+    def _start_next(self, joined: Bucket | None = None) -> None:
+        number = len(self.exchanges)
+        bucket = self.buckets[number]
+        tag = bucket_tag(number, self._number)
+        exchange: TreeAllReduce | JoinedAllReduce
+        if joined is None or number + 1 < len(self.buckets):
+            exchange = TreeAllReduce(bucket, self.world, self.nodes, tag)
+        else:
+            if self._joined is None:
+                self._joined = Bucket(
+                    [], bucket.length + joined.length, self.world.size, True, bucket.device
+                )
+            exchange = JoinedAllReduce([bucket, joined], self._joined, self.world, self.nodes, tag)
+        exchange.start()
+        self.exchanges.append(exchange)
+        if self._threads is not None:
+            self._threads.put(exchange.advance)
+
+
+def nodes_of(step: Step) -> list[list[Node]]:
+    """Return for each rank the nodes of a step that it sums, in tree order."""
+    return rank_nodes(step.leaves, step.num_micro_batches, step.division.held)
+
+
+def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
+    """Split float32 parameters, in order, into groups of at most `max_bytes`, or of one larger parameter."""
+    groups: list[list[nn.Parameter]] = [[]]
+    num_bytes = 0
+    for parameter in parameters:
+        if groups[-1] and num_bytes + 4 * parameter.numel() > max_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(parameter)
+        num_bytes += 4 * parameter.numel()
+    return groups
+
+
+def make_buckets(
+    parameters: Sequence[nn.Parameter],
+    tail_length: int,
+    world: World,
+    compress: str,
+    *,
+    exact: bool,
+    max_bytes: int,
+) -> list[Bucket]:
+    """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
+
+    In 16 bits, the gradient of each micro-batch is rounded, and so is every sum of two, within a process and between
+    processes. So sending rounds nothing further, and the sum is the same at any world size.
+
+    Args:
+        tail_length: Number of values summed beside the gradients, never in 16 bits.
+        compress: "none", "bf16" or "fp16".
+    """
+    # The length of a bucket must not depend on a world whose size may change.
+    device = parameters[0].device
+    size = world.size if world.membership is None else 1
+    dtype = LOW_PRECISION.get(compress, torch.float32)
+    groups = group(parameters, max_bytes)
+    if compress in LOW_PRECISION:
+        groups.append([])  # the tail's own bucket is never rounded
+    buckets = [Bucket(group, 0, size, exact, device, dtype) for group in groups[:-1]]
+    return [*buckets, Bucket(groups[-1], tail_length, size, exact, device)]
+
+
+# One contract for all sums of a step: over whole copies of a model, over shards, with rechecks, and after a loss.
+#
+# begin          the step's start: buffers are stored, gradients are dropped
+#   run            for each micro-batch of this rank:
+#     micro_batch      its random numbers; one forward and backward pass
+#       backward
+# reduce         the sums over all ranks: gradients, buffers, extras, the flag
+#   undo_buffers   where the step is skipped
+
 
 T = TypeVar("T")
+
+
+class StepSum(ABC):
+    """Sums gradients, buffer changes and a few extra values over a step's micro-batches and all ranks.
+
+    Args:
+        num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
+
+    Attributes:
+        extras: The means of the extra values over the step's samples, after `reduce`.
+        flag: The number that rank 0 has sent, after `reduce`.
+        norm: The 2-norm of the gradient, after `reduce`; not finite where any of its values is not.
+    """
+
+    def __init__(self, model: nn.Module, world: World, num_extras: int) -> None:
+        self._world = world
+        self._num_extras = num_extras
+        self._device = next(
+            (each.device for each in model.parameters() if each.requires_grad), world.device
+        )
+        self._buffers = RunningBuffers(model)
+        self._step: Step | None = None
+        self._now: MicroBatch | None = None
+        self._loss_scale = 1.0
+        self.extras: list[float] = []
+        self.flag = self.norm = 0.0
+
+    def begin(self, step: Step, loss_scale: float = 1.0) -> None:
+        """Start a step.
+
+        Args:
+            loss_scale: A power of two that multiplies the loss in the backward pass. Gradients are divided by it
+                before they are summed. A power of two rounds nothing.
+        """
+        self._step = step
+        self._loss_scale = loss_scale
+        self._now = None
+        self._buffers.start_step()
+
+    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
+        """Call `body(micro_batch)` for each of the step's micro-batches of this process.
+
+        Only one runs at a time, the first one first. Synchronized micro-batches switch wherever they wait.
+
+        Args:
+            suspects: Receives the micro-batches that contributed a non-finite value to a synchronized batch norm.
+
+        Returns:
+            The result of each call.
+        """
+        return [body(micro_batch) for micro_batch in self._present.micro_batches]
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Context of one forward and backward pass. Seeds torch's generators by the micro-batch's key."""
+        self._enter(micro_batch)
+        seed_forward(micro_batch.forward_key, self._device)
+        try:
+            yield
+        finally:
+            self._now = None
+
+    @property
+    def _present(self) -> Step:
+        assert self._step is not None, "begin(step) comes first"
+        return self._step
+
+    @property
+    def _weight(self) -> float:
+        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
+        return self._now.weight
+
+    def _extras(self, given: Tensor | None) -> Tensor:
+        """Return the extra values of a micro-batch, (num_extras,) float32; zeros if there are none."""
+        return (
+            torch.zeros(self._num_extras, device=self._device)
+            if given is None
+            else given.detach().float()
+        )
+
+    def _enter(self, micro_batch: MicroBatch) -> None:
+        """Prepare for a micro-batch's gradients."""
+        self._now = micro_batch
+
+    @abstractmethod
+    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
+        """Run backward for the micro-batch, and add its weighted gradients to the step's.
+
+        Args:
+            loss: (), the mean over the micro-batch's samples.
+            extras: (num_extras,) values to average over the step's samples.
+        """
+
+    @abstractmethod
+    def reduce(self, flag: float = 0.0) -> None:
+        """Finish the sums over all ranks.
+
+        Sets the `grad` of every parameter, the model's buffers, and this object's `extras`, `flag` and `norm`. A
+        parameter without a gradient in any micro-batch of the step has `grad` None on every rank.
+
+        Args:
+            flag: A number that rank 0 sends to all ranks.
+        """
+
+    @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply the step's gradient."""
+
+    def undo_buffers(self) -> None:
+        """Reset the model's buffers, to drop the step."""
+        self._buffers.reset()
+
+
 BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
 # Between machines: what the last bucket, which is complete when backward ends, has of all bytes; and fewest bytes of a
 # bucket, 8 ms at 1 Gbit/s.
-LAST_SHARE, MIN_LINK_BYTES = 16, 1024 * 1024
+LAST_SHARE = 16
+MIN_LINK_BYTES = 1024 * 1024
 
 
 @dataclass
@@ -50,9 +428,14 @@ def bucket_bytes(parameters: Sequence[nn.Parameter], world: World) -> int:
     On one machine, each further message costs more than it hides. Between machines, small buckets keep the link busy
     during backward, and while others are added or on their way inside a machine.
     """
-    if world.num_hosts == 1 or world.membership is not None:  # the buckets must not depend on a world that may change
+    if (
+        world.num_hosts == 1 or world.membership is not None
+    ):  # the buckets must not depend on a world that may change
         return BUCKET_BYTES
-    return min(BUCKET_BYTES, max(MIN_LINK_BYTES, sum(4 * each.numel() for each in parameters) // LAST_SHARE))
+    return min(
+        BUCKET_BYTES,
+        max(MIN_LINK_BYTES, sum(4 * each.numel() for each in parameters) // LAST_SHARE),
+    )
 
 
 class Reducer(StepSum):
@@ -100,7 +483,9 @@ class Reducer(StepSum):
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         self._parameters = trained[::-1]
         self._sizes = [1, num_extras, len(trained), len(self._buffers)]
-        exact = exact or compress in LOW_PRECISION  # in 16 bits a tree loses less than a running sum
+        exact = (
+            exact or compress in LOW_PRECISION
+        )  # in 16 bits a tree loses less than a running sum
         buckets = make_buckets(
             self._parameters,
             sum(self._sizes),
@@ -114,7 +499,9 @@ class Reducer(StepSum):
             for index, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(number, index))
         coroutines = Coroutines(self._save, self._restore)
-        self._layer_sums = synchronize(model, world, self._device, coroutines) if synchronized else None
+        self._layer_sums = (
+            synchronize(model, world, self._device, coroutines) if synchronized else None
+        )
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """See `StepSum.begin`."""
@@ -137,7 +524,9 @@ class Reducer(StepSum):
         (loss * (weight * self._loss_scale)).backward()  # weighted here: leaves are then only added
         # A parameter that no micro-batch used has grad None on all ranks: optimizers then skip it, and do not decay it.
         flag = torch.zeros(1, device=self._device)
-        tail = torch.cat([flag, self._extras(extras), self._sum.used(), self._buffers.take_change()])
+        tail = torch.cat(
+            [flag, self._extras(extras), self._sum.used(), self._buffers.take_change()]
+        )
         self._sum.leaves[-1].put_tail(tail.mul_(weight))
         for number, leaf in enumerate(self._sum.leaves):
             if not leaf.is_done:
@@ -146,14 +535,20 @@ class Reducer(StepSum):
     def reduce(self, flag: float = 0.0) -> None:
         """See `StepSum.reduce`."""
         if self._world.rank == 0:
-            self._sum.buckets[-1].nodes[0][1].tail[0] = flag  # 0 in all other leaves, so the sum is rank 0's number
+            self._sum.buckets[-1].nodes[0][1].tail[0] = (
+                flag  # 0 in all other leaves, so the sum is rank 0's number
+            )
         results = self._sum.finish()
         self._buffers.apply(torch.split(results[-1].tail, self._sizes)[-1])
         # Of each tensor, as in torch's clip_grad_norm_: a sharded model has no buckets, and must get the same bits.
         norms = torch._foreach_norm([view for result in results for view in result.views])
         # A single .tolist() for all numbers: on a GPU each read waits for the device.
-        numbers = torch.cat([torch.stack(norms).norm().view(1), results[-1].tail[: sum(self._sizes[:3])]]).tolist()
-        self.norm, self.flag, self.extras = numbers[0], numbers[1], numbers[2 : 2 + self._num_extras]
+        numbers = torch.cat(
+            [torch.stack(norms).norm().view(1), results[-1].tail[: sum(self._sizes[:3])]]
+        ).tolist()
+        self.norm = numbers[0]
+        self.flag = numbers[1]
+        self.extras = numbers[2 : 2 + self._num_extras]
         for parameter, gradient in self._sum.gradients(results, numbers[2 + self._num_extras :]):
             parameter.grad = gradient
 
@@ -164,7 +559,8 @@ class Reducer(StepSum):
                 bucket.result.values[: bucket.tail_start].mul_(factor)
 
     def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
-        bucket, is_last = self._sum.buckets[number], number + 1 == len(self._sum.buckets)
+        bucket = self._sum.buckets[number]
+        is_last = number + 1 == len(self._sum.buckets)
 
         def take(_: Tensor) -> None:
             if self._now is None:
@@ -178,7 +574,9 @@ class Reducer(StepSum):
         return take
 
     def _enter(self, micro_batch: MicroBatch) -> None:
-        assert self._layer_sums is None or self._layer_sums.is_open, "synchronized micro-batches run in `reducer.run`"
+        assert self._layer_sums is None or self._layer_sums.is_open, (
+            "synchronized micro-batches run in `reducer.run`"
+        )
         assert self._step is not None, "begin(step) comes first"
         self._sum.start_leaves(micro_batch.index)
         self._now = micro_batch
@@ -195,13 +593,18 @@ class Reducer(StepSum):
         is_cuda = self._device.type == "cuda"
         cuda_generator = torch.cuda.get_rng_state(self._device) if is_cuda else None
         state = _ProcessState(
-            self._now, self._sum.leaves, torch.get_rng_state(), cuda_generator, self._buffers.snapshot()
+            self._now,
+            self._sum.leaves,
+            torch.get_rng_state(),
+            cuda_generator,
+            self._buffers.snapshot(),
         )
         self._now = None
         return state
 
     def _restore(self, state: _ProcessState) -> None:
-        self._now, self._sum.leaves = state.now, state.leaves
+        self._now = state.now
+        self._sum.leaves = state.leaves
         torch.set_rng_state(state.generator)
         if state.cuda_generator is not None:
             torch.cuda.set_rng_state(state.cuda_generator, self._device)

@@ -32,12 +32,16 @@ class RunningBuffers:
         self._entries: list[tuple[nn.Module, str, str, Tensor]] = []
         self._constants: list[tuple[str, Tensor, Tensor]] = []
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        others: list[tuple[str, torch.dtype, int, int]] = []  # name, dtype, start and end within the flat tensor
+        others: list[
+            tuple[str, torch.dtype, int, int]
+        ] = []  # name, dtype, start and end within the flat tensor
         lengths: dict[torch.dtype, int] = {}
         for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 full_name = f"{prefix}.{name}" if prefix else name
-                if (buffer.is_floating_point() or buffer.is_complex()) and buffer.dtype != torch.float32:
+                if (
+                    buffer.is_floating_point() or buffer.is_complex()
+                ) and buffer.dtype != torch.float32:
                     raise ConfigError(
                         f"buffer {full_name} is {buffer.dtype}",
                         allowed="float32, integers, bool",
@@ -58,7 +62,9 @@ class RunningBuffers:
         index = {dtype: number for number, dtype in enumerate(by_type)}
         self._others = [(name, index[dtype], start, end) for name, dtype, start, end in others]
         self._num_to_compare = _NUM_COMPARED
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._device = next(
+            (parameter.device for parameter in model.parameters()), torch.device("cpu")
+        )
 
     def __len__(self) -> int:
         return sum(len(flat) for flat in self._flats)
@@ -88,7 +94,9 @@ class RunningBuffers:
 
     def has_changed(self) -> bool:
         """Return whether the buffers have changed since then."""
-        return not all(torch.equal(flat, base) for flat, base in zip(self._flats, self._bases, strict=True))
+        return not all(
+            torch.equal(flat, base) for flat, base in zip(self._flats, self._bases, strict=True)
+        )
 
     def _difference(self) -> Tensor:
         for module, name, full_name, buffer in self._entries:
@@ -109,7 +117,9 @@ class RunningBuffers:
             self._check_others()
         changes = [
             # An unchanged infinite value, as in an attention mask, has the change 0: inf - inf would be nan.
-            (flat - base).masked_fill_(flat == base, 0.0) if flat.is_floating_point() else (flat - base).float()
+            (flat - base).masked_fill_(flat == base, 0.0)
+            if flat.is_floating_point()
+            else (flat - base).float()
             for flat, base in zip(self._flats, self._bases, strict=True)
         ]
         return torch.cat(changes) if changes else torch.empty(0, device=self._device)
@@ -150,7 +160,9 @@ class RunningBuffers:
 
     def apply(self, change: Tensor) -> None:
         """Add the step's change, (length,) float32 as of `change`: the weighted mean over its micro-batches."""
-        for flat, part in zip(self._flats, torch.split(change, [len(flat) for flat in self._flats]), strict=True):
+        for flat, part in zip(
+            self._flats, torch.split(change, [len(flat) for flat in self._flats]), strict=True
+        ):
             # round(): the weights of the micro-batches add up to 1 only up to rounding.
             flat.add_(part if flat.is_floating_point() else part.round().to(flat.dtype))
 

@@ -30,7 +30,9 @@ def are_siblings(left: Node, right: Node, num_leaves: int) -> bool:
     )
 
 
-def push(stack: list[tuple[Node, T]], node: Node, value: T, num_leaves: int, add: Callable[[T, T], T]) -> None:
+def push(
+    stack: list[tuple[Node, T]], node: Node, value: T, num_leaves: int, add: Callable[[T, T], T]
+) -> None:
     """Append a node to a list of adjacent nodes, and merge its last two as long as they are siblings.
 
     Args:
@@ -82,7 +84,11 @@ def _partials(first: int, last: int, num_leaves: int) -> tuple[Node, ...]:
     while first < last:
         size = 1
         # The largest block that starts here. The last block of the tree may be cut at the number of leaves.
-        while first % (2 * size) == 0 and min(first + 2 * size, num_leaves) <= last and first + size < num_leaves:
+        while (
+            first % (2 * size) == 0
+            and min(first + 2 * size, num_leaves) <= last
+            and first + size < num_leaves
+        ):
             size *= 2
         nodes.append((first, min(first + size, num_leaves)))
         first += size

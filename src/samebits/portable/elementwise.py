@@ -79,7 +79,9 @@ def mse_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor
 def smooth_l1(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     """Squares below beta, absolute differences above."""
     d = (x - y).abs()
-    return _reduced(torch.where(d < beta, d * d * 0.5 / beta, d - 0.5 * beta) if beta else d, reduction)
+    return _reduced(
+        torch.where(d < beta, d * d * 0.5 / beta, d - 0.5 * beta) if beta else d, reduction
+    )
 
 
 def smooth_l1_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
@@ -109,11 +111,16 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
 
 def bce(x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """Binary cross-entropy of probabilities x; logarithms are at least -100."""
-    losses = -(y * functions.log(x).clamp(min=-100.0) + (1.0 - y) * functions.log(1.0 - x).clamp(min=-100.0))
+    losses = -(
+        y * functions.log(x).clamp(min=-100.0)
+        + (1.0 - y) * functions.log(1.0 - x).clamp(min=-100.0)
+    )
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-def bce_backward(g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+def bce_backward(
+    g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
     """Return the gradient of the probabilities."""
     slope = g * (x - y) / ((1.0 - x) * x).clamp(min=1e-12)
     slope = slope if weight is None else slope * weight
@@ -121,7 +128,11 @@ def bce_backward(g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, 
 
 
 def bce_with_logits(
-    x: Tensor, y: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
 ) -> Tensor:
     """Binary cross-entropy of logits x."""
     factor = 1.0 if pos_weight is None else (pos_weight - 1.0) * y + 1.0
@@ -134,7 +145,9 @@ def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -
     return torch.where(x > 0, x * scale, functions.expm1(x * input_scale) * (alpha * scale))
 
 
-def elu_backward(g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
+def elu_backward(
+    g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
+) -> Tensor:
     """Return the gradient of `elu`'s argument, from the argument or the result."""
     slope = x + alpha * scale if is_result else functions.exp(x * input_scale) * (alpha * scale)
     return torch.where(x > 0, g * scale, g * slope * input_scale)

@@ -18,16 +18,26 @@ _ONE = 1 << _BITS
 
 def _artanh(inverse: int) -> int:
     """Inverse hyperbolic tangent of 1 / inverse."""
-    total, term, n = 0, _ONE // inverse, 1
+    total = 0
+    term = _ONE // inverse
+    n = 1
     while term:
-        total, term, n = total + term // n, term // (inverse * inverse), n + 2
+        total = total + term // n
+        term = term // (inverse * inverse)
+        n = n + 2
     return total
 
 
 def _arctan(inverse: int) -> int:
-    total, term, n, sign = 0, _ONE // inverse, 1, 1
+    total = 0
+    term = _ONE // inverse
+    n = 1
+    sign = 1
     while term:
-        total, term, n, sign = total + sign * (term // n), term // (inverse * inverse), n + 2, -sign
+        total = total + sign * (term // n)
+        term = term // (inverse * inverse)
+        n = n + 2
+        sign = -sign
     return total
 
 
@@ -50,9 +60,13 @@ def exp(x: float) -> float:
     if not math.isfinite(x) or abs(x) > 800:
         return x if x > 0 or math.isnan(x) else 0.0
     k, rest = divmod(_fixed(x), _LN2)
-    total, term, n = 0, _ONE, 1
+    total = 0
+    term = _ONE
+    n = 1
     while term:
-        total, term, n = total + term, term * rest // (n * _ONE), n + 1
+        total = total + term
+        term = term * rest // (n * _ONE)
+        n = n + 1
     return math.ldexp(_float(total), k)
 
 
@@ -60,23 +74,30 @@ def log(x: float) -> float:
     """Natural logarithm of a positive number."""
     mantissa, exponent = math.frexp(x)
     if mantissa < 0.75:  # otherwise the terms of x near 1 cancel
-        mantissa, exponent = 2 * mantissa, exponent - 1
+        mantissa = 2 * mantissa
+        exponent = exponent - 1
     value = _fixed(mantissa)
     s = ((value - _ONE) << _BITS) // (value + _ONE)
     square = s * s >> _BITS
-    total, term, n = 0, s, 1
+    total = 0
+    term = s
+    n = 1
     while abs(term) > 1:
-        total, term, n = total + term // n, term * square >> _BITS, n + 2
+        total = total + term // n
+        term = term * square >> _BITS
+        n = n + 2
     return _float(2 * total + exponent * _LN2)
 
 
 def power(base: float, exponent: int) -> float:
     """base**exponent for a base from 0 to 1, to 45 decimal places."""
-    result, factor = _ONE, _fixed(base)
+    result = _ONE
+    factor = _fixed(base)
     while exponent:
         if exponent & 1:
             result = result * factor >> _BITS
-        factor, exponent = factor * factor >> _BITS, exponent >> 1
+        factor = factor * factor >> _BITS
+        exponent = exponent >> 1
     return _float(result)
 
 
@@ -95,9 +116,13 @@ def _sine(x: int) -> float:
     rest -= _HALF_PI // 2
     odd = quadrant & 1
     square = rest * rest >> _BITS
-    total, term, n = 0, _ONE if odd else rest, 0 if odd else 1
+    total = 0
+    term = _ONE if odd else rest
+    n = 0 if odd else 1
     while abs(term) > 1:
-        total, term, n = total + term, -(term * square >> _BITS) // ((n + 1) * (n + 2)), n + 2
+        total = total + term
+        term = -(term * square >> _BITS) // ((n + 1) * (n + 2))
+        n = n + 2
     return _float(-total if quadrant & 2 else total)
 
 
@@ -110,21 +135,30 @@ def erf(x: float) -> float:
     """Error function."""
     if abs(x) >= 6 or math.isnan(x):
         return x if math.isnan(x) else math.copysign(1.0, x)
-    if abs(x) < 2.0**-40:  # there it is the first term, and too few bits of x are left after the point
+    if (
+        abs(x) < 2.0**-40
+    ):  # there it is the first term, and too few bits of x are left after the point
         numerator, denominator = x.as_integer_ratio()
         return numerator * _TWO_BY_ROOT_PI / (denominator * _ONE) if x else x
     value = _fixed(x)
     square = value * value >> _BITS
-    total, term, n = 0, value, 0  # the series of Maclaurin; its largest term is below e**36
+    # the series of Maclaurin; its largest term is below e**36
+    total = 0
+    term = value
+    n = 0
     while abs(term) > 1:
-        total, term, n = total + term // (2 * n + 1), -(term * square >> _BITS) // (n + 1), n + 1
+        total = total + term // (2 * n + 1)
+        term = -(term * square >> _BITS) // (n + 1)
+        n = n + 1
     return _float(total * _TWO_BY_ROOT_PI >> _BITS)
 
 
 @contextmanager
 def in_python_math() -> Iterator[None]:
     """Let functions of Python's `math` compute as here: schedulers, transforms and initializers call them."""
-    originals = {each.__name__: getattr(math, each.__name__) for each in (exp, log, cos, sin, tan, erf)}
+    originals = {
+        each.__name__: getattr(math, each.__name__) for each in (exp, log, cos, sin, tan, erf)
+    }
     for name, original in originals.items():
         setattr(math, name, _as_in_math(globals()[name], original))
     try:
@@ -134,7 +168,9 @@ def in_python_math() -> Iterator[None]:
             setattr(math, name, original)
 
 
-def _as_in_math(own: Callable[[float], float], original: Callable[..., float]) -> Callable[..., float]:
+def _as_in_math(
+    own: Callable[[float], float], original: Callable[..., float]
+) -> Callable[..., float]:
     @wraps(original)
     def function(x: Any, *base: Any) -> float:
         value = original(x, *base)  # raises the errors, of wrong types and out of range

@@ -10,7 +10,9 @@ from torch import Generator, Tensor, nn
 
 from samebits.portable import floats
 
-_LIKELY = 0.3  # of numbers within the bounds; from here on, normal numbers are drawn, below uniform ones
+_LIKELY = (
+    0.3  # of numbers within the bounds; from here on, normal numbers are drawn, below uniform ones
+)
 
 
 @contextmanager
@@ -37,7 +39,9 @@ def draw_truncated_normal(
         low, high = (tensor.new_tensor(x, device="cpu").item() for x in (a, b))
         result = tensor.normal_(mean, std, generator=generator)
         while (rejected := (result < low) | (result > high)).any():
-            result = torch.where(rejected, torch.empty_like(result).normal_(mean, std, generator=generator), result)
+            result = torch.where(
+                rejected, torch.empty_like(result).normal_(mean, std, generator=generator), result
+            )
         return tensor.copy_(result)
     peak = (max(a, min(mean, b)) - mean) / std
     peak = -0.5 * (peak * peak)

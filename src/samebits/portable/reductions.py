@@ -24,15 +24,21 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return [each % x.dim() for each in ([dim] if isinstance(dim, int) else dim)]
 
 
-def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def sum_(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Sum over dimensions."""
     return exact_sum(x, dims_of(x, dim), keepdim=keepdim).to(dtype or x.dtype)
 
 
-def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Mean over dimensions."""
     dims = dims_of(x, dim)
-    return (exact_sum(x, dims, keepdim=keepdim) / math.prod(x.shape[i] for i in dims)).to(dtype or x.dtype)
+    return (exact_sum(x, dims, keepdim=keepdim) / math.prod(x.shape[i] for i in dims)).to(
+        dtype or x.dtype
+    )
 
 
 def var_mean(
@@ -50,7 +56,12 @@ def var_mean(
 
 
 def norm(
-    x: Tensor, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor,
+    p: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norms 1, 2 and infinity."""
     x, dims = x.to(dtype or x.dtype), dims_of(x, dim)
@@ -76,7 +87,8 @@ def batch_norm(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center, inverse = running_mean, rsqrt(running_var + eps)
+        center = running_mean
+        inverse = rsqrt(running_var + eps)
         empty = x.new_empty(0)
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
     dims = [i for i in range(x.dim()) if i != 1]
@@ -85,13 +97,18 @@ def batch_norm(
     deviation = x - _wide(center, x.dim())
     variance = exact_sum(deviation * deviation, dims) / n
     inverse = rsqrt(variance.float() + eps)
-    for running, new in ((running_mean, center), (running_var, (variance * (n / max(n - 1, 1))).float())):
+    for running, new in (
+        (running_mean, center),
+        (running_var, (variance * (n / max(n - 1, 1))).float()),
+    ):
         if running is not None:
             running.mul_(1 - momentum).add_(new * momentum)
     return _scaled(deviation, inverse, weight, bias), center, inverse
 
 
-def _scaled(deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scaled(
+    deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
     scale = inverse if weight is None else inverse * weight
     result = deviation.mul_(_wide(scale, deviation.dim()))
     return result if bias is None else result.add_(_wide(bias, deviation.dim()))
@@ -105,13 +122,15 @@ def batch_norm_backward(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center, inverse = running_mean, rsqrt(running_var + eps)
+        center = running_mean
+        inverse = rsqrt(running_var + eps)
     assert center is not None
     assert inverse is not None
     dims = [i for i in range(x.dim()) if i != 1]
     n = x.numel() // x.shape[1]
     normal = (x - _wide(center, x.dim())).mul_(_wide(inverse, x.dim()))
-    sum_g, sum_gx = exact_sum(g, dims), exact_sum(g * normal, dims)
+    sum_g = exact_sum(g, dims)
+    sum_gx = exact_sum(g * normal, dims)
     gradient = None
     if mask[0]:
         scale = _wide(inverse if weight is None else inverse * weight, x.dim())
@@ -143,7 +162,8 @@ def layer_norm_backward(
     bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `layer_norm`."""
-    dims, others = list(range(x.dim() - len(shape), x.dim())), list(range(x.dim() - len(shape)))
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    others = list(range(x.dim() - len(shape)))
     n = math.prod(shape)
     normal = (x - center).mul_(inverse)
     gradient = None
@@ -157,7 +177,14 @@ def layer_norm_backward(
 
 
 def group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, size: int, groups: int, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    c: int,
+    size: int,
+    groups: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize (N, C, ...) over groups of channels."""
     flat = x.reshape(n, groups, c // groups * size)
@@ -176,12 +203,20 @@ def group_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `group_norm`."""
     shape = (n, groups, c // groups * size)
-    center, inverse = center.view(n, groups, 1), inverse.view(n, groups, 1)
+    center = center.view(n, groups, 1)
+    inverse = inverse.view(n, groups, 1)
     normal = (x.reshape(shape) - center).mul_(inverse).view(n, c, size)
     g = g.reshape(n, c, size)
     inner = g if weight is None else g * weight.view(1, c, 1)
     gradient, *_ = layer_norm_backward(
-        inner.reshape(shape), x.reshape(shape), shape[2:], center, inverse, None, None, (mask[0], False, False)
+        inner.reshape(shape),
+        x.reshape(shape),
+        shape[2:],
+        center,
+        inverse,
+        None,
+        None,
+        (mask[0], False, False),
     )
     of_weight = exact_sum(g * normal, (0, 2)).float() if mask[1] else None
     result = None if gradient is None else gradient.view(x.shape)
@@ -221,23 +256,34 @@ def nll_loss(
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    weights = (
+        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
+    ) * is_used
     losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
     every = list(range(losses.dim()))
-    total, loss = exact_sum(weights, every), exact_sum(losses, every)
+    total = exact_sum(weights, every)
+    loss = exact_sum(losses, every)
     return (loss / total if reduction == 1 else loss).to(x.dtype), total.to(x.dtype)
 
 
 def nll_loss_backward(
-    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+    g: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: Tensor,
 ) -> Tensor:
     """Return the gradient of `nll_loss`'s argument."""
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    weights = (
+        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
+    ) * is_used
     each = -g * weights / total if reduction == 1 else -g * weights
     each = torch.where(is_used, each, 0.0)
     return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))

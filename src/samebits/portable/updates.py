@@ -73,7 +73,9 @@ def foreach_norm(xs: Tensors, p: float = 2, dtype: torch.dtype | None = None) ->
     """Return the 2-norm of each tensor."""
     if p != 2:
         raise NotImplementedError
-    return [sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype)) for x in xs]
+    return [
+        sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype)) for x in xs
+    ]
 
 
 def one_by_one(name: str) -> Callable[..., Any]:

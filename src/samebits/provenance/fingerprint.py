@@ -15,11 +15,14 @@ neither, and no later check could see it.
 import dataclasses
 import hashlib
 import os
+import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +30,175 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
-from samebits.data.digests import sample_digests, short_digest
+from samebits.data.division import Alone
 from samebits.data.keyed import CHECK, key, keys
 from samebits.data.loader import Loader, Request, choose_num_workers
-from samebits.data.micro_batches import Alone
 from samebits.data.order import MicroBatch, Order, permute
-from samebits.data.samples import Batch, Samples, as_samples, groups_of
-from samebits.provenance.environment import describe_kernels
+from samebits.data.samples import (
+    Batch,
+    Samples,
+    as_samples,
+    groups_of,
+    sample_digests,
+    short_digest,
+)
+from samebits.errors import CheckpointError, DataError, SamebitsError
+from samebits.launch.kernels import cpu_info, describe_processor
+from samebits.plain_file import read_plain
+from samebits.portable.arithmetic import VERSION
 from samebits.provenance.self_check import check_same_samples, try_micro_batch
+from samebits.version import __version__
 
-NUM_TRAIN, NUM_EVAL = 8, 2  # number of samples that are read
+# The environment of a run: versions, hardware and commit, for `environment.json`.
+
+
+# Libraries that compute parts of a run's result.
+COMPUTING = (
+    "torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "scikit-learn",
+)  # fmt: skip
+PACKAGES = (*COMPUTING, "safetensors")
+# Environment variables by which libraries select their kernels.
+VARIABLES = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+# Properties of the hardware in which ranks may differ without a difference of software.
+HARDWARE = ("CPU capability", "CPU vendor", "CPU instructions", "GPU")
+PROCESSOR = "processor"
+_MAX_GIT_BYTES = 1 << 26  # packed-refs has a line for each branch and tag
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Describe the environment for which equal weights are promised: versions, hardware, commit and world."""
+    return {
+        "python": platform.python_version(),
+        "packages": {"samebits": __version__}
+        | {name: found for name in PACKAGES if (found := version_of(name))},
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "num_cores": os.cpu_count(),
+        "gpu": device_name(world.device) if world.device.type == "cuda" else None,
+        "cuda": torch.version.cuda if world.device.type == "cuda" else None,
+        "commit": commit_of(Path.cwd()),
+        "command": sys.argv,
+        "world": {
+            "size": world.size,
+            "backend": world.backend,
+            "device": world.device.type,
+            "host": world.host,
+        },
+    }
+
+
+def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
+    """Return what determines a run's bits beside code, settings and data: versions, kernels and hardware, by name.
+
+    What the setting `kernels` pins is not a property of the processor any more.
+    """
+    if kernels == "portable":
+        # What computes has no part in the bits; what decodes and draws samples has.
+        decoders = {name: version_of(name) for name in COMPUTING if not name.startswith("torch")}
+        own = {"samebits": __version__, "arithmetic": VERSION, **decoders}
+        return {name: value for name, value in own.items() if value}
+    # Versions of the libraries that torch found when it was loaded; some builds share the system's MKL.
+    text = torch.__config__.show()
+    libraries = {
+        "MKL": re.search(r"Math Kernel Library Version (\S+)", text),
+        "oneDNN": re.search(r"MKL-DNN v(\S+)", text),
+    }
+    found: dict[str, str | None] = {
+        "samebits": __version__,
+        **{name: version_of(name) for name in COMPUTING},
+        "torch": torch.__version__,  # with +cpu or +cu126
+        **{name: match[1] for name, match in libraries.items() if match},
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        **describe_processor(kernels),
+        **{name: os.environ.get(name) for name in VARIABLES},
+        PROCESSOR: cpu_name(),
+    }
+    if device.type == "cuda":
+        found |= {
+            "GPU": device_name(device),
+            "CUDA": torch.version.cuda,
+            "cuDNN": str(torch.backends.cudnn.version()),
+        }
+    return {name: value for name, value in found.items() if value}
+
+
+@cache
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    """Return a device's name: the GPU model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cpu_name() -> str:
+    """Return the processor with the details by which kernels are selected: two of one name may differ in their bits."""
+    info = cpu_info()
+    name = info.get("model name", platform.processor())
+    numbers = [
+        f"{key.removeprefix('cpu ')} {info[key]}"
+        for key in ("cpu family", "model", "stepping")
+        if key in info
+    ]
+    return ", ".join([name, *numbers, torch.backends.cpu.get_cpu_capability()])
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of a folder's repository, 12 digits; None outside of git.
+
+    It is read from git's files, since git itself runs programs that the repository's settings name (`core.fsmonitor`,
+    filters). So uncommitted changes are not detected.
+    """
+    for parent in (folder, *folder.parents):
+        git = parent / ".git"
+        try:
+            if git.is_file():  # in a worktree or a submodule: a file with the folder's path
+                git = parent / _text(git).removeprefix("gitdir:").strip()
+            if git.is_dir():
+                return _resolve(git)
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def _resolve(git: Path) -> str | None:
+    name = _text(git / "HEAD")
+    # A worktree has its own HEAD, and its branches are in the repository's common folder.
+    common = git / _text(git / "commondir") if (git / "commondir").is_file() else git
+    if name.startswith("ref:"):
+        ref = name.removeprefix("ref:").strip()
+        # In a stranger's repository, HEAD must not lead to other files.
+        if not ref.startswith("refs/") or ".." in ref:
+            return None
+        if (common / ref).is_file():
+            name = _text(common / ref)
+        else:
+            packed = (
+                _text(common / "packed-refs").splitlines()
+                if (common / "packed-refs").is_file()
+                else []
+            )
+            name = next((line.split()[0] for line in packed if line.endswith(f" {ref}")), "")
+    return name[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) else None
+
+
+def _text(path: Path) -> str:
+    return read_plain(path, _MAX_GIT_BYTES).decode().strip()
+
+
+# number of samples that are read
+NUM_TRAIN = 8
+NUM_EVAL = 2
 NUM_TRIED = 3  # samples of the trial micro-batch; batch norm over two values returns plus and minus one for any input
 MAX_FILES = 10_000  # number of files whose size is read: a file server may take 0.1 ms for each
 PACKAGE = "code of samebits"
@@ -68,7 +229,9 @@ class Fingerprint:
         named = {part.name: plain.get(part.name) for part in dataclasses.fields(cls)}
         return cls(
             **{
-                name: {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+                name: {str(key): str(value) for key, value in found.items()}
+                if isinstance(found, dict)
+                else {}
                 for name, found in named.items()
             }
         )
@@ -103,10 +266,17 @@ def take_fingerprint(
     found: Named = {}
     tried: Batch | None = None
     micro_batch = _first_micro_batch(config, data[0]) if is_exact and len(data[0]) else None
-    for name, samples, count in (("training", data[0], NUM_TRAIN), ("evaluation", data[1], NUM_EVAL)):
+    for name, samples, count in (
+        ("training", data[0], NUM_TRAIN),
+        ("evaluation", data[1], NUM_EVAL),
+    ):
         singles = _chosen(samples, config.seed, count)
         requests = singles * (2 if is_twice else 1)
-        more = [(micro_batch.indices, micro_batch.keys)] if micro_batch is not None and samples is data[0] else []
+        more = (
+            [(micro_batch.indices, micro_batch.keys)]
+            if micro_batch is not None and samples is data[0]
+            else []
+        )
         if not singles:
             continue
         with _reader(samples, [*requests, *more], config, device, num_ranks_here) as loader:
@@ -118,10 +288,14 @@ def take_fingerprint(
         if sizes := digest_of_sizes(samples):
             found[f"sizes of the {name} files"] = sizes
     trial: Named = {}
-    if micro_batch is not None and tried is not None and not is_sharded:  # its gradients might not fit
+    if (
+        micro_batch is not None and tried is not None and not is_sharded
+    ):  # its gradients might not fit
         trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
     # Last: a recipe's modules may import others when they are first used.
-    return Fingerprint(describe_kernels(device, config.kernels), code_digests(config.recipe), found, trial)
+    return Fingerprint(
+        describe_kernels(device, config.kernels), code_digests(config.recipe), found, trial
+    )
 
 
 def code_digests(recipe: str) -> Named:
@@ -165,10 +339,14 @@ def _modules_below(folder: Path) -> Iterator[Path]:
 
 def _first_micro_batch(config: RunConfig, samples: Samples) -> MicroBatch:
     """Return the run's first micro-batch, truncated: a few samples show as much as all of them."""
-    order = Order(len(samples), config.global_batch, config.micro_batch, config.seed, groups_of(samples))
+    order = Order(
+        len(samples), config.global_batch, config.micro_batch, config.seed, groups_of(samples)
+    )
     # The first micro-batch is the same in every world.
     whole = next(order.steps(Alone(), stop=1)).micro_batches[0]
-    return dataclasses.replace(whole, indices=whole.indices[:NUM_TRIED], keys=whole.keys[:NUM_TRIED])
+    return dataclasses.replace(
+        whole, indices=whole.indices[:NUM_TRIED], keys=whole.keys[:NUM_TRIED]
+    )
 
 
 def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:
@@ -180,7 +358,9 @@ def _chosen(samples: Samples, seed: int, count: int) -> list[Request]:
     if not size:
         return []
     indices = permute(np.arange(min(size, count)), size, key(seed, CHECK))
-    return [(indices[at : at + 1], keys(seed, 0, indices[at : at + 1])) for at in range(len(indices))]
+    return [
+        (indices[at : at + 1], keys(seed, 0, indices[at : at + 1])) for at in range(len(indices))
+    ]
 
 
 def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
@@ -193,14 +373,20 @@ def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
 
 @contextmanager
 def _reader(
-    samples: Samples, requests: Sequence[Request], config: RunConfig, device: torch.device, num_ranks_here: int
+    samples: Samples,
+    requests: Sequence[Request],
+    config: RunConfig,
+    device: torch.device,
+    num_ranks_here: int,
 ) -> Iterator[Loader]:
     """Open a loader for a few reads, with a worker process if training uses workers.
 
     A dataset that opens its files at the first read would otherwise pass this process's open files to all workers,
     which would then share one file position.
     """
-    workers = choose_num_workers(config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here)
+    workers = choose_num_workers(
+        config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here
+    )
     loader = Loader(
         samples,
         lambda: iter(requests),
@@ -230,5 +416,94 @@ def digest_of_sizes(samples: Samples) -> str | None:
             size = os.stat(path).st_size
         except OSError:
             size = -1  # a file that only one machine lacks is a difference as well
-        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))  # no folder: data.root may differ
+        digest.update(
+            os.fsencode(f"{os.path.basename(path)} {size}\n")
+        )  # no folder: data.root may differ
     return short_digest(digest.digest())
+
+
+# Check at a resume that code, data, versions and processor are those of the run so far (ADR 27).
+
+
+def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
+    """Compare the fingerprint in a checkpoint with the current one; return warnings.
+
+    In exact mode, an edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
+    changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
+    not run the optimizer.
+
+    Raises:
+        DataError: Only samples or files differ.
+        CheckpointError: Something else differs that can change the result.
+    """
+    if not any(before.to_json().values()):
+        return [
+            "the checkpoint is from a version of Samebits without fingerprints: whether code, data or library versions "
+            "changed since is unknown"
+        ]
+    environment = _changes(before.environment, now.environment)
+    code = _changes(before.code, now.code, only_in_both=True)
+    data = _changes(before.data, now.data)
+    trial = _changes(before.trial, now.trial, only_in_both=True)
+    if data and not (environment or code):
+        error: SamebitsError = DataError(
+            f"the data changed since this run started: {_first(data)}",
+            given="\n".join(data.values()),
+            cause="Files were added, edited, converted or replaced, or data.root is another dataset.",
+            fix="Restore the data, or start a new run with another --run-dir;\n"
+            "to continue with the changed data, set checkpoint.on_change=warn.",
+        )
+        return _raise_or_warn(error, config.checkpoint.on_change != "warn")
+    is_proven = bool(now.trial) and before.trial.keys() == now.trial.keys() and not (data or trial)
+    harmless = {
+        name
+        for name in [*environment, *code]
+        if is_proven and name != PACKAGE and name in {PROCESSOR, *code}
+    }
+    changes = {**environment, **code, **data, **trial}
+    serious = {name: line for name, line in changes.items() if name not in harmless}
+    if not serious:
+        return [
+            f"changed since the checkpoint: {line}; a trial micro-batch had the same bits, so training continues"
+            for line in changes.values()
+        ]
+    error = CheckpointError(
+        f"{_first(serious)} changed since the checkpoint of this run",
+        given="\n".join([*serious.values()][:12]),
+        cause=None
+        if environment or code
+        else "The model starts from random numbers that do not follow from the seed, or reads the environment.",
+        fix="Resume with the code, versions and kind of processor that the run started with. To continue to a model\n"
+        "that no other run can reproduce bit for bit, set checkpoint.on_change=warn.",
+    )
+    is_error = config.checkpoint.on_change == "error" or (
+        config.checkpoint.on_change == "auto" and config.mode == "exact"
+    )
+    return _raise_or_warn(error, is_error)
+
+
+def _changes(
+    before: Mapping[str, str], now: Mapping[str, str], *, only_in_both: bool = False
+) -> dict[str, str]:
+    """Return a line for each name whose value changed."""
+    names = [
+        name
+        for name in dict.fromkeys([*before, *now])
+        if not only_in_both or (name in before and name in now)
+    ]
+    return {
+        name: f"{name}: {before.get(name, 'none')} in the checkpoint, {now.get(name, 'none')} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    }
+
+
+def _first(changes: Mapping[str, str]) -> str:
+    first, *others = changes
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _raise_or_warn(error: SamebitsError, is_error: bool) -> list[str]:
+    if is_error:
+        raise error
+    return [f"{error.what}\n  {error.slots['given'].replace(chr(10), chr(10) + '  ')}"]

@@ -1,23 +1,29 @@
-"""The one reader of a run folder: each file is read at its first use, none is written. Loads no torch and no numpy."""
+"""The one reader of a run folder, and what its statement states about the other files. Loads no torch and no numpy."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config.given import flat
-from samebits.errors import CheckpointError
+from samebits.config.load import flat
+from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance import statement
 from samebits.provenance.same_run import settings_of
-from samebits.provenance.statement import Evaluation, RunRecord
+from samebits.provenance.statement import BEST_FILE, FILE_NAME, Evaluation, RunStatement
 from samebits.report.records import read_records
+from samebits.storage.manifest import WEIGHTS, manifest_of
 from samebits.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from samebits.provenance.step_log import StepLog
+
+
+# The one reader of a run folder: each file is read at its first use, none is written. Loads no torch and no numpy.
+
 
 _NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
 
@@ -29,7 +35,8 @@ class RunFiles:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._folder = path, RunFolder(path)
+        self.path = path
+        self._folder = RunFolder(path)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -50,7 +57,9 @@ class RunFiles:
     def worlds(self) -> list[dict[str, Any]]:
         """The worlds of the run, with code and environment of each, in `environment.json`."""
         worlds = self._folder.read_json("environment.json").get("worlds")
-        return [each for each in worlds if isinstance(each, dict)] if isinstance(worlds, list) else []
+        return (
+            [each for each in worlds if isinstance(each, dict)] if isinstance(worlds, list) else []
+        )
 
     @property
     def has_statement(self) -> bool:
@@ -59,11 +68,11 @@ class RunFiles:
         return os.path.lexists(self.path / statement.FILE_NAME)
 
     @cached_property
-    def _stated(self) -> tuple[RunRecord, dict[str, str]]:
+    def _stated(self) -> tuple[RunStatement, dict[str, str]]:
         return statement.read_statement_and_files(self.path / statement.FILE_NAME)
 
     @property
-    def record(self) -> RunRecord:
+    def record(self) -> RunStatement:
         """What the root of a complete run stands for, in `provenance.json`."""
         return self._stated[0]
 
@@ -83,7 +92,9 @@ class RunFiles:
     def evaluations(self) -> list[Evaluation]:
         """Step and metrics of each evaluation in `metrics.jsonl`."""
         return [
-            Evaluation.of(record["step"], {name: record[name] for name in record if name not in _NO_METRICS})
+            Evaluation.of(
+                record["step"], {name: record[name] for name in record if name not in _NO_METRICS}
+            )
             for record in read_records(self.path, "eval")
         ]
 
@@ -112,3 +123,111 @@ def over_worlds(worlds: Iterable[object]) -> dict[str, str]:
             if str(value) not in seen:
                 seen.append(str(value))
     return {name: ", then ".join(seen) for name, seen in values.items()}
+
+
+# What the statement of a complete run, `provenance.json`, states about the other files in its folder.
+
+
+def check_stated(run: Path, weights: Path, which: str) -> None:
+    """Check that the weights that a command has read are those of the run's statement.
+
+    The hashes in `result.json` and in a manifest show damage. A publisher who replaces weights can replace those hashes
+    too, but not the root, which covers the statement.
+
+    Args:
+        run: The run folder. Without a statement, as in a run that is not complete, nothing is checked.
+        weights: The file or checkpoint folder that was read, whose content is that of `result.json` or its manifest.
+    """
+    files = RunFiles(run)
+    if not files.has_statement:
+        return
+    record = files.record
+    if weights.name == WEIGHTS:
+        found = files.result.get("weights_sha256")
+        stated = record.weights_sha256
+        if found != stated:
+            raise _not_stated(run, weights, f"sha256 {found}", f"sha256 {stated}")
+        return
+    parts = record.checkpoints.get(weights.name)
+    if parts is None:
+        raise _not_stated(
+            run, weights / WEIGHTS, weights.name, ", ".join(record.checkpoints) or "no checkpoint"
+        )
+    manifest = manifest_of(weights)
+    for name, stated in parts.items():
+        if (found := str(manifest.get(name, {}).get("sha256"))) != stated:
+            raise _not_stated(run, weights / name, f"sha256 {found}", f"sha256 {stated}")
+    if which == "best" and (text := best_finding(files)):
+        raise CheckpointError(
+            f"the best checkpoint of {run} is not that of its record",
+            given=text,
+            fix=f"Restore {run / BEST_FILE}, or give a checkpoint by name: {', '.join(record.checkpoints)}.",
+        )
+
+
+def _not_stated(run: Path, file: Path, given: str, allowed: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is not the file that {run / FILE_NAME} states",
+        given=given,
+        allowed=allowed,
+        cause="It was replaced or added after the run had ended.",
+        fix=f"Restore the run folder; or open the file as it is: {file} --preset {run / 'config.yaml'}",
+    )
+
+
+def best_finding(files: RunFiles) -> str:
+    """Compare `best.json`, which `--checkpoint best` takes, with the recorded evaluations; return what contradicts
+    them.
+    """
+    if not os.path.lexists(files.path / BEST_FILE):
+        return ""
+    try:
+        best = files.best
+    except CheckpointError as error:
+        return f"{BEST_FILE}: {error.slots.get('cause', error.what)}"
+    name = str(best.get("metric"))
+    step = best.get("step")
+    value = best.get("value")
+    values = {each.step: each.metrics.get(name) for each in files.record.evaluations}
+    known = [each for each in values.values() if each is not None]
+    is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
+    if is_best and value in [each for at, each in values.items() if at == step]:
+        return ""
+    return (
+        f"{BEST_FILE}: {name} {value} after step {step} is not the best of the recorded evaluations"
+    )
+
+
+# Settings that contradict a run's statement. Loads no torch: `samebits compare` only reads.
+
+
+def altered_settings(files: RunFiles, now: dict[str, Any] | None = None) -> list[str]:
+    """Return a line such as "config.yaml: seed is 1, recorded 0" for each setting that is not the statement's.
+
+    Args:
+        now: The settings that determine the result, as the recipe resolves them, by dotted name; None: those in
+            `config.yaml`, which has all of them, so that no recipe is imported.
+    """
+    recorded = files.record.settings
+    if now is None:
+        try:
+            values = files.settings
+        except ConfigError as error:
+            return [f"config.yaml: {error.what}"]
+        now = {name: values[name] for name in recorded if name in values}
+        now["recipe"] = Path(str(values.get("recipe"))).name
+    found = json.loads(json.dumps(now, default=str))  # lists for tuples, as in the statement
+    return [
+        f"config.yaml: {name} is {found.get(name)}, recorded {recorded.get(name)}"
+        for name in sorted(recorded.keys() | found.keys())
+        if found.get(name) != recorded.get(name)
+    ]
+
+
+def altered_in(run: Path) -> list[str]:
+    """Compare `config.yaml` with the statement, as `altered_settings` does; nothing if there is no statement."""
+    files = RunFiles(run)
+    try:
+        return altered_settings(files) if files.has_statement else []
+    except CheckpointError as error:
+        return [error.line]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from samebits.config import document
-from samebits.config.given import flat
-from samebits.config.marks import Mark
-from samebits.config.plain_file import read_plain
-from samebits.config.schema import RunConfig, marks_of
-from samebits.errors import ConfigError, LaunchError, cannot_read
-from samebits.storage.run_folder import RunFolder, holds_a_run
-from samebits.storage.run_path import check_utf8
+from samebits.config.load import flat
+from samebits.config.schema import Mark, RunConfig, marks_of
+from samebits.errors import CheckpointError, ConfigError, LaunchError, cannot_read
+from samebits.plain_file import read_plain
+from samebits.storage.run_folder import RunFolder, check_utf8, holds_a_run
 from samebits.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from samebits.cluster.world import World
     from samebits.provenance.fingerprint import Fingerprint
+
 
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -68,7 +69,9 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         )
 
 
-def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False) -> None:
+def check_replay(
+    run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False
+) -> None:
     """Check that the steps of a run can be repeated bit for bit with these settings, in order to "verify a run"."""
     if config.mode != "exact":
         raise ConfigError(
@@ -76,7 +79,9 @@ def check_replay(run: Path, config: RunConfig, purpose: str, *, is_other_recipe:
             fix=f"Train with mode=exact to {purpose}.",
         )
     settings = settings_of(RunFolder(run))
-    if other := differing(settings | {"recipe": config.recipe} if is_other_recipe else settings, config):
+    if other := differing(
+        settings | {"recipe": config.recipe} if is_other_recipe else settings, config
+    ):
         raise ConfigError(
             "a replay can't change settings that determine the result",
             given="\n".join(other),
@@ -88,12 +93,16 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
     """Read a run folder's `config.yaml`. Raises ConfigError if it is damaged."""
     fix = f"Restore {folder.config}, or move it away: checkpoints have the settings too."
     try:
-        return document.parse(read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)).values
+        return document.parse(
+            read_plain(folder.config, _MAX_CONFIG_BYTES).decode(), str(folder.config)
+        ).values
     except ConfigError as error:
         raise error.with_slots(fix=fix) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{folder.config} is not text in UTF-8", given=f"byte {error.start} of the file", fix=fix
+            f"{folder.config} is not text in UTF-8",
+            given=f"byte {error.start} of the file",
+            fix=fix,
         ) from None
     except OSError as error:
         raise cannot_read(ConfigError, folder.config, error, fix) from None
@@ -123,13 +132,20 @@ def is_free(name: str, config: RunConfig | None = None) -> bool:
 
 def result_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
-    settings = {name: value for name, value in flat(plain_settings(config)).items() if not is_free(name, config)}
+    settings = {
+        name: value
+        for name, value in flat(plain_settings(config)).items()
+        if not is_free(name, config)
+    }
     return settings | {"recipe": Path(config.recipe).name}
 
 
 def _longer(other: list[str], config: RunConfig, folder: RunFolder) -> str:
     """Return how to train longer, where the length of the run is what differs."""
-    name = next((name for name in ("epochs", "max_steps") for line in other if line.startswith(f"{name}:")), None)
+    name = next(
+        (name for name in ("epochs", "max_steps") for line in other if line.startswith(f"{name}:")),
+        None,
+    )
     if name is None:
         return ""
     # The schedule of the learning rate covers the whole run, so a run of another length is another run.
@@ -152,39 +168,60 @@ def ways_to_train_longer(folder: RunFolder, config: RunConfig, length: str | Non
 
 
 def check_ranks_agree(
-    world: World, config: RunConfig, model: nn.Module, sizes: Mapping[str, int], fingerprint: Fingerprint
+    world: World,
+    config: RunConfig,
+    model: nn.Module,
+    sizes: Mapping[str, int],
+    fingerprint: Fingerprint,
 ) -> list[str]:
     """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows."""
     import torch
 
     from samebits.cluster import collectives
-    from samebits.provenance.environment import HARDWARE, PROCESSOR, device_name
+    from samebits.provenance.fingerprint import HARDWARE, PROCESSOR, device_name
 
     mine = {
         "samebits": __version__,
-        **({} if config.kernels == "portable" else {"torch": torch.__version__, "device": device_name(world.device)}),
+        **(
+            {}
+            if config.kernels == "portable"
+            else {"torch": torch.__version__, "device": device_name(world.device)}
+        ),
         **{
             f"setting {name}": value
             for name, value in flat(config.model_dump(mode="json")).items()
             if Mark.MACHINE not in marks_of(name)
         },
         **{f"{name} samples": size for name, size in sizes.items()},
-        **{f"shape of {name}": str(tuple(tensor.shape)) for name, tensor in model.state_dict().items()},
+        **{
+            f"shape of {name}": str(tuple(tensor.shape))
+            for name, tensor in model.state_dict().items()
+        },
         **fingerprint.code,
         **fingerprint.data,
         **fingerprint.trial,
     }
-    kernels = {name: value for name, value in fingerprint.environment.items() if name != PROCESSOR and name not in mine}
+    kernels = {
+        name: value
+        for name, value in fingerprint.environment.items()
+        if name != PROCESSOR and name not in mine
+    }
     first, first_kernels = collectives.broadcast_object(world, (mine, kernels))
     differences = _unequal(first_kernels, kernels, world.rank), _unequal(first, mine, world.rank)
     # A rank receives rank 0's values only, and the differences of all ranks only where there are some.
     if not collectives.any_rank(world, any(differences)):
         return []
     allowed: list[str] = []
-    for rank, (other_kernels, differing) in enumerate(collectives.all_gather_object(world, differences)):
+    for rank, (other_kernels, differing) in enumerate(
+        collectives.all_gather_object(world, differences)
+    ):
         if config.mode == "fast":
             # Other libraries and processors may decode samples to other bits.
-            rounded = [line for line in differing if other_kernels and re.match(r"(training|evaluation) sample ", line)]
+            rounded = [
+                line
+                for line in differing
+                if other_kernels and re.match(r"(training|evaluation) sample ", line)
+            ]
             allowed += [*other_kernels, *rounded]
             differing = [line for line in differing if line not in rounded]
         else:
@@ -197,7 +234,9 @@ def check_ranks_agree(
                     "set kernels=portable, or mode=fast."
                 )
             num = f"{len(differing)} thing{'s' if len(differing) > 1 else ''}"
-            raise LaunchError(f"rank {rank} differs from rank 0 in {num}", given="\n".join(differing[:5]), fix=fix)
+            raise LaunchError(
+                f"rank {rank} differs from rank 0 in {num}", given="\n".join(differing[:5]), fix=fix
+            )
     return allowed
 
 
@@ -224,3 +263,69 @@ def plain_settings(config: RunConfig) -> dict[str, Any]:
 
     settings: dict[str, Any] = whole(config.model_dump(), config.model_dump(mode="json"))
     return settings
+
+
+# The identity of a run: what determines its bits beside data and code. Stored in each checkpoint, compared at its use.
+#
+# `config.yaml` and `dataset_info.json` in the run folder can be altered, damaged or lost. A checkpoint has a manifest
+# of
+# its own, so its copy of them is trustworthy.
+
+
+SETTINGS = "settings"
+DATASET_INFO = "dataset_info_sha256"
+
+
+def identity(config: RunConfig, dataset_info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and the SHA-256 of the content of `dataset_info.json`, as plain JSON."""
+    return {SETTINGS: plain_settings(config), DATASET_INFO: _sha256(dataset_info)}
+
+
+def check_settings(
+    kept: Mapping[str, Any], config: RunConfig, path: Path, *, is_resume: bool
+) -> None:
+    """Compare settings with those in a checkpoint, at a resume from it or in the `config.yaml` of its run folder."""
+    settings = kept.get(SETTINGS)
+    if not isinstance(settings, Mapping):
+        return
+    other = differing(dict(settings), config)
+    if not is_resume:
+        other = [
+            line for line in other if not line.startswith("recipe:")
+        ]  # the file may have moved
+    if not other:
+        return
+    if is_resume:
+        raise ConfigError(
+            f"checkpoint {path} was written with other settings",
+            given="\n".join(other),
+            fix="Give the same settings to resume from it, or another --run-dir for a new run.",
+        )
+    raise ConfigError(
+        f"{path.parent.parent / 'config.yaml'} was altered: the run was trained with other settings",
+        given="\n".join(other),
+        where=f"checkpoint {path}",
+        fix="Restore the file; to use other settings, give them on the command line.",
+    )
+
+
+def check_dataset_info(kept: Mapping[str, Any], dataset_info: Mapping[str, Any], run: Path) -> None:
+    """Compare dataset info, as in `dataset_info.json` or as the recipe reads it, with the hash in a checkpoint."""
+    before = kept.get(DATASET_INFO)
+    now = _sha256(dataset_info)
+    if before is None or before == now:
+        return
+    path = run / "dataset_info.json"
+    what = f"{path} was altered since the run started"
+    fix = "Restore the file."
+    if not path.exists():
+        what = f"{path} is missing, and the data has other dataset info than when the run started"
+        fix = "Restore the file, or the data."
+    raise CheckpointError(
+        what, given=f"sha256 {now}", allowed=f"sha256 {before}, recorded in the checkpoint", fix=fix
+    )
+
+
+def _sha256(dataset_info: Mapping[str, Any]) -> str:
+    # The order of the names counts: a recipe may depend on it.
+    return hashlib.sha256(json.dumps(dataset_info).encode()).hexdigest()

@@ -66,7 +66,11 @@ def try_micro_batch(
         ConfigError: The second pass has other bits, or a pass changed a parameter.
     """
     # `register_buffer` would forget whether a buffer is persistent, hence the dictionary itself.
-    buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
     values = [None if buffer is None else buffer.clone() for *_, buffer in buffers]
     weights: dict[str, int] = {}
 
@@ -150,7 +154,9 @@ def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         return {}
     # One transfer for all tensors: on a GPU, each transfer waits for the device.
 
-    sums = torch.stack([as_integers(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]).tolist()
+    sums = torch.stack(
+        [as_integers(tensor).sum(dtype=torch.int64) for tensor in tensors.values()]
+    ).tolist()
     return dict(zip(tensors, sums, strict=True))
 
 

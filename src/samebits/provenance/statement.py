@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.errors import CheckpointError, cannot_read
+from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.version import __version__
 
 FILE_NAME = "provenance.json"
@@ -55,7 +55,7 @@ def add_evaluation(before: str, evaluation: Evaluation) -> str:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunStatement:
     """The record of a run: what its root stands for."""
 
     settings: dict[str, Any]  #: The settings that determine the result, by dotted name.
@@ -63,7 +63,9 @@ class RunRecord:
     chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
     num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]  #: Number of steps.
     code: list[dict[str, str]]  #: The distinct code of the run's worlds: digests by name.
-    environment: list[dict[str, str]]  #: The distinct environments of the run's worlds: versions and hardware by name.
+    environment: list[
+        dict[str, str]
+    ]  #: The distinct environments of the run's worlds: versions and hardware by name.
     data: dict[str, str]  #: Digests of a few samples and of the files' sizes, by name.
     dataset_info_sha256: str  #: Digest of what the recipe read from its data.
     evaluations: list[Evaluation]  #: The evaluations, by step.
@@ -87,10 +89,12 @@ def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def make_statement(
-    record: RunRecord, files: Mapping[str, str], run: str, started_at: float, finished_at: float
+    record: RunStatement, files: Mapping[str, str], run: str, started_at: float, finished_at: float
 ) -> dict[str, Any]:
     """Return the statement; `files`: path in the run folder -> SHA-256 of its content. Times: Unix, seconds."""
-    from samebits.provenance.environment import COMPUTING  # late: it loads torch, which readers do without
+    from samebits.provenance.fingerprint import (
+        COMPUTING,  # late: it loads torch, which readers do without
+    )
 
     packages = record.environment[-1] if record.environment else {}
     internal = asdict(record)
@@ -106,19 +110,27 @@ def make_statement(
                 "internalParameters": internal,
                 "resolvedDependencies": [
                     *_dependencies(record)[0],
-                    *({"uri": _uri(name, value)} for name, value in packages.items() if name in COMPUTING),
+                    *(
+                        {"uri": _uri(name, value)}
+                        for name, value in packages.items()
+                        if name in COMPUTING
+                    ),
                 ],
             },
             "runDetails": {
                 "builder": {"id": "urn:samebits", "version": {"samebits": __version__}},
-                "metadata": {"invocationId": run, "startedOn": _time(started_at), "finishedOn": _time(finished_at)},
+                "metadata": {
+                    "invocationId": run,
+                    "startedOn": _time(started_at),
+                    "finishedOn": _time(finished_at),
+                },
                 "byproducts": [{"name": "root", "digest": {"sha256": record.root}}],
             },
         },
     }
 
 
-def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
+def read_statement_and_files(path: Path) -> tuple[RunStatement, dict[str, str]]:
     """Read the record in a `provenance.json`, and the SHA-256 of the files that it names, by path in the run folder.
 
     Raises:
@@ -127,24 +139,33 @@ def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
     fix = "Restore the file, or verify the run without it: samebits verify RUN --from-scratch."
     try:
         statement = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
-        definition, details = (statement["predicate"][name] for name in ("buildDefinition", "runDetails"))
+        definition, details = (
+            statement["predicate"][name] for name in ("buildDefinition", "runDetails")
+        )
         plain = {"settings": definition["externalParameters"], **definition["internalParameters"]}
-        if statement["predicateType"] != PREDICATE_TYPE or set(plain) != {each.name for each in fields(RunRecord)}:
+        if statement["predicateType"] != PREDICATE_TYPE or set(plain) != {
+            each.name for each in fields(RunStatement)
+        }:
             raise ValueError("it has other entries")
-        record = TypeAdapter(RunRecord).validate_python(plain)
+        record = TypeAdapter(RunStatement).validate_python(plain)
         files = {str(each["name"]): str(each["digest"]["sha256"]) for each in statement["subject"]}
-        root, own_root = details["byproducts"][0]["digest"]["sha256"], record.root
+        root = details["byproducts"][0]["digest"]["sha256"]
+        own_root = record.root
         own_dependencies, own_packages = _dependencies(record)
         packages = [each["uri"] for each in definition["resolvedDependencies"] if "uri" in each]
         dependencies = [each for each in definition["resolvedDependencies"] if "uri" not in each]
         is_consistent = dependencies == own_dependencies and set(packages) <= own_packages
     except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist", cause="The run is not complete.", fix=fix) from None
+        raise CheckpointError(
+            f"{path} does not exist", cause="The run is not complete.", fix=fix
+        ) from None
     except OSError as error:
         raise cannot_read(CheckpointError, path, error, fix) from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         cause = str(error).partition("\n")[0][:200]
-        raise CheckpointError(f"{path} is not a statement of this version of Samebits", cause=cause, fix=fix) from None
+        raise CheckpointError(
+            f"{path} is not a statement of this version of Samebits", cause=cause, fix=fix
+        ) from None
     if root != own_root:
         raise CheckpointError(
             f"{path} was altered: its root is not that of its record",
@@ -153,7 +174,9 @@ def read_statement_and_files(path: Path) -> tuple[RunRecord, dict[str, str]]:
             fix=fix,
         )
     if not is_consistent:
-        raise CheckpointError(f"{path} was altered: its subjects or dependencies are not those of its record", fix=fix)
+        raise CheckpointError(
+            f"{path} was altered: its subjects or dependencies are not those of its record", fix=fix
+        )
     return record, files
 
 
@@ -164,7 +187,7 @@ def _as_float(value: Any) -> Any:
         return value
 
 
-def _dependencies(record: RunRecord) -> tuple[list[dict[str, Any]], set[str]]:
+def _dependencies(record: RunStatement) -> tuple[list[dict[str, Any]], set[str]]:
     """Return the digests of code and data, as dependencies, and the URIs of all packages."""
     code = {name: value for each in record.code for name, value in each.items()}
     parts = {**code, **{f"data: {name}": value for name, value in record.data.items()}}

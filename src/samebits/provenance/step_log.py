@@ -21,13 +21,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from samebits.config.plain_file import read_plain
 from samebits.data.keyed import IntArray
 from samebits.errors import CheckpointError, cannot_read, cannot_write
+from samebits.plain_file import read_plain
 from samebits.storage.run_folder import write_atomically
 
 FILE_NAME = "steps.bin"
-APPLIED, SKIPPED, OVERFLOW = 0, 1, 2  # outcomes of a step
+# outcomes of a step
+APPLIED = 0
+SKIPPED = 1
+OVERFLOW = 2
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
 _FORMAT = b"samebits steps 1"
@@ -48,14 +51,20 @@ class StepRecord:
     norm: float  #: 2-norm of the gradient, before clipping.
     lr: float  #: Learning rate.
     samples: bytes  #: 16 bytes: digest of the step's sample ids, in order.
-    content: bytes = NO_DIGEST  #: 16 bytes: digest of the samples' values; zeros unless `record.content` is set.
-    outcome: int = APPLIED  #: APPLIED; SKIPPED because loss or gradient was not finite; or OVERFLOW of fp16.
+    content: bytes = (
+        NO_DIGEST  #: 16 bytes: digest of the samples' values; zeros unless `record.content` is set.
+    )
+    outcome: int = (
+        APPLIED  #: APPLIED; SKIPPED because loss or gradient was not finite; or OVERFLOW of fp16.
+    )
 
     def to_bytes(self) -> bytes:
         """Encode the record in 72 bytes."""
         # The sign and payload of a NaN depend on the processor.
         loss, norm = (math.nan if math.isnan(value) else value for value in (self.loss, self.norm))
-        return _RECORD.pack(self.step, loss, norm, self.lr, self.samples, self.content, self.outcome)
+        return _RECORD.pack(
+            self.step, loss, norm, self.lr, self.samples, self.content, self.outcome
+        )
 
 
 def extend(link: bytes, record: bytes) -> bytes:
@@ -92,7 +101,11 @@ class StepLog:
 
     def head(self, step: int) -> "StepLog":
         """Return the records before a step."""
-        return StepLog(self.body[: max(0, step - self.first_step) * _RECORD.size], self.start_link, self.first_step)
+        return StepLog(
+            self.body[: max(0, step - self.first_step) * _RECORD.size],
+            self.start_link,
+            self.first_step,
+        )
 
     def link(self) -> bytes:
         """Return the link (32 bytes) after the last record."""
@@ -138,7 +151,8 @@ def read_steps(path: Path) -> StepLog:
         raise CheckpointError(f"{path} was altered: it starts at step {first:,}", fix=fix)
     if len(wrong):
         raise CheckpointError(
-            f"{path} was altered: record {wrong[0]:,} has the number of step {numbers[wrong[0]]:,}", fix=fix
+            f"{path} was altered: record {wrong[0]:,} has the number of step {numbers[wrong[0]]:,}",
+            fix=fix,
         )
     return StepLog(body, link, first)
 
@@ -208,7 +222,9 @@ class StepWriter:
         kept = log.head(step)
         is_continued = kept.stop == step and kept.link() == link
         write_steps(path, kept if is_continued else StepLog(b"", link, step))
-        self.is_continued = is_continued and kept.is_whole  #: Whether all earlier steps are in the file.
+        self.is_continued = (
+            is_continued and kept.is_whole
+        )  #: Whether all earlier steps are in the file.
         self._file: BinaryIO | None = None
 
     def append(self, record: StepRecord) -> None:

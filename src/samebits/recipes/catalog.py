@@ -8,11 +8,16 @@ preset has the recipe's name.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
 import shlex
+import stat
+import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +26,141 @@ from typing import TYPE_CHECKING, Any
 
 import samebits.recipes
 from samebits.config import describe
-from samebits.config.explain import wrapped
-from samebits.config.load import Layer, Loaded, leaves, load, mapping_layer, read_layer, short_path
-from samebits.config.schema import RunConfig
-from samebits.errors import ConfigError
-from samebits.extras import require_recipe
-from samebits.recipes.recipe_file import check_file, expand_user, import_recipe, load_file
+from samebits.config.load import (
+    Layer,
+    Loaded,
+    leaves,
+    load,
+    mapping_layer,
+    read_layer,
+    short_path,
+    wrapped,
+)
+from samebits.config.schema import RunConfig, Settings
+from samebits.errors import ConfigError, cannot_read
+from samebits.extras import extra_with, pip_line, require_recipe
+from samebits.garbage import without_collections
+from samebits.recipes.listing import nearest_fix
+from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
 
 if TYPE_CHECKING:
     from samebits.engine.parts import Parts
+
+
+# Check files with settings and recipes, and import recipe files.
+
+
+def check_file(path: Path) -> None:
+    """Check that a path is a regular file of a plausible size."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        beside = (
+            [file.name for file in path.parent.glob(f"*{path.suffix}")]
+            if path.parent.is_dir()
+            else []
+        )
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        raise ConfigError(
+            f"there is no file {short_path(path)}",
+            cause=None
+            if path.parent.is_dir()
+            else f"there is no folder {short_path(path.parent)} either",
+            fix=f"Use {path.parent / near[0]}." if near else "Check the path.",
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise cannot_read(
+            ConfigError, ascii(short_path(path)), error, "Use another file."
+        ) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{short_path(path)} is not a regular file", fix="Use a regular file.")
+    if status.st_size > MAX_RECIPE_BYTES:
+        raise ConfigError(
+            f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
+            allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
+            fix="Check the path.",
+        )
+
+
+def expand_user(text: str) -> Path:
+    """Replace ~ by the home folder of the user. Raises ConfigError if there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{text!r} can't be found: there is no such user", fix="Write the full path."
+        ) from None
+
+
+def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
+    """Check a recipe file, and import the bytes that were checked. One that FILE:LINE `named_in` names must be trusted.
+
+    Raises:
+        ConfigError: There is no such file, it is not trusted, or it raises an exception.
+    """
+    check_file(path)
+    path = path.resolve()
+    content = read_recipe(path)
+    if named_in is not None:
+        check_trusted(path, content, named_in)
+    return path, load_file(path, content)
+
+
+def load_file(path: Path, content: bytes | None) -> ModuleType:
+    """Import a recipe file once, with its folder in sys.path, so that it can import the modules next to it.
+
+    Args:
+        content: Its bytes, which were checked. They are executed: neither the file as it may be a moment later, nor
+            a `.pyc` file next to it. None: read the file, if it was not imported before.
+
+    Raises:
+        ConfigError: The file raises an exception or calls sys.exit.
+    """
+    name = path.stem
+    taken = sys.modules.get(name)
+    if taken is not None and getattr(taken, "__file__", None) == str(path):
+        return taken
+    if taken is not None or name in sys.stdlib_module_names:
+        # Another module has this name, such as a recipe file of another folder.
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        if name in sys.modules:
+            return sys.modules[name]
+    content = read_recipe(path) if content is None else content
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = (
+        module  # before it is executed: dataclasses and pickle look classes up by this name
+    )
+    try:
+        with without_collections():  # they take a fifth of the time of importing torch
+            # dont_inherit: this file's `from __future__` imports would otherwise apply to the recipe.
+            exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
+        # A later import would otherwise take the unfinished module.
+        sys.modules.pop(name, None)
+        extra = (
+            extra_with((error.name or "").partition(".")[0])
+            if isinstance(error, ModuleNotFoundError)
+            else None
+        )
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(path, frame.lineno) for frame in frames if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename:
+            places = [(Path(error.filename), error.lineno)]
+        raise ConfigError(
+            f"{short_path(path)} can't be imported: {type(error).__name__}",
+            where=f"{short_path(places[-1][0])}:{places[-1][1]}" if places else None,
+            cause=error.msg if isinstance(error, SyntaxError) else error,
+            fix=f"Run {pip_line(extra)}."
+            if extra
+            else "Correct the file. Set SAMEBITS_DEBUG=1 to see the traceback.",
+        ) from error
+    return module
 
 
 @dataclass(frozen=True)
@@ -40,7 +171,9 @@ class RecipeSpec:
     #: The name of a recipe or the absolute path of a recipe file. Stored in the config, so that the config of a run
     #: folder is enough to find the recipe again.
     recipe: str
-    preset_name: str | None  #: The preset below the user's settings. None: the defaults of the recipe.
+    preset_name: (
+        str | None
+    )  #: The preset below the user's settings. None: the defaults of the recipe.
     layers: tuple[Layer, ...]  #: The settings, for `config.load`.
     config_class: type[RunConfig]  #: The `Config` of the recipe.
 
@@ -60,7 +193,9 @@ class RecipeSpec:
         nothing.
         """
         module = self.load_module()
-        info: Mapping[str, Any] = module.dataset_info(config) if hasattr(module, "dataset_info") else {}
+        info: Mapping[str, Any] = (
+            module.dataset_info(config) if hasattr(module, "dataset_info") else {}
+        )
         return info
 
     def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
@@ -73,7 +208,9 @@ class RecipeSpec:
         if not hasattr(module, "dataset_info"):
             parts: Parts = module.build(config)
         else:
-            parts = module.build(config, self.dataset_info(config) if dataset_info is None else dataset_info)
+            parts = module.build(
+                config, self.dataset_info(config) if dataset_info is None else dataset_info
+            )
         return parts
 
     def load_module(self) -> ModuleType:
@@ -105,13 +242,17 @@ class Preset:
 
 def list_recipes() -> list[str]:
     """List the names of the recipes that come with Samebits."""
-    return sorted(module.name for module in pkgutil.iter_modules(samebits.recipes.__path__) if module.ispkg)
+    return sorted(
+        module.name for module in pkgutil.iter_modules(samebits.recipes.__path__) if module.ispkg
+    )
 
 
 def list_presets(recipe: str) -> list[Preset]:
     """List the presets of a recipe, the default one first."""
     folders = [Path(folder) / recipe / "presets" for folder in samebits.recipes.__path__]
-    presets = [Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")]
+    presets = [
+        Preset(recipe, path.stem, path) for folder in folders for path in folder.glob("*.yaml")
+    ]
     return sorted(presets, key=lambda preset: (preset.name != recipe, preset.name))
 
 
@@ -146,7 +287,10 @@ def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
     keys = {setting.path for setting in describe.settings(spec.config_class)}
     return [
         source,
-        *(f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}" for path, value in leaves(diff, keys)),
+        *(
+            f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"
+            for path, value in leaves(diff, keys)
+        ),
     ]
 
 
@@ -155,7 +299,9 @@ def _from_package(name: str) -> RecipeSpec:
     recipe, slash, preset_name = name.partition("/")
     everything = [preset for each in known for preset in list_presets(each)]
     if slash:
-        found = [preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)]
+        found = [
+            preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)
+        ]
     elif name in known:
         found = [preset for preset in everything if preset.recipe == preset.name == name]
         if not found:
@@ -172,10 +318,14 @@ def _from_package(name: str) -> RecipeSpec:
 
 def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
     module = importlib.import_module(f"samebits.recipes.{recipe}.config")
-    preset_layers = [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
+    preset_layers = (
+        [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
+    )
     layers = [_recipe_layer(recipe), *preset_layers]
     name = recipe if preset is None else preset.name
-    return RecipeSpec(name, recipe, None if preset is None else preset.name, tuple(layers), module.Config)
+    return RecipeSpec(
+        name, recipe, None if preset is None else preset.name, tuple(layers), module.Config
+    )
 
 
 def _from_yaml(path: Path) -> RecipeSpec:
@@ -204,7 +354,11 @@ def _from_yaml(path: Path) -> RecipeSpec:
     except ConfigError as error:
         raise error.with_slots(where=error.slots.get("where", where)) from error
     # The config.yaml of a run folder has the name of the run, without its number.
-    name = re.sub(r"-\d+$", "", path.parent.resolve().name) if path.name == "config.yaml" else path.stem
+    name = (
+        re.sub(r"-\d+$", "", path.parent.resolve().name)
+        if path.name == "config.yaml"
+        else path.stem
+    )
     return replace(base, name=name, layers=(*base.layers, _without_recipe(layer)))
 
 
@@ -220,14 +374,16 @@ def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
         )
     if not callable(getattr(module, "build", None)):
         raise ConfigError(
-            f"{shown} is not a recipe: it defines no build", fix="Define: def build(config): return Parts(...)"
+            f"{shown} is not a recipe: it defines no build",
+            fix="Define: def build(config): return Parts(...)",
         )
     layers = [_recipe_layer(str(path))]
     preset = getattr(module, "PRESET", None)
     if preset is not None:
         if not isinstance(preset, dict):
             raise ConfigError(
-                f"PRESET in {shown} is a {type(preset).__name__}, not a dict", fix='Write: PRESET = {"epochs": 10}'
+                f"PRESET in {shown} is a {type(preset).__name__}, not a dict",
+                fix='Write: PRESET = {"epochs": 10}',
             )
         layers.append(_without_recipe(mapping_layer(preset, f"{shown}, in PRESET", is_preset=True)))
     name = path.parent.name if path.stem == "recipe" else path.stem
@@ -245,12 +401,17 @@ def _without_recipe(layer: Layer) -> Layer:
 
 def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
-    names: dict[str, str] = {**{preset.name: preset.name for preset in everything}, **{each: each for each in known}}
+    names: dict[str, str] = {
+        **{preset.name: preset.name for preset in everything},
+        **{each: each for each in known},
+    }
     near = difflib.get_close_matches(name, [*names, *full], n=1)
     path = expand_user(name)
-    cause, fix = None, f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."
+    cause = None
+    fix = f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."
     if (path / "config.yaml").is_file():
-        cause, fix = f"{name} is a run folder", f"Resume it with --run-dir {shlex.quote(name)} --resume auto"
+        cause = f"{name} is a run folder"
+        fix = f"Resume it with --run-dir {shlex.quote(name)} --resume auto"
     elif (path / "recipe.py").is_file():
         fix = f"Use {path / 'recipe.py'}."
     elif path.is_dir():
@@ -261,3 +422,52 @@ def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> C
         cause=cause,
         fix=fix,
     )
+
+
+# Recipes that can make synthetic data: `MakeConfig` in their `config.py`, `make(config, out)` in their `make.py`.
+
+
+def list_makers() -> dict[str, type[Settings]]:
+    """Return the recipes that can make synthetic data, each with the class of the settings for it."""
+    configs = {
+        recipe: importlib.import_module(f"samebits.recipes.{recipe}.config")
+        for recipe in list_recipes()
+    }
+    return {
+        recipe: module.MakeConfig
+        for recipe, module in configs.items()
+        if hasattr(module, "MakeConfig")
+    }
+
+
+def find_maker(name: str) -> tuple[str, type[Settings]]:
+    """Find a recipe that makes data, and its settings. The name of a preset counts as that of its recipe.
+
+    Raises:
+        ConfigError: There is no such recipe, or it makes no data.
+    """
+    recipe = name.partition("/")[0]
+    makers = list_makers()
+    if recipe in makers:
+        return recipe, makers[recipe]
+    what = (
+        f"recipe {recipe} makes no data"
+        if recipe in list_recipes()
+        else f"there is no recipe called {recipe}"
+    )
+    raise ConfigError(
+        what,
+        allowed=", ".join(makers),
+        fix=nearest_fix(recipe, makers, f"Use {next(iter(makers))}."),
+    )
+
+
+def make_data(recipe: str, config: Settings, out: Path) -> str:
+    """Write a dataset into an empty folder, and return a summary for the user.
+
+    Raises:
+        ConfigError: A package that the recipe needs is not installed.
+    """
+    require_recipe(recipe)
+    summary: str = importlib.import_module(f"samebits.recipes.{recipe}.make").make(config, out)
+    return summary

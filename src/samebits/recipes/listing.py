@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import read_plain
 from samebits.cores import num_cores
 from samebits.data.names import left_out_row, skipped_row
 from samebits.errors import DataError, cannot_read
+from samebits.plain_file import read_plain
 
 
 def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
@@ -20,7 +20,9 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
         raise cannot_read(DataError, path, error, fix, allowed=allowed) from error
 
 
-def find_faults(names: Sequence[str], read: Callable[[str], object], max_threads: int = 256) -> dict[str, str]:
+def find_faults(
+    names: Sequence[str], read: Callable[[str], object], max_threads: int = 256
+) -> dict[str, str]:
     """Read all samples, and return the problem of each that cannot be read."""
 
     def fault(name: str) -> str:

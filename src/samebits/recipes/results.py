@@ -25,12 +25,21 @@ Tiles = Callable[[Batch], Iterable[tuple[ByteArray, str]]]
 def draw_samples(batches: Sequence[Batch], path: Path, *, tiles: Tiles, **sheet: Any) -> None:
     """Draw training samples as the model sees them, each with its label."""
     pairs = [pair for batch in batches for pair in tiles(batch)]
-    images, captions = [tile for tile, _ in pairs], [caption for _, caption in pairs]
-    draw_sheet("Training samples after augmentation, with their labels", images, captions, path, **sheet)
+    images = [tile for tile, _ in pairs]
+    captions = [caption for _, caption in pairs]
+    draw_sheet(
+        "Training samples after augmentation, with their labels", images, captions, path, **sheet
+    )
 
 
 def draw_worst(
-    title: str, worst: Sequence[tuple[int, str]], samples: Samples, path: Path, *, tiles: Tiles, **sheet: Any
+    title: str,
+    worst: Sequence[tuple[int, str]],
+    samples: Samples,
+    path: Path,
+    *,
+    tiles: Tiles,
+    **sheet: Any,
 ) -> None:
     """Draw validation samples, each with a caption. `tiles`: makes the tiles of a batch; their labels are not used."""
     images = []
@@ -41,11 +50,16 @@ def draw_worst(
     draw_sheet(title, images, [caption for _, caption in worst], path, **sheet)
 
 
-def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str], tiles: Tiles) -> None:
+def draw_classes(
+    metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str], tiles: Tiles
+) -> None:
     """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes."""
     state = metric.state()
     if "confusion" in state:
-        draw_confusion(*most_confused(np.array(state["confusion"], np.int64), classes), folder / "confusion.png")
+        draw_confusion(
+            *most_confused(np.array(state["confusion"], np.int64), classes),
+            folder / "confusion.png",
+        )
     worst = [
         (
             index,
@@ -55,10 +69,14 @@ def draw_classes(metric: Accuracy, samples: Samples, folder: Path, *, classes: S
         )
         for loss, index, label, choice in state["worst"]
     ]
-    draw_worst("Validation images with the largest loss", worst, samples, folder / "worst.png", tiles=tiles)
+    draw_worst(
+        "Validation images with the largest loss", worst, samples, folder / "worst.png", tiles=tiles
+    )
 
 
-def most_confused(matrix: npt.NDArray[np.int64], classes: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+def most_confused(
+    matrix: npt.NDArray[np.int64], classes: Sequence[str]
+) -> tuple[list[list[int]], list[str]]:
     """Return a (C, C) confusion matrix that is readable as an image, and the names of its classes.
 
     Of more than 40 classes, those with the most mistakes are returned, and all others as one class.
@@ -73,12 +91,17 @@ def most_confused(matrix: npt.NDArray[np.int64], classes: Sequence[str]) -> tupl
     small = np.zeros((_MOST_CLASSES, _MOST_CLASSES), np.int64)
     # `small[...] += matrix` would add only one of several values at a place.
     np.add.at(small, (places[:, None], places[None]), matrix)
-    return small.tolist(), [*(classes[label] for label in shown), f"{num_classes - len(shown)} others"]
+    return small.tolist(), [
+        *(classes[label] for label in shown),
+        f"{num_classes - len(shown)} others",
+    ]
 
 
 def gray_tiles(batch: Batch, mean: float, std: float) -> list[ByteArray]:
     """Undo the normalization of gray images: inputs (N, 1, H, W) float32 -> N arrays (H, W) of bytes."""
-    return list(np.clip((batch.inputs[:, 0].numpy() * std + mean) * 255, 0, 255).round().astype(np.uint8))
+    return list(
+        np.clip((batch.inputs[:, 0].numpy() * std + mean) * 255, 0, 255).round().astype(np.uint8)
+    )
 
 
 def top_classes(logits: Tensor, classes: Sequence[Any], num_top: int) -> dict[str, Any]:

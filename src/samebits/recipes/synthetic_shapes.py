@@ -11,7 +11,9 @@ ByteArray = npt.NDArray[np.uint8]
 Points = list[tuple[float, float]]
 
 
-def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.random.Generator) -> Image.Image:
+def draw_shape(
+    outline: Callable[[float], Points], size_px: int, random: np.random.Generator
+) -> Image.Image:
     """Draw one RGB image with a shape.
 
     Args:
@@ -23,7 +25,10 @@ def draw_shape(outline: Callable[[float], Points], size_px: int, random: np.rand
     image = Image.fromarray(draw_background(width, height, random))
     radius = min(width, height) * random.uniform(0.3, 0.46)
     center = (random.uniform(radius, width - radius), random.uniform(radius, height - radius))
-    points = [(center[0] + radius * x, center[1] + radius * y) for x, y in outline(random.uniform(-0.2, 0.2))]
+    points = [
+        (center[0] + radius * x, center[1] + radius * y)
+        for x, y in outline(random.uniform(-0.2, 0.2))
+    ]
     mask = draw_coverage(points, width, height)
     # A strong color on a dull background: each channel is either low or high.
     image.paste(strong_color(random), (0, 0), mask)
@@ -48,7 +53,8 @@ def draw_coverage(points: Points, width: int, height: int) -> Image.Image:
 def strong_color(random: np.random.Generator) -> tuple[int, ...]:
     """Choose a color whose channels are each either low or high."""
     return tuple(
-        int(low + 195 * high) for low, high in zip(random.integers(0, 61, 3), random.integers(0, 2, 3), strict=True)
+        int(low + 195 * high)
+        for low, high in zip(random.integers(0, 61, 3), random.integers(0, 2, 3), strict=True)
     )
 
 
@@ -78,7 +84,8 @@ def _cross(turn: float) -> Points:
     corners = [
         (-1, 3), (1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3), (-1, -3), (-1, -1), (-3, -1), (-3, 1), (-1, 1),
     ]  # fmt: skip
-    sine, cosine = math.sin(turn) / math.sqrt(10), math.cos(turn) / math.sqrt(10)
+    sine = math.sin(turn) / math.sqrt(10)
+    cosine = math.cos(turn) / math.sqrt(10)
     return [(x * cosine - y * sine, x * sine + y * cosine) for x, y in corners]
 
 

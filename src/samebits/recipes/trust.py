@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from samebits.config.load import short_path
-from samebits.config.plain_file import read_plain
-from samebits.config.sections import TRACKERS
+from samebits.config.schema import TRACKERS
 from samebits.errors import ConfigError, cannot_read
+from samebits.plain_file import read_plain
 from samebits.storage.manifest import sha256_of
 
 MAX_RECIPE_BYTES = 16 * 1024 * 1024
@@ -30,7 +30,9 @@ def list_path() -> Path:
     try:
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".config"
     except RuntimeError:
-        raise ConfigError("the user has no home folder", fix="Set HOME or XDG_CONFIG_HOME.") from None
+        raise ConfigError(
+            "the user has no home folder", fix="Set HOME or XDG_CONFIG_HOME."
+        ) from None
     return folder / "samebits" / "trusted_recipes"
 
 
@@ -51,20 +53,26 @@ def trust(path: Path) -> str:
     """
     path = path.resolve()
     sha256 = sha256_of(read_recipe(path))
-    list_file, line = list_path(), _line(sha256, path)
+    list_file = list_path()
+    line = _line(sha256, path)
     if "\n" in str(path):
-        raise ConfigError(f"{str(path)!r} can't be trusted: its name has a line break", fix="Rename the file.")
+        raise ConfigError(
+            f"{str(path)!r} can't be trusted: its name has a line break", fix="Rename the file."
+        )
     if line in _lines():
         return sha256
     try:
         list_file.parent.mkdir(parents=True, exist_ok=True)
         # O_APPEND: two commands may add a line at the same time.
-        descriptor = os.open(list_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            list_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         with open(descriptor, "ab") as file:
             file.write(line + b"\n")
     except OSError as error:
         raise ConfigError(
-            f"the list of trusted recipes {list_file} can't be written: {error.strerror}", fix="Make it writable."
+            f"the list of trusted recipes {list_file} can't be written: {error.strerror}",
+            fix="Make it writable.",
         ) from None
     return sha256
 
@@ -112,7 +120,9 @@ def check_tracker_files(trackers: Iterable[str], overrides: Iterable[str]) -> No
             with suppress(ConfigError):
                 trust(path)
         else:
-            check_trusted(path.resolve(), read_recipe(path), f"report.trackers={name}", kind="tracker")
+            check_trusted(
+                path.resolve(), read_recipe(path), f"report.trackers={name}", kind="tracker"
+            )
 
 
 def _line(sha256: str, path: Path) -> bytes:

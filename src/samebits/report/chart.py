@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import cannot_write_result
-from samebits.report.fonts import font_path_for
 from samebits.report.format import metric_name, metric_value
+from samebits.report.pictures import font_path_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,9 @@ _MAX_POINTS = 1000  # of a line: more are not visible
 _LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
 
 
-def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str, y_name: str) -> None:
+def draw_lines(
+    lines: Mapping[str, Line], path: Path, *, title: str, x_name: str, y_name: str
+) -> None:
     """Plot lines on axes that start at 0.
 
     Args:
@@ -50,15 +52,25 @@ def draw_lines(lines: Mapping[str, Line], path: Path, *, title: str, x_name: str
             else:
                 axes.plot(x, y, color=next(colors), linewidth=2, marker="o", label=name)
         axes.set(
-            title=title, xlabel=x_name, ylabel=y_name, xticks=sorted({x for line in lines.values() for x, _ in line})
+            title=title,
+            xlabel=x_name,
+            ylabel=y_name,
+            xticks=sorted({x for line in lines.values() for x, _ in line}),
         )
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0, top=None if any(y for line in lines.values() for _, y in line) else 1)
+        axes.set_ylim(
+            bottom=0, top=None if any(y for line in lines.values() for _, y in line) else 1
+        )
         axes.legend(loc="upper left")
 
 
 def draw_rates(
-    rates: Sequence[float], losses: Sequence[float], path: Path, *, suggestion: float | None, name: str
+    rates: Sequence[float],
+    losses: Sequence[float],
+    path: Path,
+    *,
+    suggestion: float | None,
+    name: str,
 ) -> None:
     """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis, with the suggestion.
 
@@ -69,14 +81,25 @@ def draw_rates(
         axes = figure.subplots()
         axes.plot(rates, losses, color=_COLORS[0], linewidth=1.5, label="loss")
         if suggestion is not None:
-            axes.axvline(suggestion, color=_COLORS[1], linestyle="--", label=f"suggestion: {suggestion:g}")
-        axes.set(title=f"{name}: learning-rate range test", xlabel="learning rate", ylabel="loss", xscale="log")
+            axes.axvline(
+                suggestion, color=_COLORS[1], linestyle="--", label=f"suggestion: {suggestion:g}"
+            )
+        axes.set(
+            title=f"{name}: learning-rate range test",
+            xlabel="learning rate",
+            ylabel="loss",
+            xscale="log",
+        )
         if losses:
-            axes.set_ylim(bottom=min(0.0, *losses), top=1.5 * max(losses[0], min(losses)) or None)  # it diverges
+            axes.set_ylim(
+                bottom=min(0.0, *losses), top=1.5 * max(losses[0], min(losses)) or None
+            )  # it diverges
         axes.legend()
 
 
-def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str) -> None:
+def draw_curves(
+    train: Records, evaluations: Records, path: Path, *, monitor: tuple[str, str], name: str
+) -> None:
     """Plot the training and validation loss of a run, and its monitored validation metric in a second chart.
 
     Raises:
@@ -98,7 +121,9 @@ def draw_curves(train: Records, evaluations: Records, path: Path, *, monitor: tu
         if points:
             best = (max if better == "max" else min)(points, key=lambda point: point[1])
             label = f"best: {metric_value(metric, best[1])} after epoch {best[0]:g}"
-            right.plot(*best, marker="*", markersize=16, linestyle="", color=_COLORS[2], label=label)
+            right.plot(
+                *best, marker="*", markersize=16, linestyle="", color=_COLORS[2], label=label
+            )
         right.set(title=f"{name}: {metric_name(metric)}", xlabel="epoch")
         for axes in (left, right):
             axes.set_xlim(left=0)
@@ -127,7 +152,9 @@ def _plot(axes: Axes, points: Line, label: str, color: str) -> None:
 @contextmanager
 def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
     """Yield an empty figure with fonts for all characters of a text, and write it to a file at the end."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # such as a warning that its font cache cannot be written
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # such as a warning that its font cache cannot be written
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -138,7 +165,9 @@ def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figu
         fontManager.addfont(font)
         families.append(FontProperties(fname=font).get_name())
     # Its own defaults: a matplotlibrc in the current folder is not the user's wish for this chart.
-    with mpl.rc_context({**mpl.rcParamsDefault, "font.family": families, "font.size": 12, "axes.titlesize": 13}):
+    with mpl.rc_context(
+        {**mpl.rcParamsDefault, "font.family": families, "font.size": 12, "axes.titlesize": 13}
+    ):
         # Figure and Agg canvas without pyplot, which keeps every figure in a global list and may look for a display.
         figure = Figure(figsize=inches, dpi=100, layout="constrained")
         FigureCanvasAgg(figure)

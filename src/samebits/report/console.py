@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
+from rich.console import Console as TerminalConsole
 from rich.console import RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,19 +18,88 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import SamebitsError, printable
-from samebits.report.format import COLUMNS, block, clock, metric_name, metric_value, metric_width, wrap_error
-from samebits.report.stream import RichStream, SafeStream, is_terminal
+from samebits.report.format import (
+    COLUMNS,
+    block,
+    clock,
+    metric_name,
+    metric_value,
+    metric_width,
+    wrap_error,
+)
+
+# Terminals, log files and pipes as places for a run's console output.
+
+
+class SafeStream:
+    """A stream that can write any character. Unless it is strict, a run does not notice that its reader has gone."""
+
+    def __init__(self, stream: TextIO, *, strict: bool) -> None:
+        self._stream = stream
+        self._strict = strict
+        self._is_gone = False
+        self.encoding = stream.encoding or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write a text; characters that the encoding lacks as escapes."""
+        self._do(lambda: self._stream.write(encodable(text, self._stream)))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._do(self._stream.flush)
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def _do(self, call: Callable[[], Any]) -> None:
+        if self._is_gone:
+            return
+        try:
+            call()
+        except (OSError, ValueError):
+            if self._strict:
+                raise
+            # The reader went away (`| head`, a closed terminal). The run's records are elsewhere, so it continues.
+            self._is_gone = True
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Return a text that a stream can write: characters outside of its encoding become escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+
+
+class RichStream(TerminalConsole):
+    """A console of rich that leaves the cursor and a closed pipe to its caller."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Never hide the cursor: a killed process could not show it again."""
+        return False
+
+    def on_broken_pipe(self) -> None:
+        """Re-raise the error, which rich is handling: rich itself would end the process."""
+        raise
+
 
 # Drawing takes 0.4 ms of rank 0's time.
 _REDRAW_S = 0.25
 # In a log file: a line for each tenth of an epoch, but at most one every 5 s and at least one a minute.
-_SHORTEST_S, _LONGEST_S = 5.0, 60.0
+_SHORTEST_S = 5.0
+_LONGEST_S = 60.0
 _MAX_COLUMNS = 110  # longer lines are hard to read
 # Columns left free for the "^C" that the terminal echoes after the progress line. If it wrapped, clearing the line
 # would not remove it.
 _ECHO_COLUMNS = 5
 _WIDE = 100
-_MAX_BAR, _MIN_BAR = 40, 6
+_MAX_BAR = 40
+_MIN_BAR = 6
 
 
 class Console:
@@ -128,27 +198,37 @@ class Console:
         """
         with self._lock:
             now = self._now()
-            waited_s, epochs = now - self._drawn_at, (step - self._drawn_step) / steps_per_epoch
+            waited_s = now - self._drawn_at
+            epochs = (step - self._drawn_step) / steps_per_epoch
             if self._interactive:
                 is_due = waited_s >= _REDRAW_S or step == num_steps
             else:
                 is_due = waited_s >= _LONGEST_S or (waited_s >= _SHORTEST_S and epochs >= 0.1)
             if not is_due:
                 return
-            self._drawn_at, self._drawn_step = now, step
+            self._drawn_at = now
+            self._drawn_step = step
             head = f"epoch {epoch}/{num_epochs}"
             loss_text = metric_value("loss", loss)
-            rate, left = f"{samples_per_s:,.0f} samples/s", f"{clock(left_s)} left"
+            rate = f"{samples_per_s:,.0f} samples/s"
+            left = f"{clock(left_s)} left"
             if not self._interactive:  # the values of all lines are aligned
                 loss_text = f"{loss_text:<{metric_width('loss')}}"
-                self._print(Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}"))
+                self._print(
+                    Text(f"{head}  step {step:,}/{num_steps:,}  loss {loss_text}  {rate}  {left}")
+                )
                 return
             waits = ""
             if self.width >= _WIDE:
                 head += f" {step / steps_per_epoch - (epoch - 1):.0%}"
                 has_room = self.width >= _MAX_COLUMNS and data_wait is not None
                 waits = f"  data wait {data_wait:.1%}" if has_room else ""
-            parts = [(1, f"{step:,}/{num_steps:,}"), (2, f"loss {loss_text}"), (0, f"{rate}{waits}"), (3, left)]
+            parts = [
+                (1, f"{step:,}/{num_steps:,}"),
+                (2, f"loss {loss_text}"),
+                (0, f"{rate}{waits}"),
+                (3, left),
+            ]
             self._draw(head, parts, step / num_steps)
 
     def share_done(self, activity: str, done: int, total: int) -> None:
@@ -179,12 +259,17 @@ class Console:
         loss = metric_value("loss", train_loss) if train_loss is not None else "-"
         # A slash marks a detail, such as the accuracy of one class: those are in the files.
         shown = {name: value for name, value in values.items() if "/" not in name}
-        texts = {printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()}
+        texts = {
+            printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()
+        }
         widths = {printable(metric_name(name)): metric_width(name) for name in shown}
         mark = "best" if is_best else ""
         columns = {name: max(len(name), len(texts[name]), widths[name]) for name in texts}
         first = {"epoch": 5, "train loss": len("train loss")}
-        if not self._interactive or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width:
+        if (
+            not self._interactive
+            or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width
+        ):
             # Each row names its metrics, since in a log file there are progress lines between the rows.
             named = "  ".join(f"{name} {text:<{widths[name]}}" for name, text in texts.items())
             loss = f"{loss:<{metric_width('loss')}}"
@@ -220,7 +305,13 @@ class Console:
         space = min(columns - len(head) - len(tail) - 4, _MAX_BAR)
         text = Text(f"{head}  ", no_wrap=True, overflow="crop")
         if space >= _MIN_BAR:
-            bar = ProgressBar(1, min(max(share, 0.0), 1.0), width=space, complete_style="green", finished_style="green")
+            bar = ProgressBar(
+                1,
+                min(max(share, 0.0), 1.0),
+                width=space,
+                complete_style="green",
+                finished_style="green",
+            )
             start = len(text)
             for segment in self._rich.render(bar):
                 text.append(segment.text, segment.style)
@@ -229,7 +320,11 @@ class Console:
         text.truncate(max(columns, 1), overflow="crop")
         if self._live is None:
             self._live = Live(
-                console=self._rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+                console=self._rich,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._live.start()
         self._live.update(text, refresh=True)
@@ -242,5 +337,7 @@ class Console:
             with self._rich.capture() as captured:
                 self._rich.print(renderable, soft_wrap=not wraps)
             # rich pads the cells of a table with spaces.
-            self._stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+            self._stream.write(
+                "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+            )
             self._stream.flush()

@@ -11,12 +11,16 @@ COLUMNS = 80
 SHARE = "share of time"  # the name of values that `share` formats, for `metric_value`
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
-_OF_SET = re.compile(r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII)  # a metric of a named validation set
+_OF_SET = re.compile(
+    r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII
+)  # a metric of a named validation set
 _ERROR_LABEL = re.compile(r"  ([a-z]+|) +(?=\S)")  # at the start of a line of a slot
 _COMMAND = re.compile(r"\b(samebits|torchrun|pip|apt|kill|ssh) ")
 
 
-def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), width: int = COLUMNS) -> str:
+def block(
+    title: str, rows: Mapping[str, str], whole: Collection[str] = (), width: int = COLUMNS
+) -> str:
     """Format a title and an indented line per row, with aligned labels and long lines wrapped between words.
 
     In a row of several lines, the continuation of a wrapped line is indented.
@@ -30,7 +34,10 @@ def block(title: str, rows: Mapping[str, str], whole: Collection[str] = (), widt
     lines = [title]
     for name, value in rows.items():
         text = value.splitlines() if name in whole else _cut(value, width - 4 - first)
-        lines += [f"  {label:<{first}}  {line}" for label, line in zip([name, *[""] * len(text)], text, strict=False)]
+        lines += [
+            f"  {label:<{first}}  {line}"
+            for label, line in zip([name, *[""] * len(text)], text, strict=False)
+        ]
     return "\n".join(lines)
 
 
@@ -52,7 +59,8 @@ def wrap_error(text: str, width: int) -> str:
 
     The slots `given` and `where`, and lines with a command or a long path, stay whole, since users copy them.
     """
-    slot, lines = "", []
+    slot = ""
+    lines = []
     for line in text.split("\n"):
         label = _ERROR_LABEL.match(line)
         slot = label[1] or slot if label is not None else ""
@@ -91,7 +99,11 @@ def metric_name(name: str) -> str:
     """Format a metric's name for a column: "top1" -> "top-1", "night.top1" -> "night top-1"."""
     if (of_set := _OF_SET.fullmatch(name)) is not None:
         return f"{of_set[1]} {metric_name(of_set[2])}"
-    return f"top-{name[3:]}" if name.startswith("top") and name[3:].isdigit() else name.replace("_", " ")
+    return (
+        f"top-{name[3:]}"
+        if name.startswith("top") and name[3:].isdigit()
+        else name.replace("_", " ")
+    )
 
 
 def metric_value(name: str, value: float) -> str:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 
-_MIN_BLOCK, _MAX_BLOCK = 4, 50  # steps
+# steps
+_MIN_BLOCK = 4
+_MAX_BLOCK = 50
 _NUM_HIGH = 2  # blocks, so that a single one, such as one after a change of the learning rate, does not count
 _NOTABLE = 0.5  # of the first loss
 
@@ -17,7 +19,9 @@ class LossTrend:
 
     def start(self, step: int, first_loss: float | None) -> None:
         """Start training, or resume it after so many steps of a run that began with `first_loss`."""
-        self._begin, self._first, self._is_said = step, first_loss, False
+        self._begin = step
+        self._first = first_loss
+        self._is_said = False
         self._means: list[float] = []
         self._losses: list[float] = []
 
@@ -52,7 +56,8 @@ def grows_from(means: Sequence[float], first: float | None = None) -> int | None
     Far is half of the first loss, at which nothing was learned. Noise is much less, also at the end of a run, where the
     loss is low and a batch may have twice the loss of another.
     """
-    before, high = means[:-_NUM_HIGH], means[-_NUM_HIGH:]
+    before = means[:-_NUM_HIGH]
+    high = means[-_NUM_HIGH:]
     if not before:
         return None
     low = min(range(len(before)), key=before.__getitem__)

@@ -1,25 +1,101 @@
 """Draw a confusion matrix, a sheet of samples and an image with a caption, and save drawings, with Pillow."""
 
 import colorsys
+import functools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from samebits.errors import ConfigError, cannot_write_result
-from samebits.report.fonts import Font, font_for
 from samebits.report.format import metric_value
+
+# Find a font of the machine for a text in any script.
+
+
+_ENDINGS = {".ttf", ".otf", ".ttc"}
+_FOLDERS = (
+    ["/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"]
+    if sys.platform == "darwin"
+    else ["/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"]
+)
+# A code point that will never be a character: a font draws the same glyph for it as for each character it lacks.
+_MISSING = "\uffff"
+_PROBE_PX = 24  # font size at which fonts are examined
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@functools.lru_cache(maxsize=512)
+def load_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
+    """Load a font at a size in pixels, with Pillow's basic layout, which requires no other library."""
+    # Without it, Pillow uses libraqm where that is installed, and one text would be drawn differently on two machines.
+    return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
+
+
+@functools.lru_cache(maxsize=512)
+def covered(path: str, characters: str) -> str:
+    """Return those of `characters` that the font at `path` can draw, without blank ones; "" for a damaged font."""
+    try:
+        font = load_font(path, _PROBE_PX)
+        missing = _ink(font, _MISSING)
+        inks = {character: _ink(font, character) for character in characters}
+    except (OSError, ValueError):  # a damaged font
+        return ""
+    return "".join(character for character, ink in inks.items() if ink[1] and ink != missing)
+
+
+def font_for(text: str, size_px: int) -> Font:
+    """Load the font of `font_path_for` at a size in pixels, or Pillow's default font if there is none."""
+    path = font_path_for(text)
+    return ImageFont.load_default(size_px) if path is None else load_font(path, size_px)
+
+
+def font_path_for(text: str) -> str | None:
+    """Return the font of the machine that has the most characters of a text; None if it is ASCII or no font has any."""
+    wanted = "".join(sorted(set(text) - set(" ")))
+    best = None
+    most = 0
+    for path in _system_files() if not wanted.isascii() else []:
+        num_drawn = len(covered(path, wanted))
+        if num_drawn > most:
+            best = path
+            most = num_drawn
+        if most == len(wanted):
+            break
+    return best
+
+
+@functools.cache
+def _system_files() -> list[str]:
+    files = (file for folder in _FOLDERS for file in Path(folder).expanduser().rglob("*"))
+    return sorted(str(file) for file in files if file.suffix.lower() in _ENDINGS and file.is_file())
+
+
+def _ink(font: ImageFont.FreeTypeFont, character: str) -> tuple[tuple[int, int], bytes]:
+    """Return the size of a rendered character, and its bytes; no bytes if it is blank."""
+    mask = font.getmask(character)
+    content = bytes(mask)
+    return mask.size, content if any(content) else b""
+
 
 ByteArray = npt.NDArray[np.uint8]
 Color = tuple[int, int, int]
 
-_PAPER, _INK, _FAINT = (255, 255, 255), (34, 34, 34), (118, 118, 118)
-_EMPTY, _CORRECT, _WRONG = (245, 245, 245), (33, 102, 172), (178, 24, 43)
+_PAPER = (255, 255, 255)
+_INK = (34, 34, 34)
+_FAINT = (118, 118, 118)
+_EMPTY = (245, 245, 245)
+_CORRECT = (33, 102, 172)
+_WRONG = (178, 24, 43)
 _SOFTWARE = "samebits"  # metadata that marks a file as a drawing, which may be overwritten
-_MARGIN_PX, _CELL_PX, _TEXT_PX = 24, 48, 18
+_MARGIN_PX = 24
+_CELL_PX = 48
+_TEXT_PX = 18
 _MAX_NAME_PX = 240
 _MAX_LINES = 3  # of each line of a caption
 
@@ -38,12 +114,17 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
     names = [_cut(name, font, _MAX_NAME_PX) for name in class_names]
     name_px = max(int(font.getlength(name)) for name in names) + 10
     is_upright = name_px - 10 > _CELL_PX
-    num_correct, num_samples = sum(row[label] for label, row in enumerate(counts)), sum(map(sum, counts))
-    title, legend = f"{num_correct:,} of {num_samples:,} correct", "rows: ground truth, columns: prediction"
-    left, top = _MARGIN_PX + name_px, _MARGIN_PX + (name_px + 20 if is_upright else 44)
+    num_correct = sum(row[label] for label, row in enumerate(counts))
+    num_samples = sum(map(sum, counts))
+    title = f"{num_correct:,} of {num_samples:,} correct"
+    legend = "rows: ground truth, columns: prediction"
+    left = _MARGIN_PX + name_px
+    top = _MARGIN_PX + (name_px + 20 if is_upright else 44)
     size = len(names) * _CELL_PX
     head_px = int(font.getlength(title) + small.getlength(legend)) + 3 * _MARGIN_PX
-    image = Image.new("RGB", (max(left + size + _MARGIN_PX + 66, head_px), top + size + _MARGIN_PX), _PAPER)
+    image = Image.new(
+        "RGB", (max(left + size + _MARGIN_PX + 66, head_px), top + size + _MARGIN_PX), _PAPER
+    )
     draw = ImageDraw.Draw(image)
     draw.text((_MARGIN_PX, _MARGIN_PX - 10), title, _INK, font)
     draw.text((image.width - _MARGIN_PX, _MARGIN_PX - 10), legend, _FAINT, small, anchor="ra")
@@ -64,14 +145,21 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         share = metric_value("recall", row[label] / total) if total else "-"
         draw.text((left + size + 8, y + _CELL_PX // 2), share, _INK, small, anchor="lm")
         for prediction, count in enumerate(row):
-            strength = min(count / total * (1 if prediction == label else 20), 1.0) if total else 0.0
+            strength = (
+                min(count / total * (1 if prediction == label else 20), 1.0) if total else 0.0
+            )
             x = left + prediction * _CELL_PX
             full = _CORRECT if prediction == label else _WRONG
-            color = tuple(round(empty + (part - empty) * strength) for part, empty in zip(full, _EMPTY, strict=True))
+            color = tuple(
+                round(empty + (part - empty) * strength)
+                for part, empty in zip(full, _EMPTY, strict=True)
+            )
             draw.rectangle((x, y, x + _CELL_PX - 2, y + _CELL_PX - 2), color)
             if count:
                 text = _PAPER if strength > 0.5 else _INK
-                draw.text((x + _CELL_PX // 2, y + _CELL_PX // 2), _short(count), text, small, anchor="mm")
+                draw.text(
+                    (x + _CELL_PX // 2, y + _CELL_PX // 2), _short(count), text, small, anchor="mm"
+                )
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
 
@@ -105,27 +193,44 @@ def draw_sheet(
     draw.text((_MARGIN_PX, _MARGIN_PX - 10), _cut(title, font, width - 2 * _MARGIN_PX), _INK, font)
     for index, (tile, caption) in enumerate(zip(tiles, lines, strict=True)):
         row, column = divmod(index, num_columns)
-        x, y = _MARGIN_PX + column * (tile_width + gap_px), top + row * (tile_height + caption_px + gap_px)
+        x = _MARGIN_PX + column * (tile_width + gap_px)
+        y = top + row * (tile_height + caption_px + gap_px)
         sample = Image.fromarray(tile)
         factor = min(tile_width / sample.width, tile_height / sample.height)
         size = (max(1, round(sample.width * factor)), max(1, round(sample.height * factor)))
         # Small images are enlarged without smoothing, which shows the pixels that the model receives.
         resample = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
-        image.paste(sample.resize(size, resample), (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2))
+        image.paste(
+            sample.resize(size, resample),
+            (x + (tile_width - size[0]) // 2, y + (tile_height - size[1]) // 2),
+        )
         for number, line in enumerate(caption):
-            draw.text((x + tile_width // 2, y + tile_height + 4 + number * line_px), line, _INK, small, anchor="ma")
+            draw.text(
+                (x + tile_width // 2, y + tile_height + 4 + number * line_px),
+                line,
+                _INK,
+                small,
+                anchor="ma",
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
 
 
 def add_caption(image: Image.Image, caption: str) -> Image.Image:
     """Return a copy of an image with a line of text below it."""
-    font = font_for(caption, max(_TEXT_PX, image.height // 40))  # a large image is looked at from far away
+    font = font_for(
+        caption, max(_TEXT_PX, image.height // 40)
+    )  # a large image is looked at from far away
     left, top, right, bottom = map(round, font.getbbox(caption))
-    size = (max(image.width, right - left + 2 * _MARGIN_PX), image.height + bottom - top + 2 * _MARGIN_PX)
+    size = (
+        max(image.width, right - left + 2 * _MARGIN_PX),
+        image.height + bottom - top + 2 * _MARGIN_PX,
+    )
     canvas = Image.new("RGB", size, _PAPER)
     canvas.paste(image, (0, 0))
-    ImageDraw.Draw(canvas).text((_MARGIN_PX - left, image.height + _MARGIN_PX - top), caption, _INK, font)
+    ImageDraw.Draw(canvas).text(
+        (_MARGIN_PX - left, image.height + _MARGIN_PX - top), caption, _INK, font
+    )
     return canvas
 
 
@@ -137,7 +242,9 @@ def colors(count: int) -> list[Color]:
         red, green, blue = colorsys.hls_to_rgb(hue, 0.55, 1.0)
         luma = 0.299 * red + 0.587 * green + 0.114 * blue
         # Dark hues such as blue are lightened more than yellow and green.
-        red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0))
+        red, green, blue = (
+            round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.5 + 0.28 * (1 - luma), 1.0)
+        )
         found.append((int(red), int(green), int(blue)))
     return found
 
@@ -170,9 +277,12 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
     """Break each line of a text at spaces, and inside of words that are too long, into at most `_MAX_LINES` lines."""
     lines: list[str] = []
     for part in text.split("\n"):
-        rest, first = part.strip(), len(lines)
+        rest = part.strip()
+        first = len(lines)
         while len(lines) - first < _MAX_LINES - 1 and font.getlength(rest) > most_px:
-            count = max((n for n in range(1, len(rest)) if font.getlength(rest[:n]) <= most_px), default=1)
+            count = max(
+                (n for n in range(1, len(rest)) if font.getlength(rest[:n]) <= most_px), default=1
+            )
             at = rest.rfind(" ", 0, count + 1)
             at = at if at > 0 else count
             lines.append(rest[:at].rstrip())
@@ -218,10 +328,15 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     targets: dict[Path, Path] = {}
     if not draw.is_dir() and draw.suffix:
         if len(paths) > 1:
-            raise ConfigError(f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder.")
+            raise ConfigError(
+                f"--draw {draw} is one file for {len(paths)} images", fix="Set --draw to a folder."
+            )
         # Pillow registers all its formats only here; before, the two tables have the common ones.
         Image.init()
-        if draw.suffix.lower() not in Image.EXTENSION or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE:
+        if (
+            draw.suffix.lower() not in Image.EXTENSION
+            or Image.EXTENSION[draw.suffix.lower()] not in Image.SAVE
+        ):
             raise ConfigError(
                 f"--draw {draw}: images can't be written as {draw.suffix}",
                 allowed=".png, .jpg, .webp and other formats of Pillow",
@@ -230,7 +345,8 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
         targets[paths[0]] = draw
     else:
         for path in paths:
-            number, target = 1, draw / f"{path.stem}.png"
+            number = 1
+            target = draw / f"{path.stem}.png"
             while target in targets.values():
                 # Inputs of two folders may have one name, and the second drawing must not replace the first.
                 number += 1
@@ -240,5 +356,8 @@ def places_for(paths: Sequence[Path], draw: Path) -> dict[Path, Path]:
     originals = {path.resolve() for path in paths}
     for target in targets.values():
         if target.resolve() in originals:
-            raise ConfigError(f"--draw {draw} would overwrite the input {target}", fix="Set --draw to another folder.")
+            raise ConfigError(
+                f"--draw {draw} would overwrite the input {target}",
+                fix="Set --draw to another folder.",
+            )
     return targets

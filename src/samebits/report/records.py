@@ -9,20 +9,23 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from samebits.config.plain_file import open_plain, parse_json
-from samebits.errors import cannot_write
+from samebits.errors import ConfigError, cannot_write
+from samebits.extras import is_installed, pip_line
+from samebits.plain_file import open_plain, parse_json
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch.utils.tensorboard import SummaryWriter
+
 
 FILE_NAME = "metrics.jsonl"
 CHECKPOINT = "checkpoint"  # the kind of the records of checkpoints; they have no values
 _MAX_LINE_BYTES = 1024 * 1024
 
 
-class Records:
+class MetricsLog:
     """Appends records to a run folder, and flushes each line before the next.
 
     A failed write raises CheckpointError, as for all files of a run.
@@ -43,7 +46,10 @@ class Records:
 
     def write(self, kind: str, step: int, epoch: float, values: Mapping[str, float | None]) -> None:
         """Append a record. Values that are not finite become null, as JSON has no NaN; None: not known."""
-        finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
+        finite = {
+            name: value if value is None or math.isfinite(value) else None
+            for name, value in values.items()
+        }
         self._append({"kind": kind, "step": step, "epoch": epoch, **finite})
         if self._tensorboard_folder is not None:
             with _writing(self._tensorboard_folder):
@@ -60,7 +66,14 @@ class Records:
         with _writing(self._path), self._lock:
             if self._file is None:
                 # No link: a stranger's run folder must not lead to another file.
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                flags = (
+                    os.O_WRONLY
+                    | os.O_CREAT
+                    | os.O_APPEND
+                    | os.O_NOFOLLOW
+                    | os.O_NONBLOCK
+                    | os.O_CLOEXEC
+                )
                 # Append mode at the system: a write goes to the end of the file, whatever another process has added.
                 self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
             # NaN is no JSON, and other tools would refuse the line; `write` has replaced it by null.
@@ -77,7 +90,8 @@ class Records:
 
         # torch writes a bool as the number 1, and refuses None and lists.
         plain = {
-            name: value if type(value) in (int, float, str) else json.dumps(value) for name, value in settings.items()
+            name: value if type(value) in (int, float, str) else json.dumps(value)
+            for name, value in settings.items()
         }
         with _writing(self._tensorboard_folder):
             writer = self._open_tensorboard(self._tensorboard_folder)._get_file_writer()
@@ -134,7 +148,8 @@ class Records:
     def close(self) -> None:
         """Flush and close all files."""
         with self._lock:
-            file, writer = self._file, self._writer
+            file = self._file
+            writer = self._writer
             self._file = self._writer = None
         with _writing(self._path.parent):
             try:
@@ -162,7 +177,11 @@ def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
         return []
     with _writing(path), open_plain(path) as file:
         # One record at a time, and only those that may be of the kind: a run of weeks has millions of steps.
-        parsed = (record_in(line) for line in lines_of(file) if kind is None or f'"{kind}"'.encode() in line)
+        parsed = (
+            record_in(line)
+            for line in lines_of(file)
+            if kind is None or f'"{kind}"'.encode() in line
+        )
         return [record for record in parsed if record and kind in (None, record.get("kind"))]
 
 
@@ -188,3 +207,48 @@ def record_in(line: bytes) -> dict[str, Any] | None:
         return record if is_record and 0 <= float(record["step"]) < math.inf else None
     except (ValueError, KeyError, OverflowError):
         return None
+
+
+# The records of a run as columns, for notebooks: lists, or a pandas DataFrame.
+
+
+class History:
+    """The records of a run folder: how its loss and metrics developed."""
+
+    def __init__(self, folder: Path) -> None:
+        #: Columns of the training records, by name: `step`, `epoch`, `loss`, `lr` and others. Lists of one length; None
+        #: where a record lacks the value.
+        self.train = _columns(read_records(folder, "train"))
+        #: Columns of the evaluations: `step`, `epoch`, `loss` and the metrics.
+        self.eval = _columns(read_records(folder, "eval"))
+
+    def frame(self, kind: Literal["eval", "train"] = "eval") -> DataFrame:
+        """Return the columns as a pandas DataFrame, one row per record.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        if not is_installed("pandas"):
+            raise ConfigError(
+                "History.frame needs pandas, which is not installed",
+                fix=f"Run {pip_line('notebook')}.",
+            )
+        from pandas import DataFrame
+
+        return DataFrame(self.train if kind == "train" else self.eval)
+
+    def __repr__(self) -> str:
+        sizes = (len(columns.get("step", ())) for columns in (self.eval, self.train))
+        names = ", ".join(
+            name for name in self.eval if name not in ("step", "epoch") and "/" not in name
+        )
+        return "History({} evaluations: {}; {} training records)".format(
+            next(sizes), names or "none", next(sizes)
+        )
+
+
+def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    records = list(records)
+    # A dict keeps the order of first occurrence, which a set would not.
+    names = dict.fromkeys(name for record in records for name in record if name != "kind")
+    return {name: [record.get(name) for record in records] for name in names}

@@ -6,17 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.files import plain_text, shorten
 from samebits.run_views.history import RunHistory
+from samebits.run_views.table import STYLES, cut, group_by_setting, one_line, seed_lines
 
 MISSING = "-"
 _MAX_LEGEND = 3  # settings in a legend
 # Each run hashes a few samples that its seed chooses, read with a key that its seed determines.
 _SAMPLE = re.compile(r"(.+ )?sample \d+")
-SECTIONS = ("settings", "other settings", "metrics", "time", "environment", "code and data", "result")
+SECTIONS = (
+    "settings",
+    "other settings",
+    "metrics",
+    "time",
+    "environment",
+    "code and data",
+    "result",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,10 @@ class Comparison:
         return {
             "runs": [run.summary.to_plain() for run in self.runs],
             "equal_settings": self.num_equal,
-            **{name.replace(" ", "_"): {row.name: list(row.values) for row in self.section(name)} for name in SECTIONS},
+            **{
+                name.replace(" ", "_"): {row.name: list(row.values) for row in self.section(name)}
+                for name in SECTIONS
+            },
         }
 
 
@@ -76,7 +91,10 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
     settings = [run.summary.settings for run in runs]
     names = list(dict.fromkeys(name for each in settings for name in each))
     # As JSON, which distinguishes true and 1; "" where a run does not have the setting.
-    texts = {name: {json.dumps(each[name], default=str) if name in each else "" for each in settings} for name in names}
+    texts = {
+        name: {json.dumps(each[name], default=str) if name in each else "" for each in settings}
+        for name in names
+    }
     differing = [name for name in names if len(texts[name]) > 1]
     rows = [
         ComparedValue(
@@ -88,10 +106,16 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
     ]
     rows += _measured(runs)
     rows += _differing("environment", [run.environment for run in runs])
-    rows += _without_samples(runs, _differing("code and data", [{**run.code, **run.data} for run in runs]))
+    rows += _without_samples(
+        runs, _differing("code and data", [{**run.code, **run.data} for run in runs])
+    )
     rows += [
         ComparedValue("result", "state", tuple(run.summary.state for run in runs)),
-        ComparedValue("result", "weights sha256", tuple(run.summary.weights_sha256[:16] or MISSING for run in runs)),
+        ComparedValue(
+            "result",
+            "weights sha256",
+            tuple(run.summary.weights_sha256[:16] or MISSING for run in runs),
+        ),
     ]
     return Comparison(runs, rows, len(names) - len(differing))
 
@@ -114,37 +138,64 @@ def _measured(runs: Sequence[RunHistory]) -> list[ComparedValue]:
     def took(run: RunHistory) -> str:
         # The wall-clock time of a complete run leaves out earlier commands. `training` includes them.
         kinds = [event.kind for event in run.events]
-        is_resumed = run.summary.state == "done" and kinds.count("start") - kinds.count("restart") > 1
+        is_resumed = (
+            run.summary.state == "done" and kinds.count("start") - kinds.count("restart") > 1
+        )
         return seconds(run.summary.took_s) + (" since the resume" if is_resumed else "")
 
     def seconds(value: float | None) -> str:
         return MISSING if value is None else duration(value)
 
     def share(run: RunHistory) -> str:
-        training, waited = run.seconds.get("training", 0.0), run.seconds.get("data_wait")
-        return MISSING if not training or waited is None else format_share(min(waited / training, 1.0))
+        training = run.seconds.get("training", 0.0)
+        waited = run.seconds.get("data_wait")
+        return (
+            MISSING if not training or waited is None else format_share(min(waited / training, 1.0))
+        )
 
     rows = [
-        ComparedValue("metrics", metric_name(name), tuple(metric(name, run.summary.metrics.get(name)) for run in runs))
+        ComparedValue(
+            "metrics",
+            metric_name(name),
+            tuple(metric(name, run.summary.metrics.get(name)) for run in runs),
+        )
         for name in metric_names(runs)
     ]
     made: list[tuple[str, str, Callable[[RunHistory], str]]] = [
         ("metrics", best, lambda run: metric(run.summary.monitor, run.summary.best)),
-        ("metrics", "training loss", lambda run: metric("loss", run.curves.get("train", "loss").last)),
+        (
+            "metrics",
+            "training loss",
+            lambda run: metric("loss", run.curves.get("train", "loss").last),
+        ),
         ("time", "steps", lambda run: f"{run.summary.step:,}"),
         ("time", "took", took),
         ("time", "training", lambda run: seconds(run.training_s)),
         ("time", "waiting for data", share),
-        ("time", "samples per second", lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}"),
-        ("time", "processes", lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING),
+        (
+            "time",
+            "samples per second",
+            lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}",
+        ),
+        (
+            "time",
+            "processes",
+            lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING,
+        ),
     ]
-    rows += [ComparedValue(section, name, tuple(make(run) for run in runs)) for section, name, make in made]
+    rows += [
+        ComparedValue(section, name, tuple(make(run) for run in runs))
+        for section, name, make in made
+    ]
     return [row for row in rows if set(row.values) != {MISSING}]
 
 
 def _differing(section: str, values: Sequence[dict[str, str]]) -> list[ComparedValue]:
     names = dict.fromkeys(name for each in values for name in each)
-    rows = [ComparedValue(section, name, tuple(each.get(name, MISSING) for each in values)) for name in names]
+    rows = [
+        ComparedValue(section, name, tuple(each.get(name, MISSING) for each in values))
+        for name in names
+    ]
     return [row for row in rows if not row.is_equal]
 
 
@@ -153,7 +204,9 @@ def is_sample(name: str) -> bool:
     return _SAMPLE.fullmatch(name) is not None
 
 
-def _without_samples(runs: Sequence[RunHistory], rows: Sequence[ComparedValue]) -> list[ComparedValue]:
+def _without_samples(
+    runs: Sequence[RunHistory], rows: Sequence[ComparedValue]
+) -> list[ComparedValue]:
     """Leave out hashes of single samples, except for the first one that two runs with one seed read differently."""
     seeds = [run.summary.settings.get("seed") for run in runs]
 
@@ -163,3 +216,63 @@ def _without_samples(runs: Sequence[RunHistory], rows: Sequence[ComparedValue]) 
 
     first = next((row for row in rows if is_sample(row.name) and differs(row)), None)
     return [row for row in rows if row is first or not is_sample(row.name)]
+
+
+# The console output of `samebits compare`.
+
+
+_MIN_VALUE = 14
+_MAX_VALUE = 44
+_MAX_NAME = 28
+_GAP = 2
+
+
+def comparison_tables(comparison: Comparison, width: int) -> list[Table | Text]:
+    """Lay out a comparison: a table for each group of runs that fits side by side."""
+    names = max((len(one_line(row.name)) for row in comparison.rows), default=0) + 2
+    first = min(max(names, 12), _MAX_NAME)
+    num_fit = max(1, (width - first) // (_MIN_VALUE + _GAP))
+    blocks: list[Table | Text] = []
+    for start in range(0, len(comparison.runs), num_fit):
+        if blocks:
+            blocks.append(Text())
+        shown = range(start, min(start + num_fit, len(comparison.runs)))
+        value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
+        blocks.append(_table(comparison, shown, (first, value_width)))
+    if groups := group_by_setting([run.summary for run in comparison.runs]):
+        lines = seed_lines(groups, width)
+        blocks += [Text(), Text(lines[0], "bold"), *map(Text, lines[1:])]
+    return blocks
+
+
+def _table(comparison: Comparison, shown: Sequence[int], widths: tuple[int, int]) -> Table:
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    table.add_column(no_wrap=True, width=widths[0])
+    for _ in shown:
+        table.add_column(overflow="fold", width=widths[1])
+    heads = [
+        cut(f"{comparison.letters[index]} {one_line(comparison.runs[index].name)}", widths[1])
+        for index in shown
+    ]
+    table.add_row("", *(Text(head, "bold") for head in heads))
+    for section in SECTIONS:
+        rows = comparison.section(section)
+        if section == "settings":
+            same = f"{comparison.num_equal} equal" + ("" if rows else ", none differ")
+            table.add_row(Text("settings", "bold"), Text(same, "dim"))
+        elif rows:
+            table.add_row(Text(section, "bold"))
+        for row in rows:
+            values = []
+            for index in shown:
+                is_other = not row.is_equal and row.values[index] != row.values[0]
+                style = (
+                    STYLES.get(row.values[index], "")
+                    if row.name == "state"
+                    else "yellow"
+                    if is_other
+                    else ""
+                )
+                values.append(Text(one_line(row.values[index])[:400], style))
+            table.add_row(Text(cut(f"  {one_line(row.name)}", widths[0])), *values)
+    return table

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import open_plain, parse_json, read_plain
+from samebits.plain_file import open_plain, parse_json, read_plain
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _MAX_JSON_MEMORY_BYTES = 64 * 1024 * 1024
@@ -74,7 +74,13 @@ def plain_text(value: Any) -> str:
     """Return a setting as it is written on the command line."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def numbers(values: object, most: int = 200) -> dict[str, float]:

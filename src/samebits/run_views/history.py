@@ -2,19 +2,141 @@
 
 import csv
 import io
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from samebits.config import document
-from samebits.config.given import flat
+from samebits.config.load import flat
 from samebits.errors import SamebitsError
+from samebits.plain_file import parse_json
 from samebits.provenance.run_files import over_worlds
-from samebits.run_views.curves import Curves, read_curve_records
-from samebits.run_views.events import Event, read_events
+from samebits.report.records import FILE_NAME
 from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
-from samebits.run_views.summary import RunSummary, read_summary
+from samebits.run_views.summary import Event, RunSummary, read_events, read_summary
+
+# The curves of a run: its records by kind and name, thinned while they are collected.
+#
+# They are read within limits: a run may be appending to `metrics.jsonl`, and the run folder may be a stranger's.
+
+
+MAX_POINTS = 1000  # of a curve: more than a screen has columns
+_MAX_CURVES = 200
+_NO_VALUES = ("kind", "step", "epoch")
+KINDS = ("train", "eval", "ranks")
+_RANK = re.compile(r"rank_(\d{1,4})_ms")
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+_MAX_RECORDS = 500_000  # of a file: about 500 MB of memory and 10 s
+_MAX_LINE_BYTES = 256 * 1024
+_MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class Curve:
+    """Values of one name over the epochs of a run.
+
+    Neighbors are averaged once there are too many, so that a run of any length takes little memory.
+    """
+
+    epochs: list[float] = field(
+        default_factory=list
+    )  #: Epochs done, with a fraction inside an epoch.
+    steps: list[int] = field(default_factory=list)  #: Steps done.
+    values: list[float] = field(default_factory=list)  #: The values.
+    _every: int = 1
+    _pending: list[float] = field(default_factory=list)
+    last: float | None = None
+
+    def add(self, step: int, epoch: float, value: float) -> None:
+        """Append a value."""
+        self.last = value
+        self._pending.append(value)
+        if len(self._pending) < self._every:
+            return
+        self.epochs.append(epoch)
+        self.steps.append(step)
+        self.values.append(sum(self._pending) / len(self._pending))
+        self._pending = []
+        if len(self.values) >= 2 * MAX_POINTS:
+            # In pairs: the mean of both, at the later one's position.
+            self.values = [
+                (a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)
+            ]
+            self.epochs = self.epochs[1::2]
+            self.steps = self.steps[1::2]
+            self._every *= 2
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class Curves:
+    """All curves of a run, from its records."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
+        #: (kind of the record, name of the value) -> curve.
+        self.by_name: dict[tuple[str, str], Curve] = {}
+        for record in records:
+            if record["kind"] not in KINDS:
+                continue
+            for name, value in record.items():
+                if name in _NO_VALUES or (converted := number(value)) is None:
+                    continue
+                key = (record["kind"], shorten(name, 80))
+                curve = self.by_name.get(key)
+                if curve is None:
+                    if len(self.by_name) >= _MAX_CURVES:
+                        continue
+                    curve = self.by_name[key] = Curve()
+                curve.add(record["step"], record["epoch"], converted)
+
+    def get(self, kind: str, name: str) -> Curve:
+        """Return a curve; an empty one if there is none."""
+        return self.by_name.get((kind, name), Curve())
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the values of a kind of records, in the order of the records."""
+        return [name for each, name in self.by_name if each == kind]
+
+    def ranks(self) -> dict[int, Curve]:
+        """Return the step time of each rank in milliseconds, by rank."""
+        found = {
+            int(match[1]): name for name in self.names("ranks") if (match := _RANK.fullmatch(name))
+        }
+        return {rank: self.get("ranks", found[rank]) for rank in sorted(found)}
+
+    @property
+    def last_step(self) -> tuple[int, float]:
+        """The last step with a record, and its epoch."""
+        points = [
+            (curve.steps[-1], curve.epochs[-1]) for curve in self.by_name.values() if len(curve)
+        ]
+        return max(points, default=(0, 0.0))
+
+
+def read_curve_records(run: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return the records of a run that have kind, step and epoch, and whether the file has more than are read."""
+    content = read_part(run / FILE_NAME, _MAX_FILE_BYTES + 1, is_end=False)
+    records: list[dict[str, Any]] = []
+    for index, line in enumerate(io.BytesIO(content)):
+        if index == _MAX_RECORDS:
+            return records, True
+        # A line counts once it ends with a line feed: the last one may be half-written.
+        if not line.endswith(b"\n") or len(line) > _MAX_LINE_BYTES:
+            continue
+        try:
+            record = parse_json(line, _MAX_LINE_MEMORY_BYTES)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            epoch = number(record.get("epoch"))
+            if epoch is not None and epoch >= 0:
+                records.append({**record, "step": count(record.get("step")), "epoch": epoch})
+    return records, len(content) > _MAX_FILE_BYTES
+
 
 _MAX_CLASSES = 200
 _MAX_CSV_BYTES = 1024 * 1024
@@ -43,10 +165,16 @@ class RunHistory:
     environment: dict[str, str] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
-    worlds: list[tuple[int, int]] = field(default_factory=list)  #: World size and first step of each part of the run.
+    worlds: list[tuple[int, int]] = field(
+        default_factory=list
+    )  #: World size and first step of each part of the run.
     command: str = ""  #: The command of the last start.
-    changed: list[str] = field(default_factory=list)  #: Names of the settings that differ from the preset.
-    classes: list[str] = field(default_factory=list)  #: Names of the classes, if the recipe has any.
+    changed: list[str] = field(
+        default_factory=list
+    )  #: Names of the settings that differ from the preset.
+    classes: list[str] = field(
+        default_factory=list
+    )  #: Names of the classes, if the recipe has any.
     hashes: dict[str, str] = field(default_factory=dict)  #: chain and root, if the run is complete.
     num_samples: int = 0  #: Samples trained on.
     skipped: int = 0  #: Number of steps that were skipped because they were not finite.
@@ -77,14 +205,23 @@ def read_history(run: Path) -> RunHistory:
     found = RunHistory(read_summary(run), Curves(records), events=read_events(run))
     if is_cut:
         found.notes.append("metrics.jsonl is too large, and only its beginning was read")
-    result, environment = read_object(run / "result.json"), read_object(run / "environment.json")
-    found.seconds = {name: value for name, value in numbers(result.get("seconds")).items() if value >= 0}
-    found.hashes = {name: text(result.get(name))[:64] for name in ("chain", "root") if text(result.get(name))}
+    result = read_object(run / "result.json")
+    environment = read_object(run / "environment.json")
+    found.seconds = {
+        name: value for name, value in numbers(result.get("seconds")).items() if value >= 0
+    }
+    found.hashes = {
+        name: text(result.get(name))[:64] for name in ("chain", "root") if text(result.get(name))
+    }
     found.num_samples = count(result.get("samples"))
     skipped = result.get("skipped_steps")
     found.skipped = len(skipped) if isinstance(skipped, list) else 0
     plain = result.get("worlds") or environment.get("worlds")
-    worlds = [world for world in plain[:100] if isinstance(world, dict)] if isinstance(plain, list) else []
+    worlds = (
+        [world for world in plain[:100] if isinstance(world, dict)]
+        if isinstance(plain, list)
+        else []
+    )
     found.worlds = [(count(world.get("size")), count(world.get("from_step"))) for world in worlds]
     found.environment, found.code = (
         _texts(over_worlds(world.get(part) for world in worlds)) for part in ("environment", "code")
@@ -96,7 +233,9 @@ def read_history(run: Path) -> RunHistory:
         found.environment["cores"] = str(cores)
     world = environment.get("world")
     if isinstance(world, dict):
-        found.environment |= {name: text(world.get(name)) for name in ("backend", "device", "host") if world.get(name)}
+        found.environment |= {
+            name: text(world.get(name)) for name in ("backend", "device", "host") if world.get(name)
+        }
     command = environment.get("command")
     if isinstance(command, list):
         found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
@@ -106,10 +245,14 @@ def read_history(run: Path) -> RunHistory:
     found.data = _texts(entry)
     path = run / "config.diff.yaml"
     with suppress(SamebitsError, RecursionError):
-        found.changed = [shorten(name, 120) for name in flat(document.read(path, str(path)).values)][:1000]
+        found.changed = [
+            shorten(name, 120) for name in flat(document.read(path, str(path)).values)
+        ][:1000]
     classes = read_object(run / "dataset_info.json", _MAX_INFO_BYTES).get("classes")
     if isinstance(classes, list):
-        found.classes = [shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)]
+        found.classes = [
+            shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)
+        ]
     return found
 
 
@@ -120,11 +263,19 @@ def read_confusion(run: Path) -> Confusion | None:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))[: _MAX_CLASSES + 1]
     except csv.Error:
         return None
-    if len(rows) < 3 or len(rows[0]) != len(rows) + 2:  # ground truth, samples, correct, and a column for each class
+    if (
+        len(rows) < 3 or len(rows[0]) != len(rows) + 2
+    ):  # ground truth, samples, correct, and a column for each class
         return None
     labels = [shorten(row[0], 80) for row in rows[1:] if len(row) == len(rows[0])]
-    counts = [[count(_whole(cell)) for cell in row[3:]] for row in rows[1:] if len(row) == len(rows[0])]
-    return Confusion(labels, counts) if labels and all(len(row) == len(labels) for row in counts) else None
+    counts = [
+        [count(_whole(cell)) for cell in row[3:]] for row in rows[1:] if len(row) == len(rows[0])
+    ]
+    return (
+        Confusion(labels, counts)
+        if labels and all(len(row) == len(labels) for row in counts)
+        else None
+    )
 
 
 def _whole(cell: str) -> float | None:

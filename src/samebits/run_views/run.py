@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from samebits.errors import ConfigError, printable
 from samebits.extras import is_installed, pip_line
-from samebits.report.history import History
+from samebits.report.records import History
 from samebits.run_views.files import number, read_object
-from samebits.run_views.index import check_run, read_summaries
-from samebits.run_views.select import parse_condition, select
-from samebits.run_views.summary import RunSummary, read_summary
+from samebits.run_views.summary import RunSummary, check_run, read_summaries, read_summary
+from samebits.run_views.table import parse_condition, select
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -74,7 +73,10 @@ class Run:
         found = self.result.get("metrics")
         if not isinstance(found, dict):
             return self.summary.metrics
-        return {name: float("nan") if (value := number(given)) is None else value for name, given in found.items()}
+        return {
+            name: float("nan") if (value := number(given)) is None else value
+            for name, given in found.items()
+        }
 
     @property
     def weights_sha256(self) -> str:
@@ -88,7 +90,9 @@ class Run:
 
     def __repr__(self) -> str:
         summary = self.summary
-        shown = [f"{name}={value:.4g}" for name, value in summary.metrics.items() if "/" not in name][:6]
+        shown = [
+            f"{name}={value:.4g}" for name, value in summary.metrics.items() if "/" not in name
+        ][:6]
         if summary.state != "done":
             shown.insert(0, f"{summary.state} at step {summary.step:,}")
         if summary.weights_sha256:
@@ -128,7 +132,10 @@ class RunList(Sequence[Run]):
         settings = [run.settings for run in self._runs]
         names = dict.fromkeys(name for each in settings for name in each)
         differing = [name for name in names if len({repr(each.get(name)) for each in settings}) > 1]
-        return [_row(run.summary) | {name: run.settings.get(name) for name in differing} for run in self._runs]
+        return [
+            _row(run.summary) | {name: run.settings.get(name) for name in differing}
+            for run in self._runs
+        ]
 
     def frame(self) -> DataFrame:
         """Return `rows` as a pandas DataFrame.
@@ -137,7 +144,10 @@ class RunList(Sequence[Run]):
             ConfigError: pandas is not installed.
         """
         if not is_installed("pandas"):
-            raise ConfigError("RunList.frame needs pandas, which is not installed", fix=f"Run {pip_line('notebook')}.")
+            raise ConfigError(
+                "RunList.frame needs pandas, which is not installed",
+                fix=f"Run {pip_line('notebook')}.",
+            )
         import pandas
 
         frame = pandas.DataFrame(self.rows())
@@ -160,7 +170,11 @@ class RunList(Sequence[Run]):
 
 
 def runs(
-    folder: str | Path = "runs", where: str | Sequence[str] = (), sort: str | None = None, *, reverse: bool = False
+    folder: str | Path = "runs",
+    where: str | Sequence[str] = (),
+    sort: str | None = None,
+    *,
+    reverse: bool = False,
 ) -> RunList:
     """Return the runs in a folder and up to two levels below it, as `samebits runs` lists them.
 

@@ -1,23 +1,258 @@
-"""A run in one row: recipe, state, step, metrics, time, settings and hash, from the small files of its folder."""
+"""A run in one row, with its state and events, from the small files of its folder; and the run folders below a
+folder.
+"""
 
+import hashlib
 import json
 import math
 import os
+import re
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
+
+import psutil
 
 from samebits.config import document
-from samebits.config.given import flat
-from samebits.config.plain_file import parse_json
-from samebits.errors import SamebitsError
+from samebits.config.load import flat
+from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
+from samebits.plain_file import parse_json, read_plain
 from samebits.report.records import FILE_NAME as RECORDS
-from samebits.run_views.events import first_time
 from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
-from samebits.run_views.state import State, state_of
+from samebits.scratch import is_running
+from samebits.storage.run_folder import check_utf8, is_published, no_run, write_atomically
+from samebits.storage.run_lock import LOCK, OWNER
+from samebits.version import __version__
 
-_TAIL_BYTES = (32 * 1024, 1024 * 1024)  # of metrics.jsonl: the second size if the first has no evaluation
+# What happened during a run, from its logs: starts, faults, restarts, warnings, evaluations and its end.
+
+
+Kind = Literal["start", "restart", "fault", "warning", "note", "evaluation", "stop", "done"]
+
+_MAX_LOG_BYTES = 512 * 1024  # of each log, its end
+_MAX_LOGS = 64
+_MAX_EVENTS = 400
+_MAX_CHARS = 2000
+# A fault ends the other ranks too. Their logs have an error then, and the launcher reports the first one.
+_CONSEQUENCE_S = 30.0
+_LAUNCHER = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
+_RANK = re.compile(
+    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) +[\w.]+: (.*)"
+)
+_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
+_FAULT = re.compile(r"(?:[a-z]+ )?error: |hang: |rank \d+ \(host .*\) was killed by signal ")
+_RESTART = re.compile(r"restart \d|continuing with |another node has joined")
+_STARTED = re.compile(r"training from step (\d+) of (\d+)")
+_COMPLETE = re.compile(r"complete after step \d+")
+
+
+@dataclass(frozen=True)
+class Event:
+    """An entry of a log."""
+
+    at: float  #: Unix time, seconds; logs have the local time of their machine.
+    kind: Kind  #: What it is.
+    text: str  #: Its text, which may have several lines.
+    rank: int | None = None  #: The rank that logged it; None: the launcher.
+
+    @property
+    def title(self) -> str:
+        """The first line."""
+        return self.text.partition("\n")[0]
+
+
+def read_events(run: Path) -> list[Event]:
+    """Return the events of a run folder in the order of time. Of repeated entries, the first one stays."""
+    events = read_launcher_log(run)
+    with suppress(OSError):
+        names = os.listdir(run / "logs")
+        ranks = sorted(int(match[1]) for name in names if (match := _RANK_LOG.fullmatch(name)))
+        events += [event for rank in ranks[:_MAX_LOGS] for event in _rank_events(run, rank)]
+    faults = [event.at for event in events if event.kind == "fault" and event.rank is None]
+    # All ranks log these. After a recovery in the step, rank 0 is a process that was another rank, with that one's log.
+    of_rank0 = {(event.kind, event.title) for event in events if event.rank == 0}
+    kept: list[Event] = []
+    seen: dict[tuple[str, str], float] = {}
+    for event in sorted(events, key=lambda event: (event.at, event.rank is not None)):
+        is_consequence = event.kind == "fault" and any(
+            abs(event.at - at) < _CONSEQUENCE_S for at in faults
+        )
+        if event.rank is not None and is_consequence:
+            continue
+        key = (event.kind, event.title)
+        if event.kind == "start" and event.rank is not None and ", rank 0 of" not in event.title:
+            continue
+        if event.kind in ("evaluation", "done") and event.rank and key in of_rank0:
+            continue
+        if event.at - seen.get(key, float("-inf")) < 1.0 or (event.rank and key in seen):
+            continue
+        seen[key] = event.at
+        kept.append(event)
+    return kept[-_MAX_EVENTS:]
+
+
+def read_launcher_log(run: Path, num_bytes: int = _MAX_LOG_BYTES) -> list[Event]:
+    """Return the entries of `launcher.log`, at most so many bytes from its end."""
+    events = []
+    for match, rest in _entries(run / "logs" / "launcher.log", _LAUNCHER, num_bytes):
+        content = "\n".join([match[2], *rest])
+        kind: Kind = (
+            "fault" if _FAULT.match(content) else "restart" if _RESTART.match(content) else "note"
+        )
+        events.append(Event(_time(match[1]), kind, shorten(content, _MAX_CHARS)))
+    return events
+
+
+def last_of_rank0(run: Path, num_bytes: int = 16 * 1024) -> Event | None:
+    """Return the last entry of rank 0's log that is a start, a stop, a fault or the end."""
+    found = [
+        event
+        for event in _rank_events(run, 0, num_bytes)
+        if event.kind in ("start", "stop", "fault", "done")
+    ]
+    return found[-1] if found else None
+
+
+def first_time(run: Path) -> float | None:
+    """Return the time of the first entry of rank 0's log."""
+    head = read_part(run / "logs" / "rank-0.log", 64, is_end=False).decode("utf-8", "replace")
+    found = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),", head)
+    return (_time(found[1]) or None) if found else None
+
+
+def _rank_events(run: Path, rank: int, num_bytes: int = _MAX_LOG_BYTES) -> Iterator[Event]:
+    for match, rest in _entries(run / "logs" / f"rank-{rank}.log", _RANK, num_bytes):
+        kind: Kind = "note"
+        level = match[2]
+        content = "\n".join([match[3], *rest])
+        if level in ("ERROR", "CRITICAL"):
+            kind = "fault"
+            if content.startswith(
+                "ended by "
+            ):  # the traceback follows; its last line has the reason
+                content = (
+                    f"rank {rank} {content.partition(chr(10))[0]}: {content.rpartition(chr(10))[2]}"
+                )
+        elif content.startswith("stopped after step"):
+            kind = "stop"
+        elif level == "WARNING":
+            kind = "warning"
+        elif content.startswith("evaluation after epoch "):
+            kind = "evaluation"
+            content = content.partition(":")[0]
+        elif _STARTED.match(content):
+            kind = "start"
+        elif _COMPLETE.match(content):
+            kind = "done"
+        yield Event(_time(match[1]), kind, shorten(content, _MAX_CHARS), rank)
+
+
+def _entries(
+    path: Path, form: re.Pattern[str], num_bytes: int
+) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """Yield each entry of a log: the match of its first line, and its other lines."""
+    current: tuple[re.Match[str], list[str]] | None = None
+    # The part may begin in the middle of a character.
+    content = read_part(path, num_bytes, is_end=True).decode("utf-8", "replace")
+    # Not splitlines, which also breaks at characters such as U+2028 within a message.
+    for line in content.split("\n"):
+        match = form.match(line)
+        if match is not None:
+            if current is not None:
+                yield current
+            current = (match, [])
+        elif current is not None and line.strip() and len(current[1]) < 1000:
+            current[1].append(line)
+    if current is not None:
+        yield current
+
+
+def _time(text: str) -> float:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S").timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+# The state of a run, from its lock and its logs: running, stopped, failed or done. Nothing is locked or written.
+
+
+# The last two are states of the trials of a sweep.
+State = Literal["running", "stopped", "failed", "done", "waiting", "pruned"]
+
+# On another host, whose processes are not visible from here: since a run writes records and logs, but not during an
+# evaluation, which may take long.
+_SILENT_S = 3600.0
+_RESTART_S = 120.0  # between the end of the processes and the lock of the restarted rank 0
+_LOG_TAIL_BYTES = 16 * 1024
+_HOLDER = re.compile(r"process (\d{1,10}) on (.{1,255})")
+_WRITTEN = ("metrics.jsonl", "logs/rank-0.log", "logs/launcher.log", LOCK)
+
+
+def state_of(run: Path, *, is_complete: bool) -> tuple[State, str]:
+    """Return the state of a run, and for a failed run the reason, as far as its logs have one.
+
+    A run is complete if it has a `result.json`.
+    """
+    if is_complete:
+        return "done", ""
+    holder = _holder(run)
+    if holder is not None and _lives(run, *holder):
+        return "running", ""
+    launcher = read_launcher_log(run, _LOG_TAIL_BYTES)
+    if launcher and launcher[-1].kind == "restart" and time.time() - launcher[-1].at < _RESTART_S:
+        return "running", ""
+    last = last_of_rank0(run)
+    fault = next((event for event in reversed(launcher) if event.kind == "fault"), None)
+    if fault is not None and (last is None or last.kind == "fault" or last.at <= fault.at):
+        return "failed", fault.title
+    if last is not None and last.kind == "fault":
+        return "failed", last.title
+    if holder is not None:  # a process that ends in an orderly way empties the file
+        return "failed", f"process {holder[0]} on {holder[1]} was killed"
+    return "stopped", ""
+
+
+def newest_write(run: Path) -> float:
+    """Return the Unix time at which a run last wrote a record or a log; 0 if it has none."""
+    times = [0.0]
+    for name in _WRITTEN:
+        with suppress(OSError):
+            times.append(os.stat(run / name).st_mtime)
+    return max(times)
+
+
+def _holder(run: Path) -> tuple[int, str] | None:
+    """Return process id and host of the process that holds the lock, or held it when it was killed."""
+    for name in (LOCK, OWNER):
+        content = read_part(run / name, 512, is_end=False).decode("utf-8", "replace").strip()
+        if match := _HOLDER.fullmatch(content):
+            return int(match[1]), match[2]
+    return None
+
+
+def _lives(run: Path, pid: int, host: str) -> bool:
+    if host != os.uname().nodename:
+        return time.time() - newest_write(run) < _SILENT_S
+    if not is_running(pid):
+        return False
+    with suppress(psutil.Error, OSError):
+        # Another process may have got the number. The one that took the lock started before it wrote the file.
+        return float(psutil.Process(pid).create_time()) < os.stat(run / LOCK).st_mtime + 60.0
+    return True
+
+
+# A run in one row: recipe, state, step, metrics, time, settings and hash, from the small files of its folder.
+
+
+_TAIL_BYTES = (
+    32 * 1024,
+    1024 * 1024,
+)  # of metrics.jsonl: the second size if the first has no evaluation
 _MAX_SETTINGS = 1000
 _NO_METRICS = ("step", "epoch")
 # Files whose change makes a summary outdated.
@@ -44,8 +279,12 @@ class RunSummary:
     step: int = 0  #: Steps done.
     num_steps: int = 0  #: Steps of the whole run; 0 if unknown.
     epoch: float = 0.0  #: Epochs done.
-    metrics: dict[str, float] = field(default_factory=dict)  #: Metrics of the last evaluation, by name.
-    monitor: str = ""  #: Name of the metric by which the best evaluation is chosen; empty if unknown.
+    metrics: dict[str, float] = field(
+        default_factory=dict
+    )  #: Metrics of the last evaluation, by name.
+    monitor: str = (
+        ""  #: Name of the metric by which the best evaluation is chosen; empty if unknown.
+    )
     best: float | None = None  #: Its best value.
     train_loss: float | None = None  #: Loss of the last recorded step.
     started: float | None = None  #: Unix time of the start, seconds.
@@ -79,7 +318,8 @@ class RunSummary:
 def read_summary(run: Path) -> RunSummary:
     """Read a run in one row. What is missing or damaged is left out."""
     found = RunSummary(run, settings=read_settings(run))
-    result, environment = read_object(run / "result.json"), read_object(run / "environment.json", 1024 * 1024)
+    result = read_object(run / "result.json")
+    environment = read_object(run / "environment.json", 1024 * 1024)
     recipe = Path(str(found.settings.get("recipe", ""))).name
     found.recipe = text(environment.get("name")) or text(result.get("name")) or recipe
     # config.yaml is written once. In a copied folder, its time is that of the copy.
@@ -95,7 +335,9 @@ def read_summary(run: Path) -> RunSummary:
         found.metrics = numbers(result.get("metrics"))
         _add_best(found, result.get("best"))
         seconds = numbers(result.get("seconds"))
-        found.took_s = max((seconds[name] for name in ("all", "training") if name in seconds), default=None)
+        found.took_s = max(
+            (seconds[name] for name in ("all", "training") if name in seconds), default=None
+        )
         found.weights_sha256 = text(result.get("weights_sha256"))[:64]
     _add_records(found, is_complete=bool(result))
     found.monitor = found.monitor or next((name for name in found.metrics if name != "loss"), "")
@@ -108,7 +350,10 @@ def read_settings(run: Path) -> dict[str, Any]:
     path = run / "config.yaml"
     with suppress(SamebitsError, RecursionError):
         settings = flat(document.read(path, str(path)).values)
-        return {shorten(name, 120): _plain(value) for name, value in list(settings.items())[:_MAX_SETTINGS]}
+        return {
+            shorten(name, 120): _plain(value)
+            for name, value in list(settings.items())[:_MAX_SETTINGS]
+        }
     return {}
 
 
@@ -118,12 +363,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int | float):
         converted = number(value)
         return str(value)[:80] if converted is None else value
-    return shorten(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
+    return shorten(
+        value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    )
 
 
 def _add_best(found: RunSummary, best: object) -> None:
     if isinstance(best, dict) and text(best.get("metric")):
-        found.monitor, found.best = shorten(best["metric"], 80), number(best.get("value"))
+        found.monitor = shorten(best["metric"], 80)
+        found.best = number(best.get("value"))
 
 
 def _add_records(found: RunSummary, *, is_complete: bool) -> None:
@@ -133,14 +381,16 @@ def _add_records(found: RunSummary, *, is_complete: bool) -> None:
         if train and evaluation:
             break
     last = max(evaluation, train, key=lambda record: count(record.get("step")))
-    step, found.epoch = count(last.get("step")), number(last.get("epoch")) or 0.0
+    step = count(last.get("step"))
+    found.epoch = number(last.get("epoch")) or 0.0
     found.train_loss = number(train.get("loss"))
     found.took_s = number(train.get("seconds")) if found.took_s is None else found.took_s
     found.metrics = found.metrics or {
         name: value for name, value in numbers(evaluation).items() if name not in _NO_METRICS
     }
     if not is_complete:
-        epochs, limit = number(found.settings.get("epochs")) or 0.0, count(found.settings.get("max_steps"))
+        epochs = number(found.settings.get("epochs")) or 0.0
+        limit = count(found.settings.get("max_steps"))
         found.step = step
         rate = step / found.epoch if found.epoch > 0 else math.inf
         found.num_steps = count(round(rate * epochs)) if rate < 1e15 else limit
@@ -162,3 +412,153 @@ def _last_records(path: Path, num_bytes: int) -> tuple[dict[str, Any], dict[str,
         if all(last.values()):
             break
     return last["train"], last["eval"]
+
+
+# Find the run folders below a folder, and keeps their summaries in the user's cache, so that a table is quick.
+#
+# The cache holds a summary and the sizes and times of the files that it was read from. It is written beside no run: run
+# folders may belong to others. Without a cache, or with a damaged one, everything is read again.
+
+
+MAX_RUNS = 100_000
+_MAX_DEPTH = 3  # runs/sweep/trial
+_MAX_CACHE_BYTES = 512 * 1024 * 1024
+_SETTLED_S = 300.0
+_FORMAT = 2
+# Beside config.yaml, which other programs write too.
+_MARKS = frozenset({"environment.json", "metrics.jsonl", "result.json", "checkpoints", LOCK})
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders in a folder and up to two levels below it, or the folder itself if it is one.
+
+    Raises:
+        ConfigError: The folder does not exist or cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise cannot_read(
+            ConfigError, folder, error, "Give the folder that holds your run folders."
+        ) from None
+    if is_run(folder, names):
+        return [folder]
+    return list(_below(folder, 1))[:MAX_RUNS]
+
+
+def is_run(folder: Path, names: list[str]) -> bool:
+    """Return whether a folder with these entries is a run folder."""
+    has_mark = "config.yaml" in names and not _MARKS.isdisjoint(names)
+    return (has_mark and not is_published(names)) or (LOCK in names and "logs" in names)
+
+
+def check_run(run: Path) -> None:
+    """Check that a path is a run folder."""
+    try:
+        names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_run(run) from None
+    except OSError as error:
+        raise cannot_read(
+            CheckpointError, run, error, "Make it a folder that this user can read."
+        ) from None
+    if not is_run(run, names):
+        raise no_run(run)
+    check_utf8(run)
+
+
+def read_summaries(folder: Path) -> list[RunSummary]:
+    """Return the summaries of all runs below a folder.
+
+    Raises:
+        ConfigError: The folder does not exist or cannot be read.
+    """
+    runs = find_runs(folder)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    place = Path(os.path.expanduser(home)) / "samebits" / "runs" / f"{name}.json"
+    known = _read_cache(place)
+    kept: dict[str, Any] = {}
+    summaries = []
+    is_changed = False
+    for run in runs:
+        key = str(run.absolute())
+        signature = _signature(run)
+        summary = None
+        entry = kept[key] = known.get(key)
+        if (
+            isinstance(entry, dict)
+            and entry.get("signature") == signature
+            and isinstance(entry.get("summary"), dict)
+        ):
+            with suppress(ValueError, TypeError):
+                summary = RunSummary.from_plain({**entry["summary"], "path": str(run)})
+        if summary is None:
+            summary = read_summary(run)
+            is_changed = True
+            kept[key] = {"signature": signature, "summary": summary.to_plain()}
+        elif summary.state != "done":
+            # The state can change without a change of the files: a process ends, or time passes.
+            is_locked = signature[FILES.index(LOCK)][0] > 0
+            if (
+                is_locked
+                or summary.state == "running"
+                or time.time() - newest_write(run) < _SETTLED_S
+            ):
+                summary.state, summary.reason = state_of(run, is_complete=False)
+        summaries.append(summary)
+    if is_changed or kept.keys() != known.keys():
+        # A read-only home folder or a full disk only costs time at the next call.
+        with suppress(OSError, SamebitsError, ValueError):
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(
+                place,
+                json.dumps({"format": _FORMAT, "version": __version__, "runs": kept}).encode(),
+            )
+    return summaries
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        # Sorted, since os.scandir has no order and MAX_RUNS cuts the list.
+        for entry in sorted(
+            (entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name
+        ):
+            if not entry.is_dir():
+                continue
+            path = folder / entry.name
+            try:
+                names = os.listdir(path)
+            except OSError:
+                continue
+            if is_run(path, names):
+                yield path
+            elif depth < _MAX_DEPTH and not entry.is_symlink():  # a link may lead back
+                yield from _below(path, depth + 1)
+
+
+def _signature(run: Path) -> list[list[int]]:
+    """Return size and time of each file that a summary is read from."""
+    found = []
+    for name in FILES:
+        try:
+            status = os.stat(f"{run}/{name}")
+            found.append([status.st_size, status.st_mtime_ns])
+        except OSError:
+            found.append([-1, 0])
+    return found
+
+
+def _read_cache(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(read_plain(path, _MAX_CACHE_BYTES))
+    except (OSError, ValueError):
+        return {}
+    # A summary of another version may lack values, or have others.
+    if not isinstance(content, dict) or [content.get("format"), content.get("version")] != [
+        _FORMAT,
+        __version__,
+    ]:
+        return {}
+    runs = content.get("runs")
+    return runs if isinstance(runs, dict) else {}

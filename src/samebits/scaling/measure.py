@@ -39,7 +39,8 @@ class TimedLoader:
     """A loader that measures how long the training process waits for it."""
 
     def __init__(self, loader: Loader) -> None:
-        self.loader, self.seconds = loader, 0.0
+        self.loader = loader
+        self.seconds = 0.0
 
     def batch(self, *request: object, **options: bool) -> Batch:
         """Return a batch as `Loader.batch` does."""
@@ -59,7 +60,8 @@ def measure(source: str, overrides: list[str], is_ddp: bool, num_steps: int) -> 
         Samples per second, and the parts of a step in seconds: medians, over all ranks.
     """
     with opened(source, overrides) as bench:
-        job, world = bench.job(), bench.world
+        job = bench.job()
+        world = bench.world
         run: StepFunction = _ddp(job) if is_ddp else advance  # type: ignore[assignment]  # a TimedLoader has `batch`
         timings = _timed(job, run, num_steps)
         gathered = collectives.all_gather_object(world, [asdict(timing) for timing in timings])
@@ -89,14 +91,23 @@ def _timed(job: Job, run: StepFunction, num_steps: int) -> list[Timing]:
     activity = job.world.activity
     try:
         for step in steps:
-            reading, waiting, started = timed.seconds, activity.wait_s, time.perf_counter()
+            reading = timed.seconds
+            waiting = activity.wait_s
+            started = time.perf_counter()
             run(job, step, timed)
             # Kernels run asynchronously: without this, the clock would stop when they are queued.
             if job.world.device.type == "cuda":
                 torch.cuda.synchronize(job.world.device)
             seconds = time.perf_counter() - started
             if step.number >= WARM_STEPS and step.num_micro_batches >= full:
-                timings.append(Timing(step.num_samples, seconds, timed.seconds - reading, activity.wait_s - waiting))
+                timings.append(
+                    Timing(
+                        step.num_samples,
+                        seconds,
+                        timed.seconds - reading,
+                        activity.wait_s - waiting,
+                    )
+                )
             if len(timings) == num_steps:
                 break
     finally:

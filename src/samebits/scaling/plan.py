@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from samebits.bits import tensors_in
 from samebits.config.schema import RunConfig
-from samebits.data.micro_batches import even_shares, num_micro_batches
+from samebits.data.division import even_shares, num_micro_batches
 from samebits.data.seeding import seeded
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
@@ -58,11 +58,15 @@ def sizes_of(model: nn.Module) -> Sizes:
         total=total,
         trained=sum(parameter.numel() for parameter in trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
-        block=min(total, total - sum(blocks) + 2 * max(blocks, default=0)),  # one in use, the next being gathered
+        block=min(
+            total, total - sum(blocks) + 2 * max(blocks, default=0)
+        ),  # one in use, the next being gathered
     )
 
 
-def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
+def pass_through(
+    config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int
+) -> tuple[Pass, Sizes]:
     """Run a micro-batch through a recipe's model without values.
 
     Args:
@@ -82,7 +86,9 @@ def pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num
         ) from error
 
 
-def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int) -> tuple[Pass, Sizes]:
+def _pass_through(
+    config: RunConfig, build: Callable[[], Parts], inputs: Any, num_samples: int
+) -> tuple[Pass, Sizes]:
     with shapes_alone(), seeded(config.seed):
         model = build().model
         use_precision(model, config, CPU)
@@ -96,7 +102,9 @@ def _pass_through(config: RunConfig, build: Callable[[], Parts], inputs: Any, nu
             torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
         again = forward if config.activation_checkpointing else 0
         activations = kept() + sum(2 * tensor.nbytes for tensor in outputs)
-        return Pass(activations, counter.get_total_flops() + 3 * recurrent_forward + again), sizes_of(model)
+        return Pass(
+            activations, counter.get_total_flops() + 3 * recurrent_forward + again
+        ), sizes_of(model)
 
 
 @contextmanager
@@ -109,7 +117,9 @@ def _kept(model: nn.Module, config: RunConfig) -> Iterator[Callable[[], int]]:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in own:
-            by_part[now[-1]][id(storage)] = storage  # a reference, so that no other storage reuses its id
+            by_part[now[-1]][id(storage)] = (
+                storage  # a reference, so that no other storage reuses its id
+            )
         return tensor
 
     hooks = []
@@ -137,7 +147,9 @@ def _bytes(storages: dict[int, Any]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, parallel: str) -> dict[str, int]:
+def memory(
+    config: RunConfig, sizes: Sizes, activations: int, num_procs: int, parallel: str
+) -> dict[str, int]:
     """Return the peak memory of the process that needs the most, by part, in bytes.
 
     Args:
@@ -148,7 +160,9 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
     share = num_procs if is_sharded else 1
     optim = config.optim
     moments = MOMENTS.get(optim.name, int(optim.momentum > 0))
-    copies, num_receives = (owner_copies(config, num_procs), 0) if is_sharded else bucket_copies(config, num_procs)
+    copies, num_receives = (
+        (owner_copies(config, num_procs), 0) if is_sharded else bucket_copies(config, num_procs)
+    )
     sent_bytes = 2 if _is_16bit(config) else 4
     extra_bytes = 4 * _is_16bit(config)  # the sum in fp32
     return {
@@ -158,7 +172,9 @@ def memory(config: RunConfig, sizes: Sizes, activations: int, num_procs: int, pa
         "ema": (4 * sizes.total // share + sizes.buffers) if optim.ema is not None else 0,
         "buffers": 2 * sizes.buffers,  # the current ones, and those from before the step
         # A block's weights, its gradients, and the gradients being sent. A rank's share is taken as even.
-        "communication": 3 * 4 * sizes.block if is_sharded else sent_bytes * sizes.trained * num_receives,
+        "communication": 3 * 4 * sizes.block
+        if is_sharded
+        else sent_bytes * sizes.trained * num_receives,
         "activations": activations * (num_held(config, num_procs) if not is_sharded else 1),
     }
 
@@ -183,8 +199,13 @@ def bucket_copies(config: RunConfig, num_procs: int) -> tuple[int, int]:
         if not in_tree:
             stack[:] = [((0, leaf + 1), None)]
     if config.batch_norm == "sync" and in_tree:
-        most = max(most, -(-num_held(config, num_procs) // 2))  # all are open at once, and two siblings share a copy
-    num_receives = (len(partials(*share, num_leaves)) if in_tree else int(share[0] < share[1]) for share in shares[1:])
+        most = max(
+            most, -(-num_held(config, num_procs) // 2)
+        )  # all are open at once, and two siblings share a copy
+    num_receives = (
+        len(partials(*share, num_leaves)) if in_tree else int(share[0] < share[1])
+        for share in shares[1:]
+    )
     return most, sum(num_receives)
 
 

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from samebits.config.combinations import first_met
-from samebits.config.schema import RunConfig
-from samebits.data.micro_batches import num_micro_batches
+from samebits.config.schema import RunConfig, first_met
+from samebits.data.division import num_micro_batches
 from samebits.engine.build import build_parts, first_inputs, open_data
 from samebits.engine.parts import Parts
 from samebits.report.console import Console
-from samebits.report.idle import idle_row
+from samebits.report.speed import idle_row
 from samebits.scaling.plan import Sizes, memory, pass_through
 
 GB = 1e9
@@ -48,7 +47,9 @@ def plan_values(
     for way in ways.values():
         way["total_bytes"] = sum(way["memory"].values())
         if memory_gb is not None:
-            way["largest_micro_batch"] = _largest(config, sizes, cost.activations, num_procs, way, memory_gb * GB)
+            way["largest_micro_batch"] = _largest(
+                config, sizes, cost.activations, num_procs, way, memory_gb * GB
+            )
     return {
         "parameters": sizes.total,
         "trained": sizes.trained,
@@ -65,7 +66,12 @@ def plan_values(
 
 
 def _largest(
-    config: RunConfig, sizes: Sizes, activations: int, num_procs: int, way: Mapping[str, Any], limit: float
+    config: RunConfig,
+    sizes: Sizes,
+    activations: int,
+    num_procs: int,
+    way: Mapping[str, Any],
+    limit: float,
 ) -> int:
     """Return the largest micro-batch that fits, 0 if none does. Of all parts, only activations grow with it."""
     fixed = way["total_bytes"] - way["memory"]["activations"]
@@ -76,7 +82,8 @@ def _largest(
 
 def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     """Print a plan. `planned`: the result of `plan_values`."""
-    ways, procs = planned["ways"], planned["procs"]
+    ways = planned["ways"]
+    procs = planned["procs"]
     names = list(ways) if procs > 1 else ["ddp"]
     batches = planned["micro_batches"]
     console.block(
@@ -95,7 +102,9 @@ def show(console: Console, name: str, planned: Mapping[str, Any]) -> None:
     rows.add_row("MB per process", *names, style="dim")
     for entry in ways["ddp"]["memory"]:
         rows.add_row(entry, *(f"{ways[way]['memory'][entry] / 1e6:,.1f}" for way in names))
-    rows.add_row("total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold")
+    rows.add_row(
+        "total", *(f"{ways[way]['total_bytes'] / 1e6:,.1f}" for way in names), style="bold"
+    )
     console.say("")
     console.draw(rows)
     notes = _fitting(planned, names) if planned["memory_gb"] is not None else []
@@ -109,7 +118,11 @@ def _fitting(planned: Mapping[str, Any], names: list[str]) -> list[str]:
     lines = []
     for way in names:
         most = planned["ways"][way]["largest_micro_batch"]
-        fits = f"micro_batch={most} or less fits" if most else "no micro-batch fits (see docs/memory.md)"
+        fits = (
+            f"micro_batch={most} or less fits"
+            if most
+            else "no micro-batch fits (see docs/memory.md)"
+        )
         fits += ", the whole global_batch" if most == planned["global_batch"] else ""
         lines.append(f"With {planned['memory_gb']:g} GB, {way}: {fits}.")
     return lines

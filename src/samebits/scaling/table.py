@@ -9,7 +9,8 @@ from rich.table import Table
 Measurements = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 # Smallest share of a step to report, and smallest difference in speed that is not noise.
-NOTABLE_SHARE, NOTABLE_GAIN = 0.2, 0.05
+NOTABLE_SHARE = 0.2
+NOTABLE_GAIN = 0.05
 
 FOOTNOTE = """\
 efficiency  samples/s per process, relative to the first row of the same name
@@ -50,11 +51,19 @@ def conclusions(measurements: Measurements, num_cores: int | None) -> list[str]:
     Args:
         num_cores: Number of CPU cores of this machine if it trains on them; None on GPUs.
     """
-    speeds = {(name, size): row["samples_per_s"] for name, sizes in measurements.items() for size, row in sizes.items()}
+    speeds = {
+        (name, size): row["samples_per_s"]
+        for name, sizes in measurements.items()
+        for size, row in sizes.items()
+    }
     (name, size), speed = max(speeds.items(), key=lambda item: item[1])
     slowest = min(other for _, other in speeds)
     base = speeds.get((name, slowest))
-    gain = f", {speed / base:.2f} times {name} on {slowest}" if base is not None and size != slowest else ""
+    gain = (
+        f", {speed / base:.2f} times {name} on {slowest}"
+        if base is not None and size != slowest
+        else ""
+    )
     lines = [f"Fastest: {name} on {_processes(size)}, {speed:,.0f} samples/s{gain}."]
     first = next(iter(measurements))
     most = max(measurements[first])
@@ -66,9 +75,13 @@ def conclusions(measurements: Measurements, num_cores: int | None) -> list[str]:
         causes = {"data": data, "communication": comm, "waiting for the slowest process": wait}
         cause = max(causes, key=lambda name: causes[name])
         if causes[cause] >= NOTABLE_SHARE:
-            lines.append(f"{first} on {_processes(most)} spends {causes[cause]:.0%} of a step on {cause}.")
+            lines.append(
+                f"{first} on {_processes(most)} spends {causes[cause]:.0%} of a step on {cause}."
+            )
     if num_cores is not None and most > num_cores:
-        lines.append(f"This machine has {num_cores} core{'s' if num_cores > 1 else ''}: more processes share them.")
+        lines.append(
+            f"This machine has {num_cores} core{'s' if num_cores > 1 else ''}: more processes share them."
+        )
     return lines
 
 
@@ -85,7 +98,9 @@ def _processes(number: int) -> str:
 def _efficiency(sizes: Mapping[int, Mapping[str, Any]], size: int) -> float:
     """Return the throughput per process, relative to the smallest world."""
     smallest = min(sizes)
-    return float(sizes[size]["samples_per_s"] / size / (sizes[smallest]["samples_per_s"] / smallest))
+    return float(
+        sizes[size]["samples_per_s"] / size / (sizes[smallest]["samples_per_s"] / smallest)
+    )
 
 
 def _shares(row: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -26,8 +26,7 @@ from samebits.config.schema import RunConfig
 from samebits.cores import on_one_core
 from samebits.data.loader import Loader
 from samebits.data.order import Step
-from samebits.engine.assemble import init_weights, make_job
-from samebits.engine.job import MAX_TERMS, Job
+from samebits.engine.job import MAX_TERMS, Job, init_weights, make_job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
@@ -45,7 +44,9 @@ Progress = Callable[[int, int], object]
 class Simulated:
     """What a simulated run shows."""
 
-    worlds: tuple[tuple[int, ...], ...]  #: The number of ranks of each machine; several worlds take turns, a step each.
+    worlds: tuple[
+        tuple[int, ...], ...
+    ]  #: The number of ranks of each machine; several worlds take turns, a step each.
     steps: int  #: Number of steps.
     sha256: str  #: The hash of the weights after them.
     gradient_bytes: int  #: Size of the gradient in messages.
@@ -65,7 +66,11 @@ class Simulated:
 
 
 def simulate(
-    config: RunConfig, build: Callable[[], Parts], worlds: Sequence[tuple[int, ...]], steps: int, progress: Progress
+    config: RunConfig,
+    build: Callable[[], Parts],
+    worlds: Sequence[tuple[int, ...]],
+    steps: int,
+    progress: Progress,
 ) -> Simulated:
     """Train for some steps on virtual ranks.
 
@@ -80,11 +85,14 @@ def simulate(
     """
     job = make_job(config, build, alone("cpu"))
     init_weights(job, build)
-    steps, before = min(steps, job.num_steps), psutil.Process().memory_info().rss
+    steps = min(steps, job.num_steps)
+    before = psutil.Process().memory_info().rss
     most = max(map(sum, worlds))
     ranks = _Ranks(job, most, steps)
     # For each rank the number of its machine.
-    machines = [tuple(number for number, count in enumerate(each) for _ in range(count)) for each in worlds]
+    machines = [
+        tuple(number for number, count in enumerate(each) for _ in range(count)) for each in worlds
+    ]
     messages = num_bytes = rounds = link_messages = link_bytes = 0
     began = time.perf_counter()
     # One rank computes at a time. With several threads for one operation, these need cores of their own.
@@ -133,15 +141,24 @@ class _Ranks:
             else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
         )
         self._loader = Loader(
-            job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
+            job.train_data,
+            lambda: iter(()),
+            job.world.device,
+            channels_last=job.config.channels_last,
         )
-        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {
+            "backend": "gloo"
+        }
         world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         #: One of each rank.
         self.reducers = [
             RecoverableReducer(
-                model, world, num_extras=MAX_TERMS, synchronized=is_synchronized, compress=job.config.compress
+                model,
+                world,
+                num_extras=MAX_TERMS,
+                synchronized=is_synchronized,
+                compress=job.config.compress,
             )
             for model in models
         ]
@@ -177,7 +194,10 @@ class _Ranks:
         )
         for rank, result in enumerate(results):
             if not result.is_finite:
-                raise TrainError(f"loss or gradient is not finite in step {number}", fix="Set another learning rate.")
+                raise TrainError(
+                    f"loss or gradient is not finite in step {number}",
+                    fix="Set another learning rate.",
+                )
             if not all(is_same(*pair) for pair in self._gradients(rank)):
                 raise TrainError(
                     f"ranks 0 and {rank} of {size} have other gradients in step {number}",
@@ -191,14 +211,18 @@ class _Ranks:
         return network
 
     def _body(self, number: int, rank: int, network: Network) -> Callable[[], StepResult]:
-        job, size = self._jobs[rank], len(network.traffic)
+        job = self._jobs[rank]
+        size = len(network.traffic)
         job.world = SimulatedWorld(
-            **self._world | {"rank": rank, "size": size, "machines": network.machines, "network": network}
+            **self._world
+            | {"rank": rank, "size": size, "machines": network.machines, "network": network}
         )
         self.reducers[rank].move_to(job.world)
         place = rank, network.machines
         if place not in self._orders:
-            self._orders[place] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
+            self._orders[place] = iter(
+                job.order.steps(job.world, start=number, stop=self._num_steps)
+            )
         step = next(step for step in self._orders[place] if step.number == number)
         return lambda: run_step(job, step, self._loader)
 

@@ -33,7 +33,9 @@ class HostCopies:
             found = self._buffers.get(name)
             if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
                 # Keep the tensor's strides: the copy is then one memcpy. The background thread makes it contiguous.
-                found = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+                found = torch.empty_like(
+                    tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda
+                )
             copies[name] = self._buffers[name] = found
             # Detached: otherwise autograd would record the copy of a parameter, and keep its graph until the next save.
             copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
@@ -74,12 +76,15 @@ class Background:
         """
         self.check()
         # No daemon thread: the interpreter waits at its end for a write that is under way.
-        self._thread = threading.Thread(target=self._run, args=(work, self._thread), name="background")
+        self._thread = threading.Thread(
+            target=self._run, args=(work, self._thread), name="background"
+        )
         self._thread.start()
 
     def check(self) -> None:
         """Raise the error of an earlier task, once."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 

@@ -18,6 +18,7 @@ A crash or power cut at any point leaves each earlier checkpoint whole, and a fo
 a disk fault or a user altered it, it does not match its manifest, and a resume falls back to the checkpoint before it.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -26,13 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from samebits.errors import CheckpointError, cannot_write
+from samebits.errors import CheckpointError, cannot_read, cannot_write
+from samebits.plain_file import open_plain
 from samebits.scratch import remove_named
-from samebits.storage.foreign_files import give_back, is_checkpoint, is_foreign, take_name
 from samebits.storage.manifest import (
     FILES,
     FORMAT,
@@ -41,21 +43,32 @@ from samebits.storage.manifest import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
+    check_file,
+    check_limit,
     manifest_of,
     parse_object,
+    read_state,
     run_of,
     sha256_of,
     verified,
 )
-from samebits.storage.run_folder import sync_folder, write_atomically
-from samebits.storage.tensor_file import write_tensors
+from samebits.storage.run_folder import (
+    give_back,
+    is_checkpoint,
+    is_foreign,
+    sync_folder,
+    take_name,
+    write_atomically,
+)
+from samebits.storage.tensor_file import check_header, dtype_of, write_tensors
 from samebits.version import __version__
 
 _PARTIAL = re.compile(r"\.(step-\d+)\.\d+\.partial(-old)?")
 BEST = "best.json"
 T = TypeVar("T")
 # Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
-OPTIMIZER_STATE, AVERAGE = "optimizer:", "average:"
+OPTIMIZER_STATE = "optimizer:"
+AVERAGE = "average:"
 
 
 @dataclass
@@ -68,7 +81,9 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)  #: All other state, as plain JSON.
     #: The exponential moving average of the weights; empty without one.
     average: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)  #: The run's identity, compared at a resume; see `run_identity`.
+    run: dict[str, Any] = field(
+        default_factory=dict
+    )  #: The run's identity, compared at a resume; see `run_identity`.
 
 
 def name_of(step: int) -> str:
@@ -107,14 +122,22 @@ def write(
     target = folder / name_of(step)
     # The dot hides it from `steps`. The process id keeps it apart from what other, killed processes left.
     partial = folder / f".{target.name}.{os.getpid()}.partial"
-    parts = by_file(tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    parts = by_file(
+        tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    )
     try:
         remove_named(partial, FILES)  # left by a killed process that had the same id
         partial.mkdir(parents=True)
-        written = {name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()}
+        written = {
+            name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()
+        }
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
-        files = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()}
-        _write(partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode())
+        files = {
+            name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()
+        }
+        _write(
+            partial / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
+        )
         # Without this flush, a power cut after the rename could leave a committed folder that lacks files.
         sync_folder(partial)
         # A rename cannot replace a folder that is not empty, so the old one gives up its name first. A crash between
@@ -122,7 +145,9 @@ def write(
         old = take_name(target)
         partial.rename(target)  # the commit
         sync_folder(folder)
-        give_back(old, target)  # only after the commit; `clean` does the same for what a crash here leaves
+        give_back(
+            old, target
+        )  # only after the commit; `clean` does the same for what a crash here leaves
     except OSError as error:
         remove_named(partial, FILES)
         raise cannot_write(target, error) from None
@@ -157,7 +182,9 @@ def clean(folder: Path) -> None:
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint, in ascending order."""
     # A user's own folder, such as step-000230-copy or one of notes: it is neither read nor pruned.
-    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*") if is_checkpoint(path))
+    numbers = (
+        path.name.removeprefix("step-") for path in folder.glob("step-*") if is_checkpoint(path)
+    )
     return sorted(int(number) for number in numbers)
 
 
@@ -169,7 +196,11 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
             them, perhaps because they are damaged.
         is_kept: Whether the checkpoint of a step is kept anyway, such as the best one.
     """
-    own = [number for number in steps(folder) if number <= step and not is_foreign(folder / name_of(number), number)]
+    own = [
+        number
+        for number in steps(folder)
+        if number <= step and not is_foreign(folder / name_of(number), number)
+    ]
     for older in own[:-keep]:
         if not is_kept(older):
             discard(folder / name_of(older))
@@ -183,12 +214,17 @@ def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Chec
     """
     limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
     # Parsed below from the bytes that were hashed: the files cannot change between the check and the use.
-    contents = {name: verified(path / name, expected, limits.get(name)) for name, expected in manifest_of(path).items()}
+    contents = {
+        name: verified(path / name, expected, limits.get(name))
+        for name, expected in manifest_of(path).items()
+    }
     try:
         tensors = load(contents[WEIGHTS]) | load(contents[OPTIMIZER])
     except (SafetensorError, MemoryError) as error:
         raise CheckpointError(
-            f"{path} can't be read as safetensors", cause=error, fix="Resume from an earlier checkpoint."
+            f"{path} can't be read as safetensors",
+            cause=error,
+            fix="Resume from an earlier checkpoint.",
         ) from None
     return unpack(tensors, parse_object(path / STATE, contents[STATE]), path)
 
@@ -218,7 +254,9 @@ def mark_best(folder: Path, best: dict[str, Any]) -> None:
 
 def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a checkpoint into tensors of any shape, by name, and plain JSON."""
-    tensors = checkpoint.weights | {f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()}
+    tensors = checkpoint.weights | {
+        f"{AVERAGE}{name}": tensor for name, tensor in checkpoint.average.items()
+    }
     values: dict[str, Any] = {}
     for index, entries in checkpoint.optimizer["state"].items():
         for key, value in entries.items():
@@ -228,25 +266,42 @@ def pack(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
             else:
                 values[name] = value
     groups = checkpoint.optimizer["param_groups"]
-    plain = {"step": checkpoint.step, "state": checkpoint.state, "run": checkpoint.run, "groups": groups}
+    plain = {
+        "step": checkpoint.step,
+        "state": checkpoint.state,
+        "run": checkpoint.run,
+        "groups": groups,
+    }
     return tensors, {**plain, "values": values}
 
 
-def unpack(tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None) -> Checkpoint:
+def unpack(
+    tensors: dict[str, Tensor], plain: dict[str, Any], path: Path | None = None
+) -> Checkpoint:
     """Join what `pack` split: tensors of any shape, by name, and the other state as plain JSON.
 
     Raises:
         CheckpointError: `plain` does not have the form that `pack` returns.
     """
-    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER_STATE, AVERAGE))}
-    average = {name.removeprefix(AVERAGE): tensor for name, tensor in tensors.items() if name.startswith(AVERAGE)}
+    weights = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith((OPTIMIZER_STATE, AVERAGE))
+    }
+    average = {
+        name.removeprefix(AVERAGE): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(AVERAGE)
+    }
     entries: dict[int, dict[str, Any]] = {}
     try:
         for name, value in {**tensors, **plain["values"]}.items():
             if name.startswith(OPTIMIZER_STATE):
                 _, index, key = name.split(":")
                 entries.setdefault(int(index), {})[key] = value
-        step, state, groups = plain["step"], plain["state"], plain["groups"]
+        step = plain["step"]
+        state = plain["state"]
+        groups = plain["groups"]
         if not (isinstance(step, int) and isinstance(state, dict) and isinstance(groups, list)):
             raise TypeError("step, state or groups is of another type")
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -267,3 +322,66 @@ def _write(path: Path, content: bytes) -> tuple[int, str]:
         file.flush()
         os.fsync(file.fileno())
     return len(content), sha256_of(content)
+
+
+# Verified checkpoints, read into memory one tensor at a time.
+
+
+Shape = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """A verified checkpoint with only names and shapes in memory."""
+
+    path: Path  #: The checkpoint's folder.
+    plain: dict[str, Any]  #: All state but tensors, as `pack` returns it.
+    shapes: dict[str, Shape]  #: Shape and dtype of each tensor, by name.
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor, of any shape, on the CPU."""
+        file = file_of(name)
+        with safe_open(self.path / file, "pt") as opened:
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+
+def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> OpenedCheckpoint:
+    """Verify a checkpoint in pieces, without reading its tensors into memory; `limits` as for `load_checkpoint`.
+
+    Raises:
+        CheckpointError: A file is missing, truncated, altered or too large.
+    """
+    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
+    for name, expected in manifest_of(path).items():
+        try:
+            with open_plain(path / name) as file:
+                # The size first: hashing a file of terabytes only to refuse it would take hours.
+                if (size := os.fstat(file.fileno()).st_size) != expected.get("bytes"):
+                    check_file(path / name, expected, size, "")
+                check_limit(path / name, size, limits.get(name))
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                check_file(path / name, expected, file.tell(), sha256)
+        except OSError as error:
+            raise cannot_read(
+                CheckpointError, path / name, error, "Make it a file that this user can read."
+            ) from None
+    shapes: dict[str, Shape] = {}
+    try:
+        for file_name in (WEIGHTS, OPTIMIZER):
+            # The library would read a header of any size up to 100 MB into memory.
+            check_header(path / file_name)
+            with safe_open(path / file_name, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    part = opened.get_slice(name)
+                    shapes[name] = (
+                        torch.Size(part.get_shape()),
+                        dtype_of(part.get_dtype(), path / file_name),
+                    )
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} can't be read as safetensors",
+            cause=str(error)[:500],
+            fix="Use an earlier checkpoint.",
+        ) from None
+    return OpenedCheckpoint(path, read_state(path), shapes)

@@ -8,13 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 from samebits.errors import CheckpointError, cannot_read
+from samebits.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
 
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 1024 * 1024
 _MAX_SPARSE_BYTES = 1 << 30
-WEIGHTS, OPTIMIZER, STATE, MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
 FILES = (MANIFEST, STATE, OPTIMIZER, WEIGHTS)
 _EARLIER = "Use an earlier checkpoint, or copy this one again from its source."
 
@@ -36,16 +39,22 @@ def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
     known: dict[str, Any] = files if isinstance(files, dict) else {}
     for name in (WEIGHTS, OPTIMIZER, STATE):
         if not isinstance(known.get(name), dict):
-            raise CheckpointError(f"{path / MANIFEST} was altered: it has no entry for {name}", fix=_EARLIER)
+            raise CheckpointError(
+                f"{path / MANIFEST} was altered: it has no entry for {name}", fix=_EARLIER
+            )
     return {name: known[name] for name in (WEIGHTS, OPTIMIZER, STATE)}
 
 
 def check_file(path: Path, expected: dict[str, Any], num_bytes: int, sha256: str) -> None:
     """Check a file's size and hash (64 hex digits) against its entry in the manifest."""
     if num_bytes != expected.get("bytes"):
-        raise CheckpointError(f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER)
+        raise CheckpointError(
+            f"{path} is truncated: {num_bytes} of {expected.get('bytes')} bytes", fix=_EARLIER
+        )
     if sha256 != expected.get("sha256"):
-        raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's", fix=_EARLIER)
+        raise CheckpointError(
+            f"{path} was altered: its SHA-256 is not the manifest's", fix=_EARLIER
+        )
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -54,7 +63,9 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, truncated or altered.
     """
-    return parse_object(path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES))
+    return parse_object(
+        path / STATE, verified(path / STATE, manifest_of(path)[STATE], MAX_STATE_BYTES)
+    )
 
 
 def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +121,9 @@ def _read(path: Path, max_bytes: int) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist", fix=_EARLIER) from None
     except OSError as error:
-        raise cannot_read(CheckpointError, path, error, "Make it a file that this user can read.") from None
+        raise cannot_read(
+            CheckpointError, path, error, "Make it a file that this user can read."
+        ) from None
 
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:

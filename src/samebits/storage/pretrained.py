@@ -1,19 +1,115 @@
 """Pretrained weights: files of torch or safetensors, read without running code, and the part that fits a model."""
 
+import argparse
+import os
+import pickle
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samebits.config.explain import wrapped
-from samebits.config.plain_file import open_plain
+from samebits.config.load import wrapped
 from samebits.errors import CheckpointError
-from samebits.storage.torch_file import FETCH, read_torch_file
+from samebits.plain_file import open_plain
 from samebits.storage.weights import check_kinds, check_names, read
+
+# Read files of torch.save with torch's weights-only reader, after a check of their unpacked size.
+
+
+FETCH = "Copy or download it again, or give a file that torch.save or\nsafetensors wrote."
+
+_ZIP_START = b"PK\x03\x04"
+# Weights hardly compress, and torch does not compress them.
+_MAX_RATIO = 4
+_MAX_EXTRA_BYTES = 64 * 1024 * 1024
+
+
+class _DType:
+    """A replacement for numpy.dtype, whose unpickling needs more than a name."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        self.code = code
+        self.order = "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = ">" if state[1] == ">" else "<"
+
+
+def _number(dtype: _DType, data: bytes | str = b"") -> float:
+    """Convert a numpy scalar, such as the best score so far, which training scripts store beside the weights."""
+    kind = np.dtype(dtype.order + dtype.code)
+    if kind.kind not in "fiub":
+        raise pickle.UnpicklingError(f"GLOBAL numpy.{kind}")
+    return float(np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind)[0])
+
+
+# Classes that training scripts store beside the weights, and their inert replacements.
+_HARMLESS: list[Any] = [
+    argparse.Namespace,
+    (PurePosixPath, "pathlib.PosixPath"),
+    (PurePosixPath, "pathlib._local.PosixPath"),
+    (_DType, "numpy.dtype"),
+    (_number, "numpy.core.multiarray.scalar"),
+    (_number, "numpy._core.multiarray.scalar"),
+]
+
+
+def read_torch_file(path: Path) -> Any:
+    """Read a file of torch.save, on the CPU. Runs no code from the file.
+
+    Raises:
+        CheckpointError: It cannot be read, or could run code.
+    """
+    try:
+        # The file is opened once, so that the checked file is the one that is read.
+        with path.open("rb") as file, torch.serialization.safe_globals(_HARMLESS):
+            _check_zip(file)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # The class that torch refused, from its long text.
+        _, is_named, rest = str(error).partition("GLOBAL ")
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values, so reading it could run code from it",
+            given=rest.split()[0].strip("`'\"") if is_named and rest.split() else None,
+            fix="If you trust its source, write its weights alone to a new file:\n"
+            "content = torch.load(FILE, weights_only=False)\n"
+            "torch.save(content['state_dict'], NEW)\n"
+            "or, if it holds a whole model:\n"
+            "torch.save(content.state_dict(), NEW)",
+        ) from None
+    except (
+        Exception
+    ) as error:  # for a truncated or altered file, torch's reader raises any kind of exception
+        first = next(iter(str(error).splitlines()), "")
+        # A text without a space is the key or value that the reader failed on: `101`.
+        cause = first if " " in first else f"{type(error).__name__} {first}"
+        raise CheckpointError(
+            f"{path} can't be read as weights", cause=wrapped(cause), fix=FETCH
+        ) from None
+
+
+def _check_zip(file: IO[bytes]) -> None:
+    """Refuse a zip file that would unpack to far more than its size. Files of torch before 1.6 are not zip files.
+
+    Raises:
+        ValueError: It would.
+        zipfile.BadZipFile: It is damaged.
+    """
+    if file.read(len(_ZIP_START)) == _ZIP_START:
+        num_bytes = file.seek(0, os.SEEK_END)
+        with zipfile.ZipFile(file) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+        if total > _MAX_RATIO * num_bytes + _MAX_EXTRA_BYTES:
+            raise ValueError(f"its {num_bytes:,} bytes would unpack to {total:,}")
+    # torch.load reads from the current position.
+    file.seek(0)
+
 
 # Keys under which training scripts store the model's state_dict, most common first. `best_state_dict` is HRNet's.
 # `model_ema` and `state_dict_ema` are left out on purpose: users who need the average export it to its own file.
@@ -49,7 +145,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if found is None:
         first = list(content)[:8] if isinstance(content, Mapping) else []
         # Keys that are not text or numbers could expand to any size.
-        keys = ", ".join(str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in first)
+        keys = ", ".join(
+            str(key)[:60] if isinstance(key, (str, int)) else type(key).__name__ for key in first
+        )
         raise CheckpointError(
             f"{path} holds no weights",
             given=f"a {type(content).__name__}" + (f" of {keys}" if keys else ""),
@@ -61,7 +159,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_pretrained(
-    model: nn.Module, path: Path, *, skip: Sequence[str] = (), rename: Callable[[str], str] | None = None
+    model: nn.Module,
+    path: Path,
+    *,
+    skip: Sequence[str] = (),
+    rename: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
     """Load the tensors of a file that match a model in name and shape. The rest of the model keeps its values.
 
@@ -87,7 +189,11 @@ def load_pretrained(
     if rename is not None:
         state = {rename(name): tensor for name, tensor in state.items()}
     ours = model.state_dict()
-    wanted = {name: own for name, own in ours.items() if not any(fnmatchcase(name, pattern) for pattern in skip)}
+    wanted = {
+        name: own
+        for name, own in ours.items()
+        if not any(fnmatchcase(name, pattern) for pattern in skip)
+    }
     prefix = _prefix_in_the_way(wanted, state)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     fits = _fitting(wanted, state)
@@ -98,7 +204,9 @@ def load_pretrained(
     ]
     if not _counted(fits):
         raise _fits_nothing(path, ours, state, shapes)
-    frozen = [name for name, own in model.named_parameters() if name in wanted and not own.requires_grad]
+    frozen = [
+        name for name, own in model.named_parameters() if name in wanted and not own.requires_grad
+    ]
     if not set(fits).issuperset(frozen):
         raise _lacks_frozen(path, [name for name in frozen if name not in fits], len(frozen))
     check_kinds({name: state[name] for name in fits}, path)
@@ -106,7 +214,8 @@ def load_pretrained(
     with torch.no_grad():
         for name in fits:
             ours[name].copy_(state[name])
-    counted, loaded = _counted(ours), _counted(fits)
+    counted = _counted(ours)
+    loaded = _counted(fits)
     skipped = [name for name in counted if name not in wanted]
     missing = [name for name in counted if name in wanted and name not in state]
     left_out = [name for name in _counted(state) if name not in ours]
@@ -129,9 +238,13 @@ def load_strict(model: nn.Module, path: Path) -> None:
         CheckpointError: The file cannot be read, or lacks some of the weights.
     """
     rows = load_pretrained(model, path)
-    lacking = [f"{name}: {text}" for name, text in rows.items() if name in ("other shape", "missing")]
+    lacking = [
+        f"{name}: {text}" for name, text in rows.items() if name in ("other shape", "missing")
+    ]
     if lacking:
-        raise CheckpointError(f"{path} is of another model", cause="\n".join(lacking), fix=f"{_NAME_IT}.")
+        raise CheckpointError(
+            f"{path} is of another model", cause="\n".join(lacking), fix=f"{_NAME_IT}."
+        )
 
 
 def _start_of(path: Path) -> bytes:
@@ -146,10 +259,14 @@ def _start_of(path: Path) -> bytes:
             fix="Correct the path in model.weights or on the command line.",
         ) from None
     except IsADirectoryError:
-        raise CheckpointError(f"{path} is a folder", fix="Give the file of weights in it.") from None
+        raise CheckpointError(
+            f"{path} is a folder", fix="Give the file of weights in it."
+        ) from None
     except OSError as error:
         raise CheckpointError(
-            f"{path} can't be read", cause=error.strerror or error, fix="Make it a file that this user can read."
+            f"{path} can't be read",
+            cause=error.strerror or error,
+            fix="Make it a file that this user can read.",
         ) from None
     if not start:
         raise CheckpointError(f"{path} is empty", fix=FETCH)
@@ -160,7 +277,11 @@ def _state_in(content: Any, depth: int = 2) -> dict[str, Tensor] | None:
     """Find the first mapping of names to tensors in a file's content."""
     if not isinstance(content, Mapping):
         return None
-    tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {
+        name: value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
     # A state_dict may also hold plain values (`_extra_state`), and a checkpoint single tensors (a step count).
     if tensors and len(tensors) > len(content) / 2:
         return tensors
@@ -176,7 +297,9 @@ def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Remove the prefixes of wrappers from all names."""
     names = list(state)
     for _ in range(_MAX_PREFIXES):
-        prefix = next((each for each in _PREFIXES if all(name.startswith(each) for name in names)), "")
+        prefix = next(
+            (each for each in _PREFIXES if all(name.startswith(each) for name in names)), ""
+        )
         names = [name.removeprefix(prefix) for name in names]
     return dict(zip(names, state.values(), strict=True))
 
@@ -193,7 +316,9 @@ def _prefix_in_the_way(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) 
     first = next(iter(state), "")
     ends = (index + 1 for index, letter in enumerate(first) if letter == ".")
     for end in (0, *islice(ends, _MAX_PREFIXES)):
-        bare = {name[end:]: tensor for name, tensor in state.items() if name.startswith(first[:end])}
+        bare = {
+            name[end:]: tensor for name, tensor in state.items() if name.startswith(first[:end])
+        }
         if len(bare) == len(state) and _counted(_fitting(ours, bare)):
             return first[:end]
     return ""
@@ -233,7 +358,10 @@ def _grouped(names: Sequence[str]) -> list[str]:
     for name in names:
         module, _, last = name.rpartition(".")
         groups.setdefault(module, []).append(last)
-    return [f"{module} ({', '.join(lasts)})" if module else ", ".join(lasts) for module, lasts in groups.items()]
+    return [
+        f"{module} ({', '.join(lasts)})" if module else ", ".join(lasts)
+        for module, lasts in groups.items()
+    ]
 
 
 def _some(texts: Sequence[str], count: int, between: str = ", ") -> str:

@@ -39,7 +39,11 @@ class RunLock:
         try:
             # O_NOFOLLOW: in another user's folder, the lock could be a link to a file of this user.
             # O_APPEND: after `truncate`, a write at an old position would leave a hole of zeros before the text.
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = os.open(
+                self.path,
+                os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+            )
             file = os.fdopen(handle, "a+", encoding="utf-8")
         except OSError as error:
             raise cannot_write(self.path, error) from None
@@ -94,7 +98,9 @@ class RunLock:
         """Create the owner file with O_EXCL, in place of a lock; wait for it until `end`, by the monotonic clock."""
         while True:
             try:
-                handle = os.open(self.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+                handle = os.open(
+                    self.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644
+                )
             except FileExistsError:
                 owner = _read(self.owner)
                 # An empty file: its owner has created it and not yet written its name.
@@ -119,7 +125,11 @@ class RunLock:
 def is_lock(path: Path) -> bool:
     """Return whether this module wrote a file."""
     with contextlib.suppress(OSError):
-        return not path.is_symlink() and path.is_file() and (path.stat().st_size == 0 or bool(_parsed(_read(path))))
+        return (
+            not path.is_symlink()
+            and path.is_file()
+            and (path.stat().st_size == 0 or bool(_parsed(_read(path))))
+        )
     return False
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from samebits.bits import as_bytes
-from samebits.config.plain_file import open_plain
 from samebits.errors import CheckpointError
+from samebits.plain_file import open_plain
 
 # Names in the format, https://github.com/huggingface/safetensors.
 TYPES = {
@@ -38,13 +38,19 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
         ValueError: The format has no name for a tensor's dtype.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries, end = {}, 0
+    entries = {}
+    end = 0
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in TYPES:
             raise ValueError(f"{name} is {tensor.dtype}, which can't be saved")
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+        end = end + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     # The format aligns the data to 8 bytes by spaces behind the header, which JSON ignores.
     text += b" " * (-len(text) % 8)
@@ -56,7 +62,9 @@ def check_header(path: Path) -> None:
     with open_plain(path) as file:
         size = int.from_bytes(file.read(8), "little")
     if size > MAX_HEADER_BYTES:
-        raise OSError(errno.EFBIG, f"its header has {size:,} bytes, and at most {MAX_HEADER_BYTES:,} are read")
+        raise OSError(
+            errno.EFBIG, f"its header has {size:,} bytes, and at most {MAX_HEADER_BYTES:,} are read"
+        )
 
 
 def dtype_of(name: str, path: Path) -> torch.dtype:
@@ -91,7 +99,8 @@ def write_tensors(
         OSError: It cannot be written.
     """
     beginning, order = header(tensors)
-    digest, size = hashlib.sha256(beginning), len(beginning)
+    digest = hashlib.sha256(beginning)
+    size = len(beginning)
     with path.open("wb") as file:
         file.write(beginning)
         for name in order:

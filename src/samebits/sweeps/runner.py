@@ -9,23 +9,107 @@ Each trial is an ordinary run. It saves and exits if the sweep is stopped or kil
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from samebits.cluster.signals import StopSignal
+from samebits.config import document
 from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
-from samebits.launch.commands import SAMEBITS
-from samebits.launch.subcommand import Subcommand
+from samebits.launch.subcommand import SAMEBITS, Subcommand
 from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock
-from samebits.run_views.state import state_of
+from samebits.run_views.files import read_object, text
+from samebits.run_views.summary import RunSummary, read_summary, state_of
+from samebits.run_views.table import is_lower_better
 from samebits.sweeps.search import Search
-from samebits.sweeps.state_file import Sweep, trial_name
+from samebits.sweeps.state_file import Sweep, settings_of, trial_name
+
+# The trials of a sweep in rows, from their run folders.
+
+
+@dataclass
+class TrialRow:
+    """A trial in one row."""
+
+    number: int  #: Its number, from 0.
+    summary: RunSummary  #: Its run.
+    #: The settings in which it differs from others, as they were typed.
+    values: dict[str, Any] = field(default_factory=dict)
+    chain: str = ""  #: The last link of its record of steps; empty if it is not complete.
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the trial as plain JSON."""
+        run = self.summary
+        return {
+            "trial": run.name,
+            "state": run.state,
+            "reason": run.reason,
+            "settings": self.values,
+            "step": run.step,
+            "metrics": run.metrics,
+            "best": run.best,
+            "weights_sha256": run.weights_sha256,
+            "chain": self.chain,
+            "took_s": run.took_s,
+        }
+
+
+def read_trials(
+    folder: Path, sweep: Sweep, reasons: Mapping[str, str] | None = None
+) -> list[TrialRow]:
+    """Return the trials of a sweep, by number."""
+    trials = []
+    for number, overrides in enumerate(sweep.trials):
+        run = folder / trial_name(number)
+        typed = {name: _parsed(value) for name, value in settings_of(overrides).items()}
+        if (run / "config.yaml").is_file():
+            summary = read_summary(run)
+            summary.settings = {**summary.settings, **typed}
+        else:
+            reason = (reasons or {}).get(run.name, "")
+            summary = RunSummary(
+                run, state="failed" if reason else "waiting", reason=reason, settings=dict(typed)
+            )
+        summary.recipe = ""  # that of all trials
+        outcome = sweep.outcomes.get(number)
+        if outcome is not None and outcome.state == "pruned":
+            summary.state = "pruned"
+            summary.reason = ""
+            summary.step = outcome.values[-1][0] if outcome.values else summary.step
+            value = outcome.values[-1][1] if outcome.values else None
+            # A SHA-256 has 64 digits; the file may be a stranger's.
+            summary.metrics = {} if value is None else {sweep.metric: value}
+        chain = text(read_object(run / "result.json").get("chain"))[:64]
+        trials.append(TrialRow(number, summary, typed, chain))
+    return trials
+
+
+def ranked(trials: list[TrialRow], sweep: Sweep) -> list[TrialRow]:
+    """Return the trials, best metric first; those without one are last."""
+    metric = sweep.metric or next(
+        (trial.summary.monitor for trial in trials if trial.summary.monitor), ""
+    )
+    is_low = sweep.better == "min" if sweep.metric else is_lower_better(metric)
+    sign = 1.0 if is_low else -1.0
+    rest = [trial for trial in trials if metric in trial.summary.metrics]
+    last = [trial for trial in trials if metric not in trial.summary.metrics]
+    return (
+        sorted(rest, key=lambda trial: (sign * trial.summary.metrics[metric], trial.number)) + last
+    )
+
+
+def _parsed(value: str) -> Any:
+    try:
+        parsed = document.parse_value(value)
+    except ConfigError:
+        return value
+    return parsed if isinstance(parsed, bool | int | float | str) or parsed is None else value
+
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
 _POLL_S = 0.1
@@ -35,14 +119,16 @@ _TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True)
-class Slot:
+class TrialSlot:
     """A place for one trial at a time."""
 
-    cores: frozenset[int] = frozenset()  #: The CPU cores that its processes may use; empty: all of this process's.
+    cores: frozenset[int] = (
+        frozenset()
+    )  #: The CPU cores that its processes may use; empty: all of this process's.
     gpus: str | None = None  #: Value of CUDA_VISIBLE_DEVICES; None: as for this process.
 
 
-def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
+def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[TrialSlot]:
     """Divide this machine's cores and GPUs.
 
     Args:
@@ -67,7 +153,7 @@ def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[Slot]:
     # Without cores of their own, each trial would start DataLoader workers for all cores.
     is_divided = num_slots > 1 and share > 0
     return [
-        Slot(
+        TrialSlot(
             frozenset(cores[index * share : (index + 1) * share]) if is_divided else frozenset(),
             ",".join(gpus[index * procs : (index + 1) * procs]) if gpus else None,
         )
@@ -81,7 +167,11 @@ class Grid:
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         self.reasons: dict[str, str] = {}  #: Why trials failed, by name of the run folder.
         self._numbers = range(len(sweep.trials))
-        self._done = {number for number in self._numbers if (folder / trial_name(number) / "result.json").exists()}
+        self._done = {
+            number
+            for number in self._numbers
+            if (folder / trial_name(number) / "result.json").exists()
+        }
         self._taken = set(self._done)  # done, failed, or being trained
 
     @property
@@ -118,7 +208,7 @@ class Grid:
 @dataclass
 class _Active:
     trial: int
-    slot: Slot
+    slot: TrialSlot
     command: Subcommand
     output: BinaryIO
     started_at: float = field(default_factory=time.monotonic)
@@ -139,17 +229,23 @@ class Runner:
         self,
         folder: Path,
         sweep: Sweep,
-        slots: Sequence[Slot],
+        slots: Sequence[TrialSlot],
         procs: int,
         notify: Callable[[str], None],
         show: Callable[[int, int], None],
     ) -> None:
-        self._folder, self._sweep, self._procs = folder, sweep, procs
-        self._free, self._active = list(slots), list[_Active]()
-        self._notify, self._show = notify, show
+        self._folder = folder
+        self._sweep = sweep
+        self._procs = procs
+        self._free = list(slots)
+        self._active = list[_Active]()
+        self._notify = notify
+        self._show = show
         self._attempts: dict[int, int] = {}
         # The trials that are to be trained, and how they ended.
-        self._agenda: Grid | Search = Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
+        self._agenda: Grid | Search = (
+            Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
+        )
 
     def run(self, stop: StopSignal) -> dict[str, str]:
         """Train until no trial is left, or until a stop is requested; the trials then save and exit.
@@ -193,7 +289,9 @@ class Runner:
                 self._agenda.started(trial)
             except SamebitsError as error:
                 self._agenda.failed(trial, error.line)
-            if not self._free:  # before the next one: a search chooses its settings when it is asked
+            if (
+                not self._free
+            ):  # before the next one: a search chooses its settings when it is asked
                 break
         return is_waiting
 
@@ -205,7 +303,9 @@ class Runner:
         # The user must trust the trackers of a trial, whose settings `train` would take as typed by the user. They are
         # loaded as `train` loads them: their texts can spell a tracker in many ways.
         check_tracker_files(self._sweep.load(self._sweep.trials[trial]).config.report.trackers, [])
-        name, slot, output = trial_name(trial), self._free[0], self._folder / OUTPUT
+        name = trial_name(trial)
+        slot = self._free[0]
+        output = self._folder / OUTPUT
         output.mkdir(exist_ok=True)
         error_file = output / f"{name}.json"
         # An error of an earlier attempt must not be taken for one of this attempt.
@@ -236,8 +336,11 @@ class Runner:
         self._active.remove(active)
         self._free.append(active.slot)
         active.output.close()
-        trial, name, code = active.trial, trial_name(active.trial), active.command.process.returncode
-        took, settings = clock(time.monotonic() - active.started_at), " ".join(self._sweep.trials[trial])
+        trial = active.trial
+        name = trial_name(active.trial)
+        code = active.command.process.returncode
+        took = clock(time.monotonic() - active.started_at)
+        settings = " ".join(self._sweep.trials[trial])
         # First, also after a stop: the trial may have been complete before the signal came.
         if (self._folder / name / "result.json").exists():
             agenda.ended(trial)
@@ -249,7 +352,9 @@ class Runner:
             agenda.interrupted(trial)
         # Exit codes above 128 stand for a signal too, as in a shell.
         elif (code < 0 or code >= 128) and self._attempts[trial] < _MAX_ATTEMPTS:
-            self._notify(f"{name}  was stopped by signal {-code if code < 0 else code - 128}, and is resumed")
+            self._notify(
+                f"{name}  was stopped by signal {-code if code < 0 else code - 128}, and is resumed"
+            )
             agenda.interrupted(trial)
         else:
             error = active.command.error(self._tail(name))

@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Any
 from samebits.errors import ConfigError
 from samebits.report.records import read_records
 from samebits.run_views.files import read_object, text
-from samebits.sweeps.grid import Axis, SearchInterval, parse_space
-from samebits.sweeps.state_file import SearchSpec, Sweep, TrialOutcome, trial_name
+from samebits.sweeps.state_file import (
+    Axis,
+    SearchInterval,
+    SearchSpec,
+    Sweep,
+    TrialOutcome,
+    parse_space,
+    trial_name,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STEPS_MOST = 10_000  # evaluations of a trial
-Earlier = list[tuple[list[str], TrialOutcome]]  # settings and outcome of each trial that another one follows from
+Earlier = list[
+    tuple[list[str], TrialOutcome]
+]  # settings and outcome of each trial that another one follows from
 Values = list[tuple[int, float | None]]  # step and value of each evaluation
 
 
@@ -37,7 +46,9 @@ class Search:
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         assert sweep.search is not None
-        self._sweep, self._folder, self._spec = sweep, folder, sweep.search
+        self._sweep = sweep
+        self._folder = folder
+        self._spec = sweep.search
         self._running: set[int] = set()
         self._judged: dict[int, int] = {}
         self.reasons: dict[str, str] = {
@@ -45,7 +56,9 @@ class Search:
             for number, outcome in sweep.outcomes.items()
             if outcome.state == "failed"
         }
-        for number in range(len(sweep.trials)):  # those that ended just before this process's predecessor was killed
+        for number in range(
+            len(sweep.trials)
+        ):  # those that ended just before this process's predecessor was killed
             self._conclude(number)
 
     @property
@@ -58,10 +71,14 @@ class Search:
         for number in range(self._spec.num_trials):
             if number in self._sweep.outcomes or number in self._running:
                 continue
-            if not all(earlier in self._sweep.outcomes for earlier in range(number - self._spec.lag + 1)):
+            if not all(
+                earlier in self._sweep.outcomes for earlier in range(number - self._spec.lag + 1)
+            ):
                 return
             if number == len(self._sweep.trials):
-                self._sweep.trials.append(choose(self._spec, number, self._history(number), self._sweep.better))
+                self._sweep.trials.append(
+                    choose(self._spec, number, self._history(number), self._sweep.better)
+                )
                 # Before the trial starts: no run folder has settings that sweep.json lacks.
                 self._sweep.write(self._folder)
             yield number
@@ -81,13 +98,16 @@ class Search:
         """Return whether a trial that is being trained is to be stopped, by its evaluations so far."""
         if trial in self._sweep.outcomes:
             return self._sweep.outcomes[trial].state == "pruned"
-        if not self._spec.prunes or not self._sweep.metric:  # without a metric, no earlier trial is complete
+        if (
+            not self._spec.prunes or not self._sweep.metric
+        ):  # without a metric, no earlier trial is complete
             return False
         values = self._values(trial)
         if len(values) == self._judged.get(trial, 0):
             return False
         self._judged[trial] = len(values)
-        history, overrides = self._history(trial), self._sweep.trials[trial]
+        history = self._history(trial)
+        overrides = self._sweep.trials[trial]
         kept = until_pruned(self._spec, history, overrides, values, self._sweep.better)
         # The last evaluation of a run that is complete decides nothing.
         if kept is None or (kept == len(values) and self._is_complete(trial)):
@@ -131,7 +151,9 @@ class Search:
     def _values(self, number: int) -> Values:
         """Return step and value of each evaluation of a trial so far."""
         records = read_records(self._folder / trial_name(number), "eval")
-        return [(record["step"], record.get(self._sweep.metric)) for record in records][:_STEPS_MOST]
+        return [(record["step"], record.get(self._sweep.metric)) for record in records][
+            :_STEPS_MOST
+        ]
 
 
 def choose(spec: SearchSpec, number: int, history: Earlier, better: str) -> list[str]:
@@ -139,7 +161,8 @@ def choose(spec: SearchSpec, number: int, history: Earlier, better: str) -> list
     # A trial's own seed: the state of a generator would depend on how often the search was resumed.
     # Four bytes of the hash, since the sampler takes a seed of 32 bits.
     seed = int.from_bytes(hashlib.sha256(f"{spec.seed} {number}".encode()).digest()[:4], "big")
-    study, space = _study(spec, history, better, seed=seed), parse_space(spec.space)
+    study = _study(spec, history, better, seed=seed)
+    space = parse_space(spec.space)
     chosen = study.ask(_distributions(space)).params
     # repr: the same float is read again.
     texts = {key: value if isinstance(value, str) else repr(value) for key, value in chosen.items()}
@@ -151,7 +174,8 @@ def until_pruned(
 ) -> int | None:
     """Return after how many of its evaluations a trial is pruned; None if it is not."""
     # Any seed: the settings are given, and the pruner draws no numbers.
-    study, space = _study(spec, history, better, seed=0), parse_space(spec.space)
+    study = _study(spec, history, better, seed=0)
+    space = parse_space(spec.space)
     study.enqueue_trial(_params(space, overrides))
     trial = study.ask(_distributions(space))
     for index, (step, value) in enumerate(values):
@@ -210,11 +234,13 @@ def _params(space: Sequence[Axis | SearchInterval], overrides: Sequence[str]) ->
     """Return a trial's settings as Optuna's parameters."""
     typed = dict(text.split("=", 1) for text in overrides)
     convert: dict[str, Callable[[str], Any]] = {
-        each.key: str if isinstance(each, Axis) else int if each.is_whole else float for each in space
+        each.key: str if isinstance(each, Axis) else int if each.is_whole else float
+        for each in space
     }
     try:
         return {each.key: convert[each.key](typed[each.key]) for each in space}
     except (KeyError, ValueError):
         raise ConfigError(
-            "sweep.json was altered: a trial has other settings than its search", fix="Restore the file."
+            "sweep.json was altered: a trial has other settings than its search",
+            fix="Restore the file.",
         ) from None

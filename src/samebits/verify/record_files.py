@@ -3,28 +3,28 @@
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from samebits.config.document import parse
-from samebits.config.given import flat
-from samebits.config.load import load, mapping_layer
-from samebits.config.plain_file import read_plain
+from samebits.config.load import flat, load, mapping_layer
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, SamebitsError
-from samebits.provenance.altered import altered_settings
-from samebits.provenance.run_files import RunFiles
+from samebits.plain_file import read_plain
+from samebits.provenance.run_files import RunFiles, altered_settings, best_finding
 from samebits.provenance.same_run import result_settings
-from samebits.provenance.stated import best_finding
-from samebits.provenance.statement import RunRecord, distinct
+from samebits.provenance.statement import BEST_FILE, RunStatement, distinct
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.records import read_records
-from samebits.storage.manifest import WEIGHTS, sha256_of_file
+from samebits.storage.checkpoint import name_of, steps
+from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
 
-_ENVIRONMENT, _DIFF = "environment.json", "config.diff.yaml"
+_ENVIRONMENT = "environment.json"
+_DIFF = "config.diff.yaml"
 _MAX_DIFF_BYTES = 4 * 1024 * 1024
 # Files and folders that `verify` compares, whole or in the values that a replay has.
 COMPARED = frozenset({
@@ -33,7 +33,9 @@ COMPARED = frozenset({
 })  # fmt: skip
 
 
-def compare_record(files: RunFiles, log: StepLog, config: RunConfig | None) -> tuple[list[str], list[str]]:
+def compare_record(
+    files: RunFiles, log: StepLog, config: RunConfig | None
+) -> tuple[list[str], list[str]]:
     """Compare the files of a complete run with its record.
 
     Args:
@@ -43,7 +45,9 @@ def compare_record(files: RunFiles, log: StepLog, config: RunConfig | None) -> t
     Returns:
         Files that contradict the record, and what is missing, one line each.
     """
-    run, record, notes = files.path, files.record, list[str]()
+    run = files.path
+    record = files.record
+    notes = list[str]()
     found = altered_settings(files, None if config is None else result_settings(config))
     at = [each.step for each in record.evaluations]
     if at != sorted(set(at)) or not at or at[-1] != record.num_steps:
@@ -84,7 +88,11 @@ def hashes(name: str, found: str, recorded: str) -> str:
 
 def not_compared(run: Path) -> list[str]:
     """Return the names of what lies in a run folder, and is not compared with anything."""
-    return sorted({path.name for path in run.iterdir() if not path.name.startswith(".")} - COMPARED - {"run.lock"})
+    return sorted(
+        {path.name for path in run.iterdir() if not path.name.startswith(".")}
+        - COMPARED
+        - {"run.lock"}
+    )
 
 
 def _of_evaluations(files: RunFiles) -> list[str]:
@@ -96,8 +104,14 @@ def _of_evaluations(files: RunFiles) -> list[str]:
         if each in evaluations:
             continue
         if before is None:
-            return [f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded"]
-        names = [name for name in sorted({**each.metrics, **before}) if each.metrics.get(name) != before.get(name)]
+            return [
+                f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded"
+            ]
+        names = [
+            name
+            for name in sorted({**each.metrics, **before})
+            if each.metrics.get(name) != before.get(name)
+        ]
         return [
             f"{METRICS}: {name} after step {each.step:,} is {each.metrics.get(name)}, recorded {before.get(name)}"
             for name in names[:1]
@@ -113,7 +127,9 @@ def _of_steps(run: Path, log: StepLog) -> list[str]:
             continue
         for name, value in {"loss": step.loss, "lr": step.lr, "grad_norm": step.norm}.items():
             if record.get(name) != _finite(value):
-                return [f"{METRICS}: {name} of step {step.step:,} is {record.get(name)}, recorded {_finite(value)}"]
+                return [
+                    f"{METRICS}: {name} of step {step.step:,} is {record.get(name)}, recorded {_finite(value)}"
+                ]
     return []
 
 
@@ -122,7 +138,8 @@ def _of_environment(files: RunFiles) -> list[str]:
     if not os.path.lexists(files.path / _ENVIRONMENT):
         return []
     try:
-        worlds, record = files.worlds, files.record
+        worlds = files.worlds
+        record = files.record
     except CheckpointError as error:
         return [f"{_ENVIRONMENT}: {error.slots.get('cause', error.what)}"]
     return [
@@ -159,17 +176,25 @@ def typed_settings(run: Path, recipe: RecipeSpec) -> list[str]:
 
 def _is_path(value: object) -> bool:
     # Relative paths were typed in another folder, from which config.yaml has them absolute.
-    return any(isinstance(each, Path) for each in (value if isinstance(value, list | tuple) else [value]))
+    return any(
+        isinstance(each, Path) for each in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
-def _of_result(record: RunRecord, log: StepLog, result: Mapping[str, Any]) -> list[str]:
+def _of_result(record: RunStatement, log: StepLog, result: Mapping[str, Any]) -> list[str]:
     found = {name: result.get(name) for name in ("weights_sha256", "chain", "root", "steps")}
-    stated: dict[str, Any] = {"weights_sha256": record.weights_sha256, "chain": record.chain, "root": record.root}
+    stated: dict[str, Any] = {
+        "weights_sha256": record.weights_sha256,
+        "chain": record.chain,
+        "root": record.root,
+    }
     stated["steps"] = record.num_steps
-    metrics, best = result.get("metrics"), result.get("best")
+    metrics = result.get("metrics")
+    best = result.get("best")
     last = record.evaluations[-1].metrics if record.evaluations else {}
     found |= {
-        f"metrics.{name}": _finite(value) for name, value in (metrics if isinstance(metrics, dict) else {}).items()
+        f"metrics.{name}": _finite(value)
+        for name, value in (metrics if isinstance(metrics, dict) else {}).items()
     }
     stated |= {f"metrics.{name}": value for name, value in last.items()}
     if isinstance(best, dict):
@@ -195,3 +220,164 @@ def _sha256(path: Path) -> str:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# What a run folder states about itself, and whether its files agree with each other: everything short of a replay.
+
+
+@dataclass
+class CheckedFiles:
+    """A run folder as it describes itself, and what is wrong with it."""
+
+    files: RunFiles  #: The run folder.
+    record: RunStatement | None = (
+        None  #: What its root stands for; None for a run that is not complete.
+    )
+    log: StepLog = field(default_factory=StepLog)  #: Its record of steps; empty if there is none.
+    checkpoints: list[int] = field(default_factory=list)  #: Steps that a replay can start from.
+    mismatches: list[str] = field(
+        default_factory=list
+    )  #: Files that contradict each other, one line each.
+    notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that the run has done."""
+        return self.log.stop if self.record is None else self.record.num_steps
+
+    @property
+    def evaluations(self) -> dict[int, Mapping[str, Any]]:
+        """Step -> metrics, as recorded."""
+        every = self.files.evaluations if self.record is None else self.record.evaluations
+        return {each.step: each.metrics for each in every}
+
+
+def check_files(files: RunFiles, config: RunConfig | None = None) -> CheckedFiles:
+    """Compare the files of a run with each other.
+
+    Args:
+        config: Its settings, to compare them with the recorded ones; None: they are not compared.
+    """
+    found = CheckedFiles(files)
+    if files.has_statement:
+        try:
+            found.record = files.record
+        except CheckpointError as error:
+            found.mismatches.append(error.line)
+    else:
+        _note_no_statement(found)
+    try:
+        found.log = files.log
+    except CheckpointError as error:
+        found.notes.append(error.what)
+    _compare_log(found)
+    _compare_checkpoints(found)
+    if found.record is not None:
+        mismatches, notes = compare_record(files, found.log, config)
+        found.mismatches += mismatches
+        found.notes += notes
+    return found
+
+
+def _note_no_statement(found: CheckedFiles) -> None:
+    # Without this, a publisher who removes the statement could publish any weights. A run writes these files with it.
+    for name in ("result.json", WEIGHTS):
+        if os.path.lexists(found.files.path / name):
+            found.mismatches.append(
+                f"provenance.json is missing, and there is {name}, which nothing then states"
+            )
+            return
+    found.notes.append("the run is not complete: it has no provenance.json, hence no root")
+
+
+def _compare_log(found: CheckedFiles) -> None:
+    log = found.log
+    chain = "" if found.record is None else found.record.chain
+    if len(log) and not log.is_whole:
+        found.notes.append(
+            f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared"
+        )
+    if not chain and len(log) and log.stop < found.num_steps:
+        found.notes.append(
+            f"the record of steps ends at step {log.stop:,}: later steps can't be compared"
+        )
+    link = (
+        log.link().hex() if chain and len(log) else chain
+    )  # hashed once: a log may have millions of records
+    if chain and len(log) and (link != chain or log.stop != found.num_steps):
+        found.mismatches.append(
+            f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "
+            f"{chain[:16]} after {found.num_steps:,}"
+        )
+    elif chain and not len(log) and os.path.lexists(found.files.path / STEPS):
+        found.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
+    elif chain and not len(log):
+        found.notes.append(
+            "without steps.bin, only weights and metrics are compared, where a segment ends"
+        )
+
+
+def _compare_checkpoints(found: CheckedFiles) -> None:
+    """Find the checkpoints that a replay can start from: those in the record, with the files that it names.
+
+    Only manifests and sizes are read. A replay compares the checkpoints that it needs with their manifests.
+    """
+    present = found.files.checkpoints
+    damaged = [
+        each
+        for each in map(name_of, steps(found.files.path / "checkpoints"))
+        if each not in present
+    ]
+    stated = present if found.record is None else found.record.checkpoints
+    for name in damaged:
+        if found.record is None or name in stated:
+            found.mismatches.append(f"checkpoints/{name}: its manifest.json is missing or damaged")
+    for name in present:
+        if name not in stated:
+            found.mismatches.append(
+                f"checkpoints/{name} is not in provenance.json, which lists those of the run"
+            )
+    for name, parts in stated.items():
+        if name in damaged:
+            continue
+        if name not in present:
+            found.notes.append(f"checkpoints/{name} is not published, so no replay can start there")
+        elif present[name] != parts:
+            for file in (file for file in parts if present[name].get(file) != parts[file]):
+                found.mismatches.append(
+                    hashes(f"checkpoints/{name}/{file}", present[name].get(file, ""), parts[file])
+                )
+        else:
+            found.checkpoints.append(int(name.removeprefix("step-")))
+            _check_sizes(found, name)
+
+
+def _check_sizes(found: CheckedFiles, name: str) -> None:
+    folder = found.files.path / "checkpoints" / name
+    for file, expected in manifest_of(folder).items():
+        try:
+            check_size(folder / file, expected)
+        except CheckpointError as error:
+            found.mismatches.append(finding(error, found.files.path))
+        if not os.path.lexists(folder / file):
+            found.mismatches.append(f"checkpoints/{name}/{file} does not exist")
+
+
+def finding(error: SamebitsError, run: Path) -> str:
+    """Return an error about a file of a run as one line, with the file's path in the run folder."""
+    text = "; ".join(
+        [error.what, *(error.slots[slot] for slot in ("given", "cause") if slot in error.slots)]
+    )
+    return " ".join(text.replace(f"checkpoint {run}/", "").replace(f"{run}/", "").split())
+
+
+def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
+    """Compare metric and direction of `best.json`, which `best_finding` takes as they are, with the recipe's."""
+    try:
+        best = RunFiles(run).best
+    except CheckpointError:
+        return []  # missing, or damaged, which `best_finding` reports
+    stated = f"{best.get('metric')} {best.get('better')}"
+    return [f"{BEST_FILE}: best is {stated}, in the recipe {' '.join(monitor)}"] * (
+        stated != " ".join(monitor)
+    )

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -23,11 +24,138 @@ from types import TracebackType
 from typing import Any
 
 from samebits.cluster import abort, collectives, stacks
-from samebits.cluster.peer_errors import is_lost_peer
+from samebits.cluster.activity import COMPUTING, READING
+from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.world import World
-from samebits.watchdog.hang import TIMEOUT_SETTING, RankStatus, explain, find_stalled_ranks, is_silent
+from samebits.errors import HangError
+
+# Determine which ranks keep a stalled world waiting, from the ranks' last heartbeats. Plain arithmetic.
+
+
+TIMEOUT_SETTING = "watch.hang_timeout_s"
+SILENT_S = 10.0  # a heartbeat arrives about once a second
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """Last heartbeat of one rank."""
+
+    rank: int  #: Its rank.
+    host: str  #: Its machine.
+    pid: int  #: Its process id.
+    doing: str  #: Its activity; empty if it has never reported.
+    waits: bool  #: Whether the activity waits for other ranks.
+    step: int | None  #: The optimizer step; None outside of steps.
+    stalled_s: float  #: Time without progress at the heartbeat, seconds.
+    silent_s: float = 0.0  #: Age of the heartbeat by the reader's clock, seconds.
+    is_here: bool = False  #: It runs on the reader's machine.
+    is_stopped: bool = False  #: Its process is stopped, for example by SIGSTOP.
+    serves: bool = False  #: It serves the store through which ranks exchange heartbeats.
+
+    @property
+    def still_s(self) -> float:
+        """Return the longest time that it may have made no progress, seconds."""
+        return self.stalled_s + self.silent_s
+
+    @property
+    def where(self) -> str:
+        """Describe its activity and step."""
+        return self.doing + (f", step {self.step:,}" if self.step is not None else "")
+
+
+def find_stalled_ranks(statuses: Sequence[RankStatus], timeout_s: float) -> list[RankStatus]:
+    """Find the ranks that keep all others waiting, if none has made progress for `timeout_s` seconds.
+
+    These are the ranks that are silent or busy with an activity of their own while no rank makes progress. Ranks that
+    wait for others are to blame only if there is no other: then they wait for each other.
+
+    Returns:
+        The stalled ranks; empty while some rank makes progress.
+    """
+    if any(status.still_s < timeout_s for status in statuses):
+        return []
+    silent = [status for status in statuses if is_silent(status, timeout_s)]
+    if any(status.serves for status in silent):
+        # Without the store, the state of the other ranks is unknown.
+        return [status for status in silent if status.serves]
+    return silent + [
+        status for status in statuses if not status.waits and status not in silent
+    ] or list(statuses)
+
+
+def is_silent(status: RankStatus, timeout_s: float) -> bool:
+    """Return whether a rank has sent no heartbeat for so long that it probably cannot."""
+    return status.silent_s >= min(SILENT_S, timeout_s / 2)
+
+
+def explain(
+    culprits: Sequence[RankStatus],
+    size: int,
+    timeout_s: float,
+    stacks: str,
+    setting: str = TIMEOUT_SETTING,
+) -> HangError:
+    """Build the error for the user.
+
+    Args:
+        culprits: Result of `find_stalled_ranks`, at least one rank.
+        size, timeout_s: Number of ranks, and the setting `watch.hang_timeout_s`.
+        setting: How the user sets the timeout. A script has no launcher of Samebits that could restart it.
+    """
+    first = culprits[0]
+    names = ranks_text([status.rank for status in culprits]) if size > 1 else "the run"
+    verb = "have" if len(culprits) > 1 else "has"
+    silent = is_silent(first, timeout_s)
+    still = f"{first.still_s:.0f} s"
+    if first.waits and not silent:
+        what = f"all ranks have waited for each other for {still}: {first.where}"
+    elif silent:
+        last = f"; last seen {first.where}" if first.doing else ""
+        what = f"{names} {verb} given no sign of life for {first.silent_s:.0f} s{last}"
+    else:
+        what = f"{names} {verb} made no progress for {still}: {first.where}"
+    others = size - len(culprits)
+    error = HangError(
+        what,
+        given=f"{others} rank{'s' if others > 1 else ''} waited for {'it' if len(culprits) == 1 else 'them'}"
+        if others
+        else None,
+        where="\n".join(
+            [
+                *(
+                    f"rank {status.rank} (host {status.host}, pid {status.pid})"
+                    for status in culprits[:8]
+                ),
+                f"stacks: {stacks}",
+            ]
+        ),
+        cause=_likely_cause(first, silent),
+        fix=f"If it is only slow, set {setting}={3 * timeout_s:.0f}."
+        + (" To restart after a hang, set --max-restarts." if setting == TIMEOUT_SETTING else ""),
+    )
+    error.ranks = tuple(status.rank for status in culprits)
+    return error
+
+
+def _likely_cause(status: RankStatus, silent: bool) -> str:
+    if status.is_stopped:
+        return (
+            f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {status.pid} resumes it"
+        )
+    if silent and status.is_here:
+        return "native code never releases Python's interpreter lock; see its stack"
+    if silent:
+        return "its machine or the network to it is down, or native code there never releases the interpreter lock"
+    if status.waits:
+        return "the network between them is cut, or model code on one rank starts collectives of its own"
+    if status.doing == READING:
+        return "a read that never returns: a network disk, a lock, a download; see its stack"
+    if status.doing == COMPUTING:
+        return "the model's code does not return, or the device does not answer; see its stack"
+    return "see its stack"
+
 
 LOGGER = logging.getLogger("samebits")
 VERDICT = "watch/verdict"
@@ -56,8 +184,13 @@ class HangDetector:
         setting: How the user sets the timeout, for the error's fix, without its value.
     """
 
-    def __init__(self, world: World, timeout_s: float | None, log_dir: Path, setting: str = TIMEOUT_SETTING) -> None:
-        self._world, self._timeout_s, self._log_dir, self._setting = world, timeout_s, log_dir, setting
+    def __init__(
+        self, world: World, timeout_s: float | None, log_dir: Path, setting: str = TIMEOUT_SETTING
+    ) -> None:
+        self._world = world
+        self._timeout_s = timeout_s
+        self._log_dir = log_dir
+        self._setting = setting
         # Several times within the timeout; with thousands of ranks less often, since one store answers all of them.
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
@@ -69,16 +202,26 @@ class HangDetector:
 
     def __enter__(self) -> "HangDetector":
         self._stacks = stacks.StackDumper()
-        info = _StackInfo(self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor)
-        self._infos = [_StackInfo(**found) for found in collectives.all_gather_object(self._world, asdict(info))]
+        info = _StackInfo(
+            self._world.host, os.getpid(), stacks.namespace(), self._stacks.descriptor
+        )
+        self._infos = [
+            _StackInfo(**found)
+            for found in collectives.all_gather_object(self._world, asdict(info))
+        ]
         works = [self._monitor, *([self._exchange] if self._world.signed is not None else [])]
-        self._threads = [threading.Thread(target=work, name="heartbeat", daemon=True) for work in works]
+        self._threads = [
+            threading.Thread(target=work, name="heartbeat", daemon=True) for work in works
+        ]
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._verdict is not None and error is not None and is_lost_peer(error):
             # Another rank ended first because of a hang that this rank has detected too: report the hang.
@@ -94,7 +237,10 @@ class HangDetector:
 
         Empty until every rank has sent a heartbeat.
         """
-        return [(status["work_s"], status["num_steps"], status["num_micro_batches"]) for status in self._last_reported]
+        return [
+            (status["work_s"], status["num_steps"], status["num_micro_batches"])
+            for status in self._last_reported
+        ]
 
     def _own_status(self) -> dict[str, Any]:
         activity = self._world.activity
@@ -132,7 +278,11 @@ class HangDetector:
 
     def _read_reports(self, store: SignedStore, names: list[str]) -> None:
         # One call for all keys, unless one is missing: a rank has not started, or another program deleted it.
-        found = store.get_all(names) if store.store.check(names) else [store.get(name) for name in names]
+        found = (
+            store.get_all(names)
+            if store.store.check(names)
+            else [store.get(name) for name in names]
+        )
         # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
         before: list[Any] = [*self._last_reported] or [None] * self._world.size
         reported: list[Any] = []
@@ -148,11 +298,13 @@ class HangDetector:
             self._last_reported = reported
 
     def _monitor(self) -> None:
-        seen, looked_at = -1, time.monotonic()
+        seen = -1
+        looked_at = time.monotonic()
         while not self._is_over.wait(self._period_s):
             now = time.monotonic()
             # A longer pause is not counted: this process was stopped, or its machine asleep.
-            passed_s, looked_at = min(now - looked_at, 2 * self._period_s), now
+            passed_s = min(now - looked_at, 2 * self._period_s)
+            looked_at = now
             beats = self._world.activity.num_beats
             is_still = beats == seen and not self._world.activity.is_paused
             self._stalled_s = self._stalled_s + passed_s if is_still else 0.0
@@ -163,7 +315,10 @@ class HangDetector:
             if self._verdict is None and self._stalled_s >= self._timeout_s:
                 culprits = find_stalled_ranks(self._statuses(), self._timeout_s)
                 if culprits:
-                    self._verdict = {"by": self._world.rank, "culprits": [asdict(status) for status in culprits]}
+                    self._verdict = {
+                        "by": self._world.rank,
+                        "culprits": [asdict(status) for status in culprits],
+                    }
             if self._verdict is not None:
                 self._abort()
 
@@ -173,7 +328,13 @@ class HangDetector:
         statuses = []
         for rank, info in enumerate(self._infos):
             is_me = rank == world.rank
-            last = self._own_status() if is_me else self._last_reported[rank] if self._last_reported else never
+            last = (
+                self._own_status()
+                if is_me
+                else self._last_reported[rank]
+                if self._last_reported
+                else never
+            )
             mine = self._infos[world.rank]
             is_here = info.host == mine.host and info.namespace == mine.namespace != ""
             statuses.append(
@@ -198,12 +359,16 @@ class HangDetector:
                 self._stacks.write(self._path(status.rank), head)
             elif status.is_here and is_silent(status, self._timeout_s):
                 # A silent rank cannot dump its stacks; ranks of its machine do it, and all of them write the same.
-                stacks.write_for(status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head)
+                stacks.write_for(
+                    status.pid, self._infos[status.rank].descriptor, self._path(status.rank), head
+                )
         # Time for the verdict to reach the others, for their stacks, and to read an earlier verdict.
         time.sleep(self._ending_s)
         assert self._verdict is not None
         culprits = [RankStatus(**status) for status in self._verdict["culprits"]]
-        error = explain(culprits, self._world.size, self._timeout_s, self._stacks_text(culprits), self._setting)
+        error = explain(
+            culprits, self._world.size, self._timeout_s, self._stacks_text(culprits), self._setting
+        )
         if LOGGER.hasHandlers():  # else logging would print what is printed below
             LOGGER.error("%s", error)
         for handler in LOGGER.handlers:
@@ -253,7 +418,11 @@ def _is_status(value: Any) -> bool:
 
 def _is_verdict(value: Any, size: int) -> bool:
     """Return whether a value from the store is a verdict."""
-    if not isinstance(value, dict) or not isinstance(value.get("culprits"), list) or not value["culprits"]:
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("culprits"), list)
+        or not value["culprits"]
+    ):
         return False
     try:
         statuses = [RankStatus(**status) for status in value["culprits"]]

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.check_faults import MARK, Fault, source_of
-from samebits.check.finding import Finding
-from samebits.check.judge import judge
+from samebits.check.judge import Finding, judge
 from samebits.check.probe import probe
 from samebits.check.state import user_modules
 

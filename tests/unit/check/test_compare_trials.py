@@ -7,11 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.check.compare import EVALUATION, FORWARD, GRADIENTS, LOSS, SAMPLES, START, first_difference, merge_ranks
-from samebits.check.digest import ModuleRecorder, digest_of
+from samebits.check.compare import (
+    EVALUATION,
+    FORWARD,
+    GRADIENTS,
+    LOSS,
+    SAMPLES,
+    START,
+    ModuleRecorder,
+    digest_of,
+    first_difference,
+    merge_ranks,
+)
 from samebits.check.judge import Outcome, judge
-from samebits.check.sizes import small_sizes
-from samebits.check.trial import Trial, steps_to_run
+from samebits.check.trial import Trial, small_sizes, steps_to_run
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 

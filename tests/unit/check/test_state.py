@@ -18,11 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.check import sources
+from samebits.check import context
 from samebits.check.causes import loops_over_sets
-from samebits.check.line_watch import LineWatch
-from samebits.check.sources import SourceTracer
-from samebits.check.state import CACHE, GENERATOR, STATE, changed, find_cells
+from samebits.check.context import SourceTracer
+from samebits.check.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
 
 SOURCE = """
 class Reader:
@@ -114,17 +113,17 @@ def test_the_line_that_changes_a_value_is_named(module: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (lambda: time.time(), sources.CLOCK),
-        (lambda: datetime.now(), sources.CLOCK),
-        (lambda: os.getpid(), sources.PROCESS),
-        (lambda: os.urandom(4), sources.ENTROPY),
-        (lambda: secrets.token_hex(2), sources.ENTROPY),
-        (lambda: np.random.default_rng(), sources.ENTROPY),
-        (lambda: random.Random(), sources.ENTROPY),
-        (lambda: torch.Generator().seed(), sources.ENTROPY),
-        (lambda: torch.utils.data.get_worker_info(), sources.WORKER),
-        (lambda: os.environ.get("LOCAL_RANK"), sources.RANK),
-        (lambda: hash("text"), sources.HASH),
+        (lambda: time.time(), context.CLOCK),
+        (lambda: datetime.now(), context.CLOCK),
+        (lambda: os.getpid(), context.PROCESS),
+        (lambda: os.urandom(4), context.ENTROPY),
+        (lambda: secrets.token_hex(2), context.ENTROPY),
+        (lambda: np.random.default_rng(), context.ENTROPY),
+        (lambda: random.Random(), context.ENTROPY),
+        (lambda: torch.Generator().seed(), context.ENTROPY),
+        (lambda: torch.utils.data.get_worker_info(), context.WORKER),
+        (lambda: os.environ.get("LOCAL_RANK"), context.RANK),
+        (lambda: hash("text"), context.HASH),
     ],
 )
 def test_a_source_is_traced_to_its_line(call: Callable[[], object], kind: str) -> None:

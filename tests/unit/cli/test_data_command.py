@@ -10,7 +10,7 @@ from samebits.errors import CheckpointError, ConfigError, DataError
 
 CONFIG = """
 from pydantic import Field
-from samebits.config.sections import Settings
+from samebits.config.schema import Settings
 
 class MakeConfig(Settings):
     num: int = Field(default=2, ge=1, description="how many")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from samebits.cli import start_run
+from samebits.cli import train
 from samebits.cli.main import run
 from samebits.errors import CheckpointError, ConfigError, LaunchError
 from samebits.launch import forkserver, start
@@ -17,7 +17,7 @@ from samebits.launch.start import LaunchOptions
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What training was started with."""
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(start_run, "train_command", lambda *arguments: made.append(arguments) or 0)
+    monkeypatch.setattr(train, "train_command", lambda *arguments: made.append(arguments) or 0)
     return made
 
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from samebits.cluster.backends import choose_backend
 from samebits.cluster.rendezvous import RankInfo, ranks_text
-from samebits.cluster.world import alone
+from samebits.cluster.world import alone, choose_backend
 from samebits.errors import LaunchError
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.cluster.env import RankAssignment, is_in_world, read_assignment
-from samebits.cluster.schedulers import PORTS, first_host, to_torchrun_env
+from samebits.cluster.env import PORTS, RankAssignment, first_host, is_in_world, read_assignment, to_torchrun_env
 from samebits.errors import LaunchError
 
 TORCHRUN = {

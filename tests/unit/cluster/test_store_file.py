@@ -14,12 +14,11 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore
 
 from samebits.cluster import rendezvous, signed
 from samebits.cluster.env import RankAssignment
-from samebits.cluster.generations import Generations
 from samebits.cluster.rendezvous import RankInfo
 from samebits.cluster.signed import Seal, SignedStore
-from samebits.cluster.store import open_store
+from samebits.cluster.store import Generations, open_store
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission
+from samebits.launch.nodes import rendezvous as admission
 from samebits.scratch import is_running
 from samebits.watchdog import detector
 

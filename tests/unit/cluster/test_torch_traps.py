@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 
 from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import Membership, View, ViewEnded, write_view
-from samebits.cluster.views.waits import wait_for_peers
+from samebits.cluster.views.torch_traps import wait_for_peers
 
 # Waits that nothing else ends take this long; longer than all others together, on a machine that is busy.
 TIMEOUT_S = 8.0

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from samebits.config.describe import Row, defaults, schema, settings, table
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 
 
 class Inner(Settings):

@@ -10,10 +10,8 @@ from pydantic import Field, model_validator
 
 from samebits.config.describe import settings
 from samebits.config.document import parse, to_yaml
-from samebits.config.explain import _ALIASES
-from samebits.config.load import Layer, load, mapping_layer, preview, read_layer
-from samebits.config.schema import RunConfig
-from samebits.config.sections import OptimConfig, Settings
+from samebits.config.load import _ALIASES, Layer, load, mapping_layer, preview, read_layer
+from samebits.config.schema import OptimConfig, RunConfig, Settings
 from samebits.errors import ConfigError
 
 

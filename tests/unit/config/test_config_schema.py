@@ -5,8 +5,7 @@ from pydantic import ValidationError
 
 from samebits.config.describe import settings
 from samebits.config.interval import Interval, parse_interval
-from samebits.config.schema import RunConfig
-from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from samebits.config.combinations import EXCLUSIONS, Exclusion, first_met
 from samebits.config.describe import settings
-from samebits.config.marks import DATA_MARKS, Mark
-from samebits.config.schema import RunConfig, marks_of
+from samebits.config.schema import DATA_MARKS, EXCLUSIONS, Exclusion, Mark, RunConfig, first_met, marks_of
 from samebits.provenance.same_run import is_free
 from samebits.recipes.catalog import find, list_recipes
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.division import Division, divide, duration
-from samebits.data.micro_batches import part
+from samebits.data.division import Division, divide, duration, part
 from samebits.data.order import Order
 
 TIMES = st.lists(st.floats(1e-4, 10), min_size=1, max_size=6).map(tuple)

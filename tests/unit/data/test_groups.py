@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.groups import Batches
+from samebits.data.division import Batches
 from samebits.data.order import MicroBatch, Order
 from tests.unit.data.test_order import Seat, plain, run
 

@@ -12,8 +12,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from samebits.data.image_file import JpegHead
-from samebits.data.images import EncodedImage, read_rgb
+from samebits.data.images import EncodedImage, JpegHead, read_rgb
 from samebits.errors import DataError
 
 

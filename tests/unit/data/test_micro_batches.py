@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.data.micro_batches import Alone, num_micro_batches
+from samebits.data.division import Alone, num_micro_batches
 from samebits.data.order import Order
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data import order as order_module
-from samebits.data.micro_batches import part
+from samebits.data.division import part
 from samebits.data.order import MicroBatch, Order, Step, permute
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from samebits.data import image_file
+from samebits.data import images
 
 FULL = pytest.mark.full
 _MEASURE = """
@@ -33,11 +33,11 @@ _SIDE_PX = 4000
 @pytest.mark.parametrize(
     ("form", "mode", "options", "allowed"),
     [
-        ("PNG", "RGBA", {}, image_file._OTHERS_BYTES_PER_PIXEL),
-        pytest.param("WEBP", "RGBA", {}, image_file._BYTES_PER_PIXEL["WEBP"], marks=FULL),
-        pytest.param("TIFF", "F", {"compression": "tiff_deflate"}, image_file._BYTES_PER_PIXEL["TIFF"], marks=FULL),
-        pytest.param("JPEG", "CMYK", {"progressive": True}, image_file._BYTES_PER_PIXEL["progressive"], marks=FULL),
-        ("JPEG", "RGB", {}, image_file.BASELINE_BYTES_PER_PIXEL),
+        ("PNG", "RGBA", {}, images._OTHERS_BYTES_PER_PIXEL),
+        pytest.param("WEBP", "RGBA", {}, images._BYTES_PER_PIXEL["WEBP"], marks=FULL),
+        pytest.param("TIFF", "F", {"compression": "tiff_deflate"}, images._BYTES_PER_PIXEL["TIFF"], marks=FULL),
+        pytest.param("JPEG", "CMYK", {"progressive": True}, images._BYTES_PER_PIXEL["progressive"], marks=FULL),
+        ("JPEG", "RGB", {}, images.BASELINE_BYTES_PER_PIXEL),
     ],
 )
 def test_decoding_takes_no_more_memory_than_is_computed(

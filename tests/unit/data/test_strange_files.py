@@ -18,15 +18,13 @@ import torch
 from PIL import Image
 
 from samebits.config.document import read
-from samebits.data.coco.annotations import read_coco
-from samebits.data.coco.store import Zip
+from samebits.data.coco import Zip, read_coco
 from samebits.data.images import EncodedImage, read_rgb
 from samebits.data.names import first_outside
 from samebits.errors import ConfigError, DataError, SamebitsError
-from samebits.provenance.environment import commit_of
-from samebits.recipes.classify.image_sets import read_csv
-from samebits.recipes.mnist.data import SCALES
-from samebits.recipes.mnist.idx import read_idx
+from samebits.provenance.fingerprint import commit_of
+from samebits.recipes.classify.listing import read_csv
+from samebits.recipes.mnist.data import SCALES, read_idx
 from samebits.recipes.mnist.predict import read_image
 from samebits.recipes.text.alphabet import read_alphabet
 from samebits.recipes.text.config import Config as TextConfig
@@ -204,8 +202,7 @@ def test_pictures_are_opened_in_one_place(repo: Path) -> None:
         if re.search(r"Image\.open\(|imread|imdecode|decode_jpeg\(|decode_image", path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "src/samebits/data/image_file.py",
         "src/samebits/data/images.py",
-        "src/samebits/run_views/page/pictures.py",  # a run's own PNG files, made smaller
+        "src/samebits/run_views/page/chart.py",  # a run's own PNG files, made smaller
         "src/samebits/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }

@@ -15,7 +15,7 @@ from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.doctor import machine
 from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
-from samebits.doctor.compare import compared, fingerprint
+from samebits.doctor.examine import compared, fingerprint
 from samebits.report.console import Console
 
 

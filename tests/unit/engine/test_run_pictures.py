@@ -12,12 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from samebits.cluster.world import alone
-from samebits.config.schema import RunConfig
-from samebits.config.sections import CheckpointConfig, OptimConfig
+from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from samebits.data.samples import Batch, DatasetSamples
-from samebits.engine.assemble import make_job
-from samebits.engine.checkpoints.saving import CheckpointManager
-from samebits.engine.job import Job
+from samebits.engine.checkpoints import CheckpointManager
+from samebits.engine.job import Job, make_job
 from samebits.engine.output.reports import NUM_SAMPLES, Reports
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy

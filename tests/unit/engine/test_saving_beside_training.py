@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.config.sections import CheckpointConfig
-from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.config.schema import CheckpointConfig
+from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.job import Job
 from samebits.engine.output.reports import Reports
 from samebits.errors import CheckpointError

@@ -7,14 +7,14 @@ from unittest.mock import patch
 import pytest
 
 from samebits.cluster.world import alone
-from samebits.report import bottleneck
+from samebits.report import speed
 from tests.ranks.recipe_in_ranks import carry_out
 from tests.runs import records, result
 
 
 @pytest.mark.full
 def test_a_run_reports_its_share_of_time_waiting_for_data_and_the_bottleneck(tmp_path: Path) -> None:
-    with patch.object(bottleneck, "WINDOW_S", 0.2):
+    with patch.object(speed, "WINDOW_S", 0.2):
         answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
     assert answer["said"].count("data loading is the bottleneck: ") == 1
     rows = [record["data_wait"] for record in records(tmp_path / "run", "train")]

@@ -7,8 +7,7 @@ from PIL import Image
 from pydantic import Field
 from torch import nn
 
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.errors import DataError

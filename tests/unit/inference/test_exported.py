@@ -17,15 +17,14 @@ from torch import nn
 
 from samebits.cli.main import run as command
 from samebits.cluster.world import alone
-from samebits.engine.build import build_parts, input_shape
-from samebits.engine.dataset_info import dataset_info_for
+from samebits.engine.build import build_parts, dataset_info_for, input_shape
 from samebits.engine.parts import Parts
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference import export as export_module
 from samebits.inference.export import FIELD, INPUT, export
 from samebits.recipes.catalog import find
 from samebits.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
-from samebits.storage.own_files import is_export
+from samebits.storage.run_folder import is_export
 from tests.ranks.recipes_in_ranks import draw_digits
 
 DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))

@@ -12,7 +12,7 @@ import pytest
 
 from samebits.cli.main import run as command
 from samebits.config.schema import RunConfig
-from samebits.engine.dataset_info import build_from
+from samebits.engine.build import build_from
 from samebits.errors import CheckpointError
 from samebits.storage.manifest import sha256_of
 from tests.unit.inference.test_strange_runs import rewrite

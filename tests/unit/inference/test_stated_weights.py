@@ -10,8 +10,7 @@ import pytest
 from benchmarks.verify_trials.forgery import edit_json, edit_tensors
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.predict import evaluate
-from samebits.inference.taken_weights import describe_weights
-from samebits.inference.trained_model import TrainedModel
+from samebits.inference.trained_model import TrainedModel, describe_weights
 from samebits.storage.weights import read, weights_sha256
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")

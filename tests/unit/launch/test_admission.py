@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistNetworkError, HashStore
 
-from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, auth
+from samebits.launch.nodes import auth, rendezvous
 from samebits.launch.nodes.rendezvous import NodeRendezvous
-from samebits.launch.shared_settings import shared_settings
+from samebits.launch.start import shared_settings
+from samebits.process_range import ProcessRange, RendezvousConfig
 from tests.runs import own_port
 
 
@@ -27,7 +27,7 @@ def nodes(folder: Path, **changes: object) -> RendezvousConfig:
 def refused(store: HashStore, given: RendezvousConfig) -> str:
     before = store.num_keys()
     with pytest.raises(LaunchError) as caught:
-        admission.check(store, given)
+        rendezvous.check(store, given)
     assert store.num_keys() == before
     return str(caught.value)
 
@@ -38,16 +38,16 @@ def store() -> HashStore:
 
 
 def test_the_same_run_may_join_from_where_its_folder_is_mounted_elsewhere(store: HashStore, tmp_path: Path) -> None:
-    admission.publish(store, nodes(tmp_path / "disk" / "run"))
+    rendezvous.publish(store, nodes(tmp_path / "disk" / "run"))
     (tmp_path / "mounted").symlink_to(tmp_path / "disk")
-    admission.check(store, nodes(tmp_path / "disk" / "run"))
-    admission.check(store, nodes(tmp_path / "mounted" / "run"))
+    rendezvous.check(store, nodes(tmp_path / "disk" / "run"))
+    rendezvous.check(store, nodes(tmp_path / "mounted" / "run"))
 
 
 def test_machines_without_a_shared_disk_have_the_folder_at_one_path(store: HashStore, tmp_path: Path) -> None:
-    admission.publish(store, nodes(tmp_path / "run"))
+    rendezvous.publish(store, nodes(tmp_path / "run"))
     (tmp_path / "run").rmdir()
-    admission.check(store, nodes(tmp_path / "run"))
+    rendezvous.check(store, nodes(tmp_path / "run"))
 
 
 def test_a_relative_folder_may_be_given_in_different_working_folders(
@@ -56,9 +56,9 @@ def test_a_relative_folder_may_be_given_in_different_working_folders(
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    admission.publish(store, nodes(Path("runs/two")))
+    rendezvous.publish(store, nodes(Path("runs/two")))
     monkeypatch.chdir(tmp_path / "b")
-    admission.check(store, nodes(Path("runs/two")))
+    rendezvous.check(store, nodes(Path("runs/two")))
     assert "run folder: " in refused(store, nodes(Path("../b/runs/two")))
     # Without SAMEBITS_KEY, the key is in the run folder, which is another one.
     monkeypatch.delenv("SAMEBITS_KEY", raising=False)
@@ -72,7 +72,7 @@ def test_a_relative_folder_may_be_given_in_different_working_folders(
 
 
 def test_what_differs_is_named(store: HashStore, tmp_path: Path) -> None:
-    admission.publish(store, nodes(tmp_path / "run"))
+    rendezvous.publish(store, nodes(tmp_path / "run"))
     assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}))
     assert "lr: none there, 1 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "0", "lr": "1"}))
     assert "--nodes: 2 there, 2:3 here" in refused(store, nodes(tmp_path / "run", size=ProcessRange(2, 3)))
@@ -82,8 +82,8 @@ def test_what_differs_is_named(store: HashStore, tmp_path: Path) -> None:
 
 def test_an_id_that_the_user_gave_overrides_the_folder_but_not_the_settings(store: HashStore, tmp_path: Path) -> None:
     mine = {"run_id": "a", "has_own_id": True}
-    admission.publish(store, nodes(tmp_path / "run", **mine))
-    admission.check(store, nodes(tmp_path / "other", **mine))
+    rendezvous.publish(store, nodes(tmp_path / "run", **mine))
+    rendezvous.check(store, nodes(tmp_path / "other", **mine))
     assert "seed: 0 there, 7 here" in refused(store, nodes(tmp_path / "run", shared={"seed": "7"}, **mine))
     assert "run: a there, run here" in refused(store, nodes(tmp_path / "run"))
 
@@ -91,7 +91,7 @@ def test_an_id_that_the_user_gave_overrides_the_folder_but_not_the_settings(stor
 def test_a_store_without_a_record_is_left_alone(
     store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "RECORD_S", 0.1)
+    monkeypatch.setattr(rendezvous, "RECORD_S", 0.1)
     assert "does not belong to a run of samebits train --nodes" in refused(store, nodes(tmp_path / "run"))
 
 
@@ -101,21 +101,21 @@ def test_a_server_that_ends_meanwhile_is_an_error_with_a_text(tmp_path: Path) ->
             raise DistNetworkError("Connection reset by peer")
 
     with pytest.raises(LaunchError, match=r"lost the rendezvous at 127.0.0.1:1 while it joined"):
-        admission.admit(Broken(), nodes(tmp_path / "run"), serves=False)  # type: ignore[arg-type]
+        rendezvous.admit(Broken(), nodes(tmp_path / "run"), serves=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("record", [b"", b"\xff", b"[]", b"{}", b'{"shared": 1}', 10**5 * b"["])
 def test_a_damaged_record_is_an_error_with_a_text(store: HashStore, tmp_path: Path, record: bytes) -> None:
-    store.set(admission.OWNER, record)
+    store.set(rendezvous.OWNER, record)
     assert "is damaged" in refused(store, nodes(tmp_path / "run"))
 
 
 def test_a_forged_record_cannot_write_to_the_terminal(store: HashStore, tmp_path: Path) -> None:
-    admission.publish(store, nodes(tmp_path / "run"))
-    record = json.loads(store.get(admission.OWNER))
+    rendezvous.publish(store, nodes(tmp_path / "run"))
+    record = json.loads(store.get(rendezvous.OWNER))
     escape = "\x1b]0;owned\x07\nconfig"
     record |= {"user": escape, "host": escape, "shared": {escape: escape}}
-    store.set(admission.OWNER, json.dumps(record))
+    store.set(rendezvous.OWNER, json.dumps(record))
     text = refused(store, nodes(tmp_path / "run"))
     assert "\x1b" not in text
     assert "\nconfig" not in text
@@ -152,7 +152,7 @@ def test_a_launcher_that_fails_while_it_joins_leaves_no_folder(tmp_path: Path, m
     def lose(*_: object) -> None:
         raise DistNetworkError("the connection is broken")
 
-    monkeypatch.setattr(admission, "publish", lose)
+    monkeypatch.setattr(rendezvous, "publish", lose)
     with pytest.raises(LaunchError, match="lost the rendezvous"):
         open_rendezvous(tmp_path / "run")
     assert not (tmp_path / "run").exists()

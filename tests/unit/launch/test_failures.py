@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from samebits.cluster.peer_errors import is_lost_peer
+from samebits.cluster.connecting import is_lost_peer
 from samebits.errors import DataError
 from samebits.launch.failures import ErrorReport, ProcessFailure, explain, root_cause
 

@@ -10,8 +10,7 @@ import pytest
 
 from samebits.cli.main import run
 from samebits.errors import ConfigError
-from samebits.launch.commands import CALL_SHA256
-from samebits.launch.function import launch, read_call
+from samebits.launch.subcommand import CALL_SHA256, launch, read_call
 
 
 class Canary:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from samebits.cluster.views.membership import mark_path
-from samebits.config.process_range import ProcessRange, RendezvousConfig
-from samebits.launch.crew.crew_process import Entry
-from samebits.launch.crew.node_crew import NodeCrew
-from samebits.launch.crew.shared_files import make_shared_folder
-from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.crew.crew import Entry
+from samebits.launch.crew.recovering_crew import RecoveringCrew
+from samebits.launch.crew.shared_folder import SharedFolder, make_shared_folder
 from samebits.launch.supervisor import Supervisor
+from samebits.process_range import ProcessRange, RendezvousConfig
 
 
 def train_nothing(folder: Path, number: int) -> int:
@@ -29,20 +28,20 @@ def train_nothing(folder: Path, number: int) -> int:
 def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = NodeCrew._publish
+    publish = RecoveringCrew._publish
 
-    def publish_late(crew: NodeCrew) -> None:
+    def publish_late(crew: RecoveringCrew) -> None:
         for member in crew._processes.values():
             if member.has_marked("member"):
                 (tmp_path / "end").touch()
                 member.process.join(60.0)  # it was running when the crew looked at it a moment ago
         publish(crew)
 
-    monkeypatch.setattr(NodeCrew, "_publish", publish_late)
+    monkeypatch.setattr(RecoveringCrew, "_publish", publish_late)
     shared = SharedFolder(make_shared_folder(tmp_path / "run", "one"), 10.0)
     entry = Entry(train_nothing, (tmp_path, 0), tmp_path, 0.0, "")
     nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0, tmp_path)
-    crew = NodeCrew(
+    crew = RecoveringCrew(
         entry, Supervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
         nodes=nodes, shared=shared,
     )  # fmt: skip

@@ -13,12 +13,11 @@ import pytest
 
 from samebits.cluster.env import MEMBER, VIEWS
 from samebits.cluster.views.membership import Membership, View, broken_mark, mark_path, read_view
-from samebits.config.process_range import ProcessRange, RendezvousConfig
-from samebits.launch.crew.crew_process import Entry
-from samebits.launch.crew.node_crew import NodeCrew
-from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
-from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.crew.crew import Entry
+from samebits.launch.crew.recovering_crew import RecoveringCrew
+from samebits.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
 from samebits.launch.supervisor import Supervisor
+from samebits.process_range import ProcessRange, RendezvousConfig
 from tests.runs import wait_until
 
 pytestmark = pytest.mark.full
@@ -51,7 +50,7 @@ class Launcher(threading.Thread):
         self.supervisor.report = self.reported.append  # type: ignore[method-assign,assignment]
         self.shared = SharedFolder(path, nodes.node_timeout_s)
         entry = Entry(train_nothing, (folder, name), folder / name, 0.0, "")
-        self.crew = NodeCrew(entry, self.supervisor, 1, 1, 9, nodes, self.shared)
+        self.crew = RecoveringCrew(entry, self.supervisor, 1, 1, 9, nodes, self.shared)
         self.outcome = ""
         self.start()
 

@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import HashStore
 
 from samebits.cluster.signed import Seal, SignedStore
-from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes.rank_claims import claim, missing, release
+from samebits.launch.nodes.rendezvous import claim, missing, release
+from samebits.process_range import ProcessRange, RendezvousConfig
 
 
 def a_store() -> SignedStore:

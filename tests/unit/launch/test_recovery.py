@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.config.schema import RunConfig
 from samebits.launch.crew.recovery import STOPPED_S, Recovery, choose_recovery
+from samebits.process_range import ProcessRange, RendezvousConfig
 
 NODES = RendezvousConfig(ProcessRange(2, 2), "a:29400", "run", 10.0, 1.0, 5.0, Path("runs/a"))
 

@@ -12,12 +12,17 @@ from typing import cast
 import pytest
 
 from samebits.cluster.signed import SignedStore
-from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.crew import running_group
-from samebits.launch.crew.running_group import describe_group, join_group, open_shared_folder
-from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
-from samebits.launch.crew.shared_folder import SharedFolder
+from samebits.launch.crew import shared_folder
+from samebits.launch.crew.shared_folder import (
+    NodeStatus,
+    SharedFolder,
+    describe_group,
+    join_group,
+    make_shared_folder,
+    open_shared_folder,
+)
+from samebits.process_range import ProcessRange, RendezvousConfig
 
 
 def rendezvous(folder: Path, **shared: str) -> RendezvousConfig:
@@ -94,7 +99,7 @@ def test_a_folder_that_the_disk_shows_late_is_opened(tmp_path: Path, monkeypatch
     make.start()
     shared = open_shared_folder(cast(SignedStore, NameOnly()), rendezvous(tmp_path), "k" * 64, None)
     assert shared.node == 0
-    monkeypatch.setattr(running_group, "VISIBLE_S", 0.1)
+    monkeypatch.setattr(shared_folder, "VISIBLE_S", 0.1)
     (tmp_path / "other").mkdir()
     with pytest.raises(LaunchError, match="a disk that all machines share"):
         open_shared_folder(cast(SignedStore, NameOnly()), rendezvous(tmp_path / "other"), "k" * 64, None)

@@ -12,8 +12,14 @@ import pytest
 from samebits.cluster.views.membership import View
 from samebits.errors import LaunchError
 from samebits.launch.crew import shared_folder
-from samebits.launch.crew.shared_files import NodeStatus, make_shared_folder
-from samebits.launch.crew.shared_folder import SETTLING_S, SILENT_LOOKS, SILENT_S, SharedFolder
+from samebits.launch.crew.shared_folder import (
+    SETTLING_S,
+    SILENT_LOOKS,
+    SILENT_S,
+    NodeStatus,
+    SharedFolder,
+    make_shared_folder,
+)
 
 NONE = View(-1, 0, ())
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from samebits.config.process_range import ProcessRange, RendezvousConfig
 from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, waiting
+from samebits.launch.nodes import rendezvous
+from samebits.process_range import ProcessRange, RendezvousConfig
 
 
-def wait(size: tuple[int, int], num_ready: int, why: waiting.Wait) -> str:
+def wait(size: tuple[int, int], num_ready: int, why: rendezvous.Wait) -> str:
     nodes = RendezvousConfig(ProcessRange(*size), "a:29400", "run", 60.0, 5.0, 10.0, Path("runs/a"))
-    return waiting.describe_wait(nodes, num_ready, "NAMES", why, 20.0)
+    return rendezvous.describe_wait(nodes, num_ready, "NAMES", why, 20.0)
 
 
 def test_a_wait_for_too_few_nodes_names_the_time_until_it_gives_up() -> None:
@@ -39,37 +39,37 @@ def test_a_world_with_enough_nodes_waits_for_more_and_does_not_give_up() -> None
     ],
 )
 def test_a_node_outside_of_a_complete_world_reports_why_it_waits(
-    why: waiting.Wait, size: tuple[int, int], start: str
+    why: rendezvous.Wait, size: tuple[int, int], start: str
 ) -> None:
     assert wait(size, 1, why).startswith(start)
 
 
 def test_a_refused_launcher_is_named_to_those_that_wait(tmp_path: Path) -> None:
     store = HashStore()
-    note = waiting.as_note(LaunchError("another run uses a:1", given="seed: 0 there, 7 here\nlr: 1 there, 2 here"))
-    admission.report_refusal(store, note)
+    note = rendezvous.as_note(LaunchError("another run uses a:1", given="seed: 0 there, 7 here\nlr: 1 there, 2 here"))
+    rendezvous.report_refusal(store, note)
     assert store.num_keys() == 0  # a store of another program
-    store.set(admission.OWNER, "{}")
-    admission.report_refusal(store, note)
-    assert waiting.read_refusal(store).endswith(
+    store.set(rendezvous.OWNER, "{}")
+    rendezvous.report_refusal(store, note)
+    assert rendezvous.read_refusal(store).endswith(
         " was refused: another run uses a:1 (seed: 0 there, 7 here; lr: 1 there, 2 here)"
     )
 
 
 def test_an_interrupted_launcher_leaves_no_note() -> None:
-    assert waiting.as_note(KeyboardInterrupt()) == ""
+    assert rendezvous.as_note(KeyboardInterrupt()) == ""
 
 
 @pytest.mark.parametrize("note", [b"\xff", b"[]", b"{}", 10**5 * b"[", b"1"])
 def test_a_damaged_note_is_left_out(note: bytes) -> None:
     store = HashStore()
-    store.set(waiting.REFUSED, note)  # type: ignore[arg-type]  # bytes are taken too
-    assert waiting.read_refusal(store) == ""
+    store.set(rendezvous.REFUSED, note)  # type: ignore[arg-type]  # bytes are taken too
+    assert rendezvous.read_refusal(store) == ""
 
 
 def test_a_forged_note_cannot_write_to_the_terminal() -> None:
     store = HashStore()
-    store.set(waiting.REFUSED, json.dumps({"host": "\x1b]0;owned\x07", "text": "a\nconfig error: b\u202e"}))
-    text = waiting.read_refusal(store)
+    store.set(rendezvous.REFUSED, json.dumps({"host": "\x1b]0;owned\x07", "text": "a\nconfig error: b\u202e"}))
+    text = rendezvous.read_refusal(store)
     assert text.isprintable()
     assert "\n" not in text

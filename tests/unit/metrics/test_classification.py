@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samebits.cluster import codec
 from samebits.data.samples import Batch
-from samebits.metrics import confusion
+from samebits.metrics import classification
 from samebits.metrics.classification import Accuracy
 
 
@@ -106,7 +106,7 @@ def _merged(num_classes: int, states: list[dict[str, Any]]) -> Accuracy:
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat 9 classes as too many for a matrix."""
-    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 8)
+    monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 8)
 
 
 def _samples(num_samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,7 +121,7 @@ def test_without_a_matrix_all_figures_are_those_of_the_matrix(seed: int, monkeyp
     sparse = [_merged(9, _states(9, labels, logits, num_parts)) for num_parts in (1, 2, 3)]
     assert "confusion" not in sparse[0].state()
     assert all(each.state() == sparse[0].state() for each in sparse)
-    monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 9)
+    monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 9)
     dense = _merged(9, _states(9, labels, logits, 2))
     assert sparse[0].result() == dense.result()
     counts, matrix = sparse[0].state(), torch.tensor(dense.state()["confusion"])

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from samebits.cluster import codec
 from samebits.data.samples import Batch
 from samebits.errors import ConfigError
-from samebits.metrics.make import make_metric
-from samebits.metrics.metric import Metric
+from samebits.metrics.metric import Metric, make_metric
 from tests.runs import ROOT
 
 NUM_CLASSES, BATCH = 4, 8

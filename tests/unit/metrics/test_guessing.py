@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from samebits.config.interval import parse_steps
-from samebits.config.sections import StopEarlyConfig
+from samebits.config.schema import StopEarlyConfig
 from samebits.data.samples import Batch
-from samebits.metrics import confusion
-from samebits.metrics.classification import Accuracy
+from samebits.metrics import classification
+from samebits.metrics.classification import Accuracy, guess, is_guessing, single_answer
 from samebits.metrics.early_stop import Patience, last_step, metric_of
-from samebits.metrics.guessing import guess, is_guessing, single_answer
 
 COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=12).filter(lambda counts: sum(counts) >= 10)
 
@@ -60,7 +59,7 @@ def test_shuffled_answers_are_at_chance_level_and_good_ones_are_not(seed: int, n
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_the_warnings_name_the_class_and_the_chance_level(is_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_sparse:
-        monkeypatch.setattr(confusion, "MAX_DENSE_CLASSES", 1)
+        monkeypatch.setattr(classification, "MAX_DENSE_CLASSES", 1)
     labels = torch.arange(160) % 5
     classes = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
     one = accuracy(labels, torch.full((160,), 2), 5, classes=classes)

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from samebits.config.schema import RunConfig
-from samebits.data.micro_batches import smallest_micro_batch
+from samebits.data.division import smallest_micro_batch
 from samebits.errors import ConfigError
 from samebits.module.check_model import check_batches
 from samebits.module.flops import training_flops
 from samebits.portable.arithmetic import portable_arithmetic
 from samebits.recipes.segment.config import ModelConfig
-from samebits.recipes.segment.model import build_model
+from samebits.recipes.segment.recipe import build_model
 
 
 def pooled() -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from samebits.module import determinism
-from samebits.module.deterministic_forms import use_deterministic_forms
+from samebits.module.determinism import use_deterministic_forms
 
 X = torch.randn(2, 3, 9, 7, generator=torch.Generator().manual_seed(0))
 GRID = torch.rand(2, 5, 6, 2, generator=torch.Generator().manual_seed(1)) * 2.4 - 1.2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig
 from samebits.errors import ConfigError
 from samebits.module.ema import ModelEma
 from samebits.module.freeze import freeze

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig
 from samebits.optim.build import optimizer
 
 

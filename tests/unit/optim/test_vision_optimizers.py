@@ -10,11 +10,9 @@ import torch
 from timm.optim import Lamb as TimmLamb
 from torch import nn
 
-from samebits.config.schema import RunConfig
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig, RunConfig
 from samebits.errors import CheckpointError, ConfigError
-from samebits.optim.build import load_state, optimizer
-from samebits.optim.layers import layer_scales
+from samebits.optim.build import layer_scales, load_state, optimizer
 
 
 class Net(nn.Module):

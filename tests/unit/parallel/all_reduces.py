@@ -12,8 +12,7 @@ from samebits.cluster.world import alone
 from samebits.data.division import EVEN
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.coroutines import Coroutines
-from samebits.parallel.exchange.halving import exchange_by_halving
-from samebits.parallel.exchange.tags import bucket_tag
+from samebits.parallel.exchange.part import bucket_tag, exchange_by_halving
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import push, rank_nodes
 from samebits.simulate.network import Network, SimulatedWorld

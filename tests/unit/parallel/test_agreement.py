@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from samebits.data.micro_batches import part
-from samebits.parallel.agreement import Agreement, RankReport, agree
+from samebits.data.division import part
+from samebits.parallel.recoverable import Agreement, RankReport, agree
 from samebits.parallel.tree import push, rank_nodes
 
 NUM_STEPS = 2

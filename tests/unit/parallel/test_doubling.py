@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from samebits.cluster.world import alone
-from samebits.data.micro_batches import part
+from samebits.data.division import part
 from samebits.data.order import MicroBatch
 from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
-from samebits.parallel.exchange.doubling import plan_rounds
-from samebits.parallel.exchange.halving import DIRECT_SIZE
+from samebits.parallel.exchange.part import DIRECT_SIZE, plan_rounds
 from samebits.parallel.layer_sums import LayerSums
 from samebits.parallel.tree import merged, partials, push
 from samebits.simulate.network import Network, SimulatedWorld

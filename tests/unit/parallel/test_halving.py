@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.coroutines import Coroutines
-from samebits.parallel.exchange import halving
-from samebits.parallel.exchange.halving import is_in_rounds
+from samebits.parallel.exchange import part
+from samebits.parallel.exchange.part import is_in_rounds
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.simulate.network import Network
 from tests.unit.parallel.all_reduces import CPU, leaves, reduce, total, world_of
@@ -24,7 +24,7 @@ from tests.unit.parallel.all_reduces import CPU, leaves, reduce, total, world_of
 def test_every_rank_has_the_sum_of_one_process(size: int, num: int, length: int) -> None:
     values = leaves(num, length)
     found, _, kinds = reduce(values, size)
-    assert kinds == {size > halving.DIRECT_SIZE}
+    assert kinds == {size > part.DIRECT_SIZE}
     assert all(torch.equal(each, total(values)) for each in found)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from samebits.data.division import IN_TURN
 from samebits.data.order import Order
+from samebits.parallel.bucket import Layout
 from samebits.parallel.exact_fsdp.unit import assign_owners
-from samebits.parallel.layout import Layout
 
 SIZES = st.lists(st.integers(1, 10**6), max_size=60)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.micro_batches import part
+from samebits.data.division import part
 from samebits.parallel.tree import Node, are_siblings, partials, push
 
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.cluster.address import numbered
-from samebits.data.division import EVEN
-from samebits.data.micro_batches import even_shares
-from samebits.parallel.exchange import halving, tree_all_reduce
-from samebits.parallel.exchange.two_level import shares
+from samebits.data.division import EVEN, even_shares
+from samebits.parallel.exchange import part, tree_all_reduce
+from samebits.parallel.exchange.tree_all_reduce import shares
 from tests.unit.parallel.all_reduces import leaves, reduce, total
 
 LENGTH = 9_000  # values, above `FLAT_BYTES`
@@ -95,7 +94,7 @@ def test_a_small_bucket_takes_one_round() -> None:
 
 def test_many_machines_exchange_in_rounds() -> None:
     values = leaves(40, LENGTH)
-    with patch.object(halving, "DIRECT_SIZE", 3):
+    with patch.object(part, "DIRECT_SIZE", 3):
         found, network, _ = reduce(values, 10, machines=layout(*[2] * 5))
     assert all(torch.equal(each, total(values)) for each in found)
     assert network.rounds > 4

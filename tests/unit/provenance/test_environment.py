@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from samebits.launch import kernels
-from samebits.provenance import environment
-from samebits.provenance.environment import describe_kernels
+from samebits.provenance import fingerprint
+from samebits.provenance.fingerprint import describe_kernels
 
 CPU = torch.device("cpu")
 INFO = {
@@ -20,7 +20,7 @@ INFO = {
 
 @pytest.fixture(autouse=True)
 def _some_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kernels, environment):
+    for module in (kernels, fingerprint):
         monkeypatch.setattr(module, "cpu_info", lambda: INFO)
 
 

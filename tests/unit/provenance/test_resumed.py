@@ -14,19 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import alone
-from samebits.config.schema import RunConfig
-from samebits.config.sections import CheckpointConfig, OptimConfig
-from samebits.data.digests import sample_digests
-from samebits.data.samples import Batch
+from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
+from samebits.data.samples import Batch, sample_digests
 from samebits.engine.loop import train
 from samebits.engine.opening import opened
 from samebits.engine.parts import Parts
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError, DataError, SamebitsError
 from samebits.metrics.classification import Accuracy
-from samebits.provenance import environment, fingerprint
-from samebits.provenance.fingerprint import Fingerprint
-from samebits.provenance.resumed import check_unchanged
+from samebits.provenance import fingerprint
+from samebits.provenance.fingerprint import Fingerprint, check_unchanged
 
 NUM_SAMPLES = 12
 
@@ -146,7 +143,7 @@ def test_an_edited_recipe_that_computes_something_else_is_refused_unless_allowed
 
 def test_another_processor_must_be_allowed(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.backends.cpu.get_cpu_capability()
-    monkeypatch.setattr(environment.torch.backends.cpu, "get_cpu_capability", lambda: "SVE512")
+    monkeypatch.setattr(fingerprint.torch.backends.cpu, "get_cpu_capability", lambda: "SVE512")
     with pytest.raises(CheckpointError, match="CPU capability") as caught:
         recipe.train(tmp_path / "run")
     assert f"CPU capability: {before} in the checkpoint, SVE512 now" in caught.value.slots["given"]
@@ -161,7 +158,7 @@ def test_another_library_is_refused_in_exact_and_reported_in_fast(
     exact, fast = Recipe(tmp_path / "exact"), Recipe(tmp_path / "fast")
     exact.train(tmp_path / "exact" / "run")
     fast.train(tmp_path / "fast" / "run", mode="fast")
-    found = environment.describe_kernels
+    found = fingerprint.describe_kernels
     monkeypatch.setattr(fingerprint, "describe_kernels", lambda *given: {**found(*given), "numpy": "9.9"})
     with pytest.raises(CheckpointError, match="numpy changed"):
         exact.train(tmp_path / "exact" / "run")

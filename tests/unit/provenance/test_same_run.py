@@ -7,8 +7,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance.same_run import check_came_from, check_same_run, plain_settings
 from samebits.storage.run_folder import RunFolder

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from samebits.errors import CheckpointError
 from samebits.provenance.statement import (
     Evaluation,
-    RunRecord,
+    RunStatement,
     make_statement,
     read_statement_and_files,
     sha256_of_json,
 )
 
 SHA = "a" * 64
-RECORD = RunRecord(
+RECORD = RunStatement(
     settings={"epochs": 2, "optim.milestones": [30, 60], "recipe": "digits"},
     chain="c" * 64,
     num_steps=46,

@@ -16,7 +16,7 @@ from samebits.recipes.trust import trust
 
 CONFIG = """
 from pydantic import Field
-from samebits.config.sections import Settings
+from samebits.config.schema import Settings
 from samebits.config.schema import RunConfig
 
 class DataConfig(Settings):

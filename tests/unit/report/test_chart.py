@@ -13,7 +13,7 @@ from PIL import Image
 
 from samebits.errors import CheckpointError
 from samebits.report.chart import draw_curves, draw_lines
-from samebits.report.fonts import font_path_for
+from samebits.report.pictures import font_path_for
 
 BLUE, ORANGE, GREEN = (0, 114, 178), (213, 94, 0), (0, 158, 115)
 TRAIN = [{"epoch": step / 20, "loss": 2 * math.exp(-step / 40)} for step in range(1, 101)]

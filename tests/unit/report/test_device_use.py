@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from samebits.config.sections import ReportConfig
+from samebits.config.schema import ReportConfig
 from samebits.module.flops import training_flops
-from samebits.report.device_use import DeviceUse, nvml_reader, peak_tflops
-from samebits.report.records import Records, read_records
+from samebits.report.records import MetricsLog, read_records
+from samebits.report.speed import DeviceUse, nvml_reader, peak_tflops
 from samebits.report.trackers.tail import values_of
 from samebits.storage.run_folder import RunFolder
 from tests.unit.engine.test_epoch_end import go, job_of, parts
@@ -80,7 +80,7 @@ def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
 
 
 def test_values_that_are_not_known_are_null_in_records_and_left_out_in_trackers(tmp_path: Path) -> None:
-    records = Records(tmp_path, tensorboard=True)
+    records = MetricsLog(tmp_path, tensorboard=True)
     records.write("train", 1, 0.1, {"loss": float("nan"), "gpu_use": None, "mfu": 0.25})
     records.close()
     (record,) = read_records(tmp_path)

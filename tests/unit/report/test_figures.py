@@ -3,7 +3,7 @@ import math
 import pytest
 
 from samebits.report.format import block, clock, duration, metric_name, metric_value, metric_width
-from samebits.report.rate import Rate
+from samebits.report.speed import Rate
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.report.bottleneck import WINDOW_S, DataWait, advice
-from samebits.report.idle import idle_row
 from samebits.report.loss_trend import LossTrend, block_size, grows_from
-from samebits.report.stragglers import WINDOW_S as STRAGGLER_WINDOW_S
-from samebits.report.stragglers import Stragglers
+from samebits.report.speed import LOADING_WINDOW_S as WINDOW_S
+from samebits.report.speed import STRAGGLER_WINDOW_S, DataWait, Stragglers, advice, idle_row
 
 
 def test_the_share_is_that_since_the_last_call() -> None:

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from samebits.report.fonts import font_for, font_path_for
-from samebits.report.pictures import _in_lines, draw_confusion, draw_sheet
+from samebits.report.pictures import _in_lines, draw_confusion, draw_sheet, font_for, font_path_for
 
 
 def _colors(path: Path) -> set[tuple[int, ...]]:

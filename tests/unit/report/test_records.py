@@ -8,18 +8,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from samebits.errors import CheckpointError
-from samebits.report.records import FILE_NAME, Records, read_records
+from samebits.report.records import FILE_NAME, MetricsLog, read_records
 
 
 def _write(folder: Path, steps: range, *, tensorboard: bool = False) -> None:
-    records = Records(folder, tensorboard=tensorboard)
+    records = MetricsLog(folder, tensorboard=tensorboard)
     for step in steps:
         records.write("step", step, 1, {"loss": 1 / step})
     records.close()
 
 
 def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    records = Records(tmp_path / "run", tensorboard=False)
+    records = MetricsLog(tmp_path / "run", tensorboard=False)
     records.write("eval", 23, 1, {"top1": 0.5, "loss": math.nan})
     assert json.loads((tmp_path / "run" / FILE_NAME).read_text()) == {
         "kind": "eval", "step": 23, "epoch": 1, "top1": 0.5, "loss": None,
@@ -29,7 +29,7 @@ def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     _write(tmp_path, range(1, 10))
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsLog(tmp_path, tensorboard=False)
     records.truncate_after(6)
     for step in range(7, 13):
         records.write("step", step, 2, {"loss": 0.0})
@@ -42,7 +42,7 @@ def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-9])
     assert [record["step"] for record in read_records(tmp_path)] == [1, 2, 3]
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsLog(tmp_path, tensorboard=False)
     records.truncate_after(100)
     records.write("step", 4, 1, {})
     records.close()
@@ -50,12 +50,12 @@ def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_run_without_records_has_nothing_to_take_away(tmp_path: Path) -> None:
-    Records(tmp_path).truncate_after(5)
+    MetricsLog(tmp_path).truncate_after(5)
     assert read_records(tmp_path) == []
 
 
 def test_records_of_one_kind_can_be_picked(tmp_path: Path) -> None:
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsLog(tmp_path, tensorboard=False)
     records.write("step", 1, 1, {"loss": 2.0})
     records.write("eval", 1, 1, {"top1": 0.5})
     records.close()
@@ -64,7 +64,7 @@ def test_records_of_one_kind_can_be_picked(tmp_path: Path) -> None:
 
 def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
     _write(tmp_path, range(1, 10), tensorboard=True)
-    records = Records(tmp_path)
+    records = MetricsLog(tmp_path)
     records.truncate_after(6)
     for step in range(7, 9):
         records.write("step", step, 2, {"loss": 0.0})
@@ -81,7 +81,7 @@ def test_without_tensorboard_there_is_no_folder_for_it(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_back_has_each_step_once_too(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = MetricsLog(tmp_path)
     for last, first in ((9, 1), (12, 7)):
         records.truncate_after(first - 1)
         for step in range(first, last + 1):
@@ -94,7 +94,7 @@ def test_a_run_that_goes_back_has_each_step_once_too(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_will_be_done_again_is_taken_away_and_its_step_stays(tmp_path: Path) -> None:
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsLog(tmp_path, tensorboard=False)
     for kind in ("step", "eval"):
         records.write(kind, 4, 1, {})
     records.truncate_after(4, last_eval=2)
@@ -107,7 +107,7 @@ def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, name: str) -> 
         (tmp_path / name).mkdir()
     else:
         (tmp_path / name).write_text("")
-    records = Records(tmp_path)
+    records = MetricsLog(tmp_path)
     with pytest.raises(CheckpointError, match=f"can't write {tmp_path / name}: "):
         records.write("step", 1, 1, {"loss": 1.0})
     records.close()
@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_a_checkpoint_error() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full here")
-    records = Records(full.parent, tensorboard=False)
+    records = MetricsLog(full.parent, tensorboard=False)
     records._path = full
     with pytest.raises(CheckpointError, match="can't write /dev/full: No space left on device"):
         records.write("step", 1, 1, {"loss": 1.0})
@@ -130,10 +130,10 @@ def test_tensorboard_shows_the_pictures_of_a_folder_under_their_names(tmp_path: 
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (6, 4), (255, 0, 0)).save(tmp_path / "pictures/people.png")
     Image.new("L", (5, 5)).save(tmp_path / "pictures/confusion.png")
-    records = Records(tmp_path, tensorboard=True)
+    records = MetricsLog(tmp_path, tensorboard=True)
     records.show(tmp_path / "pictures", 40)
     records.close()
-    Records(tmp_path, tensorboard=False).show(tmp_path / "pictures", 41)
+    MetricsLog(tmp_path, tensorboard=False).show(tmp_path / "pictures", 41)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["images"]) == ["confusion", "people"]
@@ -143,7 +143,7 @@ def test_tensorboard_shows_the_pictures_of_a_folder_under_their_names(tmp_path: 
 
 def test_pictures_that_did_not_change_are_not_shown_again(tmp_path: Path) -> None:
     Image.new("L", (5, 5)).save(tmp_path / "old.png")
-    records = Records(tmp_path)
+    records = MetricsLog(tmp_path)
     records.show(tmp_path, 1)
     Image.new("L", (5, 5)).save(tmp_path / "new.png")
     records.show(tmp_path, 2)
@@ -154,7 +154,7 @@ def test_pictures_that_did_not_change_are_not_shown_again(tmp_path: Path) -> Non
 
 
 def test_tensorboard_has_the_hyperparameters_and_which_metrics_belong_to_them(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = MetricsLog(tmp_path)
     settings = {"optim.lr": 0.2, "epochs": 3, "loader.workers": None, "optim.betas": [0.9, 0.99], "ema": True}
     for step in (5, 10):
         records.write("eval", step, step / 5, {"top1": step / 10})

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import CheckpointError
-from samebits.report.log import LOGGER, log_path, rank_log
-from samebits.report.starting import notice_if_slow
+from samebits.report.log import LOGGER, log_path, notice_if_slow, rank_log
 
 
 def test_a_slow_start_is_reported_once_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.config.sections import ReportConfig
+from samebits.config.schema import ReportConfig
 from samebits.errors import ConfigError
 from samebits.recipes.trust import check_tracker_files
 from samebits.report.trackers.known import check_trackers

@@ -9,8 +9,8 @@ from samebits.cli.main import run as run_command
 from samebits.run_views.compare import Comparison, compare
 from samebits.run_views.history import read_history
 from samebits.run_views.page.build import report_page
-from samebits.run_views.repeats import group_by_setting, seed_lines
 from samebits.run_views.summary import read_summary
+from samebits.run_views.table import group_by_setting, seed_lines
 from tests.unit.run_views.folders import make_run
 
 

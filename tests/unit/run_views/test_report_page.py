@@ -13,7 +13,7 @@ import pytest
 from samebits.cli.main import run as run_command
 from samebits.run_views.history import read_history
 from samebits.run_views.page.build import MAX_PICTURE_BYTES, report_page
-from samebits.run_views.page.figures import figures
+from samebits.run_views.page.notebook import figures
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, png
 
 

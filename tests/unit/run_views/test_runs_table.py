@@ -14,10 +14,9 @@ import pytest
 
 from samebits.cli.main import run as run_command
 from samebits.errors import ConfigError
-from samebits.run_views import index
-from samebits.run_views.select import parse_condition, select
+from samebits.run_views import summary
 from samebits.run_views.summary import RunSummary
-from samebits.run_views.table import cut
+from samebits.run_views.table import cut, parse_condition, select
 from tests.runs import SAMEBITS, environment
 from tests.unit.run_views.folders import launcher_line, log_line, make_run, own_lock, write_result
 
@@ -28,7 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_name(folder: Path) -> dict[str, RunSummary]:
-    return {run.name: run for run in index.read_summaries(folder)}
+    return {run.name: run for run in summary.read_summaries(folder)}
 
 
 def test_a_run_is_done_stopped_failed_or_running(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_run_between_fault_and_restart_is_running(tmp_path: Path) -> None:
 def test_conditions_select_runs_by_settings_metrics_and_columns(tmp_path: Path) -> None:
     for number, lr in enumerate((0.03, 0.1, 0.3)):
         make_run(tmp_path / f"run-{number}", lr=lr, top1=0.9 - 0.1 * number, done_epochs=3 if number else 1)
-    runs = index.read_summaries(tmp_path)
+    runs = summary.read_summaries(tmp_path)
 
     def names(*conditions: str, sort: str | None = None, is_reversed: bool = False) -> list[str]:
         chosen = select(runs, map(parse_condition, conditions), sort, is_reversed=is_reversed)
@@ -154,7 +153,7 @@ def test_a_condition_of_another_form_is_refused(text: str, problem: str) -> None
 def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     with pytest.raises(ConfigError) as caught:
-        select(index.read_summaries(tmp_path), [parse_condition("optim.lrr>1")], None)
+        select(summary.read_summaries(tmp_path), [parse_condition("optim.lrr>1")], None)
     assert "Use optim.lr." in str(caught.value)
 
 
@@ -202,8 +201,8 @@ def test_runs_are_found_in_folders_of_folders_and_links_do_not_lead_around(tmp_p
     (tmp_path / "runs/link").symlink_to(tmp_path / "other/linked")
     (tmp_path / "runs/sweep/around").symlink_to(tmp_path / "runs")
     (tmp_path / "runs/no-run").mkdir()
-    assert [path.name for path in index.find_runs(tmp_path / "runs")] == ["link", "trial-1"]
-    assert index.find_runs(tmp_path / "other/linked") == [tmp_path / "other/linked"]
+    assert [path.name for path in summary.find_runs(tmp_path / "runs")] == ["link", "trial-1"]
+    assert summary.find_runs(tmp_path / "other/linked") == [tmp_path / "other/linked"]
 
 
 def test_a_changed_run_is_read_again_and_the_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +210,8 @@ def test_a_changed_run_is_read_again_and_the_others_are_not(tmp_path: Path, monk
         make_run(tmp_path / "runs" / name, done_epochs=1)
     assert len(by_name(tmp_path / "runs")) == 3
     read: list[str] = []
-    original = index.read_summary
-    monkeypatch.setattr(index, "read_summary", lambda run: (read.append(run.name), original(run))[1])
+    original = summary.read_summary
+    monkeypatch.setattr(summary, "read_summary", lambda run: (read.append(run.name), original(run))[1])
     (tmp_path / "runs/b/metrics.jsonl").write_text('{"kind": "eval", "step": 50, "epoch": 1.0, "top1": 0.25}\n')
     assert by_name(tmp_path / "runs")["b"].metrics == {"top1": 0.25}
     assert read == ["b"]
@@ -229,13 +228,13 @@ def test_a_process_that_ended_shows_with_unchanged_files(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": 1, "runs": 3}', b"[" * 100_000])
 def test_a_damaged_cache_is_ignored(tmp_path: Path, content: bytes) -> None:
     make_run(tmp_path / "runs/a")
-    before = index.read_summaries(tmp_path / "runs")
+    before = summary.read_summaries(tmp_path / "runs")
     (cache,) = (tmp_path / "cache/samebits/runs").iterdir()
     cache.write_bytes(content)
-    assert index.read_summaries(tmp_path / "runs") == before
+    assert summary.read_summaries(tmp_path / "runs") == before
     cache.unlink()
     cache.mkdir()
-    assert index.read_summaries(tmp_path / "runs") == before
+    assert summary.read_summaries(tmp_path / "runs") == before
 
 
 def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) -> None:
@@ -243,9 +242,9 @@ def test_the_second_listing_is_much_faster_and_loads_no_torch(tmp_path: Path) ->
         make_run(tmp_path / "runs" / f"run-{number:03}", epochs=1)
     # The processor's time: other programs may run meanwhile.
     started = time.process_time()
-    first = index.read_summaries(tmp_path / "runs")
+    first = summary.read_summaries(tmp_path / "runs")
     first_s, started = time.process_time() - started, time.process_time()
-    assert index.read_summaries(tmp_path / "runs") == first
+    assert summary.read_summaries(tmp_path / "runs") == first
     assert time.process_time() - started < first_s / 2
     code = (
         "import sys; from samebits.cli.main import run\n"

@@ -18,8 +18,7 @@ from torchvision.models import resnet18
 
 from samebits.cli.main import run
 from samebits.cluster.world import alone
-from samebits.config.schema import RunConfig
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig, RunConfig
 from samebits.data.order import MicroBatch, Order
 from samebits.errors import ConfigError
 from samebits.parallel.bucket import Flat

@@ -177,11 +177,11 @@ import os, random, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from samebits.cluster.world import alone
-from samebits.config.sections import CheckpointConfig
+from samebits.config.schema import CheckpointConfig
 from samebits.storage.checkpoint import clean, save
 from samebits.engine.progress import Progress
 from samebits.storage.run_folder import RunFolder
-from samebits.engine.checkpoints.saving import CheckpointManager
+from samebits.engine.checkpoints import CheckpointManager
 from tests.unit.storage.test_checkpoint_damage import passed_over, is_whole, some
 
 run = RunFolder(Path(sys.argv[1]))

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samebits.config.sections import OptimConfig
+from samebits.config.schema import OptimConfig
 from samebits.errors import CheckpointError
 from samebits.optim.build import load_state, optimizer
 from samebits.storage import checkpoint
 from samebits.storage.checkpoint import Checkpoint, load_checkpoint, newest, prune, save, steps
-from samebits.storage.run_weights import weights_of
-from samebits.storage.weights import load_into, weights_sha256
+from samebits.storage.weights import load_into, weights_of, weights_sha256
 
 
 def small(step: int, value: float = 0.5) -> Checkpoint:

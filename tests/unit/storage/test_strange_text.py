@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from samebits.config.plain_file import finite_numbers, json_text, parse_json
 from samebits.errors import CheckpointError
 from samebits.inference import hub
+from samebits.plain_file import finite_numbers, json_text, parse_json
 from samebits.provenance.statement import sha256_of_json
 from samebits.report.records import read_records
-from samebits.run_views import curves
-from samebits.storage.run_folder import RunFolder, check_run_dir
-from samebits.storage.run_path import check_run_path
+from samebits.run_views import history
+from samebits.storage.run_folder import RunFolder, check_run_dir, check_run_path
 from samebits.sweeps.state_file import FILE_NAME, read_sweep
 
 SURROGATE = "a\ud800b"
@@ -66,10 +65,10 @@ def test_records_of_another_kind_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_view_reads_a_limited_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "_MAX_RECORDS", 100)
+    monkeypatch.setattr(history, "_MAX_RECORDS", 100)
     line = '{"kind": "train", "step": 1, "epoch": 0.1}\n'
     (tmp_path / "metrics.jsonl").write_text(line * 1000)
-    records, is_cut = curves.read_curve_records(tmp_path)
+    records, is_cut = history.read_curve_records(tmp_path)
     assert (len(records), is_cut) == (100, True)
 
 

@@ -13,9 +13,8 @@ from samebits.errors import ConfigError
 from samebits.launch.subcommand import Subcommand
 from samebits.recipes.trust import list_path, trust
 from samebits.sweeps import runner
-from samebits.sweeps.runner import Runner, Slot
-from samebits.sweeps.start import define_grid
-from samebits.sweeps.state_file import check_recipe, read_sweep
+from samebits.sweeps.runner import Runner, TrialSlot
+from samebits.sweeps.state_file import check_recipe, define_grid, read_sweep
 
 OWNED = "from pathlib import Path\nPath('OWNED').touch()\n"
 SEARCH = {"num_trials": 2, "lag": 1}
@@ -56,7 +55,9 @@ def write(folder: Path, **changes: Any) -> None:
 def resume(folder: Path) -> dict[str, str]:
     found = read_sweep(folder)
     check_recipe(found, folder)
-    return Runner(folder, found, [Slot([], None)], 1, lambda line: None, lambda active, done: None).run(StopSignal())
+    return Runner(folder, found, [TrialSlot([], None)], 1, lambda line: None, lambda active, done: None).run(
+        StopSignal()
+    )
 
 
 @pytest.mark.parametrize(

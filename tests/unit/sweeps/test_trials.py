@@ -13,9 +13,8 @@ from samebits.config.load import load
 from samebits.cores import core_ids, num_cores
 from samebits.errors import ConfigError
 from samebits.recipes.catalog import find
-from samebits.sweeps.grid import Axis, SearchInterval, combinations, parse_grid, parse_space
 from samebits.sweeps.runner import make_slots
-from samebits.sweeps.state_file import Sweep, read_sweep
+from samebits.sweeps.state_file import Axis, SearchInterval, Sweep, combinations, parse_grid, parse_space, read_sweep
 
 
 def _config(*settings: str) -> Any:

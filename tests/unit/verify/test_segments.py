@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.verify.segments import Segment, choose, covering, cut, describe, escape_probability
+from samebits.verify.replay import Segment, choose, covering, cut, describe, escape_probability
 
 STARTS = st.lists(st.integers(-5, 300), max_size=20)
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.verify_trials.forgery import edit_evaluation, edit_json, edit_lines
 from benchmarks.verify_trials.runs import KEPT, alone, prepare_process, train_in, train_until, verified
 from samebits.cli.main import run as run_command
-from samebits.verify.verdict import lines
+from samebits.verify.verify import lines
 
 
 @pytest.mark.parametrize("name", ["steps.bin", "weights.safetensors"])

@@ -4,9 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from samebits.verify.compare import Difference
-from samebits.verify.segments import Segment, cut
-from samebits.verify.verdict import Verdict, lines
+from samebits.verify.replay import Difference, Segment, cut
+from samebits.verify.verify import Verdict, lines
 
 SEGMENTS = cut(range(0, 100, 10), 100)
 CHOSEN = SEGMENTS[2:6]

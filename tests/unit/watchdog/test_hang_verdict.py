@@ -10,8 +10,7 @@ from samebits.cluster import abort
 from samebits.cluster.activity import COMPUTING, READING, REDUCING
 from samebits.cluster.world import alone
 from samebits.errors import LaunchError
-from samebits.watchdog.detector import HangDetector
-from samebits.watchdog.hang import RankStatus, explain, find_stalled_ranks
+from samebits.watchdog.detector import HangDetector, RankStatus, explain, find_stalled_ranks
 
 TIMEOUT_S = 60.0
 

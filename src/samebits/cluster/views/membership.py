@@ -33,7 +33,9 @@ class View:
     number: int  #: Grows with each view.
     port: int  #: Port of the launcher's store for this view.
     members: tuple[int, ...]  #: Their numbers, by rank.
-    urgent: int = 0  #: The newest view that followed a loss: groups of earlier ones cannot be used any more.
+    urgent: int = (
+        0  #: The newest view that followed a loss: groups of earlier ones cannot be used any more.
+    )
     is_last: bool = False  #: A member has completed the run, so no further group is formed.
     host: str = "127.0.0.1"  #: Address of the launcher that serves the store.
     node: int = 0  #: Number of that launcher's node.
@@ -72,7 +74,8 @@ class Membership:
     """
 
     def __init__(self, path: Path, member: int) -> None:
-        self._path, self.member = path, member
+        self._path = path
+        self.member = member
         self.present: View | None = None
         self.newest = read_view(path)
         # Held while the group changes: the watch thread must not end a group that the main thread is just replacing.
@@ -152,7 +155,9 @@ class Membership:
                     continue
                 self.read()
                 with self.lock:
-                    if self.present is not None and self.newest.urgent > max(self.present.number, self._ended):
+                    if self.present is not None and self.newest.urgent > max(
+                        self.present.number, self._ended
+                    ):
                         self._ended = self.newest.urgent
                         end_group()
 

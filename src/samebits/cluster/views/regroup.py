@@ -25,14 +25,13 @@ from torch.distributed import PrefixStore, TCPStore
 
 from samebits.cluster import abort
 from samebits.cluster.address import interface_towards, machine, numbered
-from samebits.cluster.backends import add_group
+from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.env import RankAssignment
-from samebits.cluster.peer_errors import is_lost_peer
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.timeout import call_with_timeout
 from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import Membership, View, ViewEnded
-from samebits.cluster.world import World, join
+from samebits.cluster.world import World, add_group, join
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
 from samebits.open_files import raise_open_files
@@ -41,7 +40,8 @@ T = TypeVar("T")
 # How long to wait for the launcher's store.
 CONNECT_S = 10.0
 # How long to wait for all members to connect, once they have checked in; and until a call of an ended view returns.
-JOIN_S, LEAVE_S = 60.0, 1.0
+JOIN_S = 60.0
+LEAVE_S = 1.0
 DESTROY_S = 10.0
 
 
@@ -56,11 +56,19 @@ def join_any(
     """Join the world of this process, whether or not its members may change."""
     if assignment.views:
         return join_views(assignment, join_timeout_s, timeout_s)
-    return join(assignment, device=device, backend=backend, join_timeout_s=join_timeout_s, timeout_s=timeout_s)
+    return join(
+        assignment,
+        device=device,
+        backend=backend,
+        join_timeout_s=join_timeout_s,
+        timeout_s=timeout_s,
+    )
 
 
 @contextmanager
-def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: float) -> Iterator[World]:
+def join_views(
+    assignment: RankAssignment, join_timeout_s: float, timeout_s: float
+) -> Iterator[World]:
     """Join the present view of a launcher whose processes recover in the step, until the block ends.
 
     A process that replaces a lost one is no member yet. Its world has no other process and no rank, until `regroup`.
@@ -71,7 +79,17 @@ def join_views(assignment: RankAssignment, join_timeout_s: float, timeout_s: flo
     raise_open_files()
     membership = Membership(Path(assignment.views), assignment.member)
     membership.watch(torch_traps.end_group)
-    alone = World(-1, 1, 0, torch.device("cpu"), "none", socket.gethostname(), None, assignment, membership=membership)
+    alone = World(
+        -1,
+        1,
+        0,
+        torch.device("cpu"),
+        "none",
+        socket.gethostname(),
+        None,
+        assignment,
+        membership=membership,
+    )
     try:
         try:
             yield regroup(alone, timeout_s, join_timeout_s) if membership.is_member else alone
@@ -115,17 +133,26 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
             )
         view = membership.read()
         membership.present = view
-    rank, size = view.members.index(membership.member), len(view.members)
+    rank = view.members.index(membership.member)
+    size = len(view.members)
     if interface := interface_towards(f"tcp://{view.host}:{view.port}"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     seconds = timedelta(seconds=CONNECT_S)
     try:
-        _call(lambda: socket.create_connection((view.host, view.port), CONNECT_S).close(), membership, view)
+        _call(
+            lambda: socket.create_connection((view.host, view.port), CONNECT_S).close(),
+            membership,
+            view,
+        )
     except OSError as error:  # torch would try again until its timeout
         raise ViewEnded(f"the store of view {view.number} is closed: {error}") from None
-    connect: Callable[[], Any] = lambda: TCPStore(view.host, view.port, None, False, seconds, wait_for_workers=False)  # noqa: E731
+    connect: Callable[[], Any] = lambda: TCPStore(
+        view.host, view.port, None, False, seconds, wait_for_workers=False
+    )
     store = PrefixStore(f"view/{view.number}", _call(connect, membership, view))
-    signed = SignedStore(PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}"))
+    signed = SignedStore(
+        PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}")
+    )
     here = machine(world.assignment.node)
     # They may be in a long validation, so each look counts as progress.
     beat = lambda: world.activity.enter("waiting for the other processes", waits=True)  # noqa: E731
@@ -134,7 +161,9 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
 
     def start() -> None:
         torch_traps.count_groups_from_0()
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+        )
         add_group()
 
     _call(start, membership, view)
@@ -151,7 +180,9 @@ def _check_in(
 ) -> list[str]:  # fmt: skip
     """Wait until all members have checked in; return the identifiers of their machines."""
     signed.put(f"here/{rank}", [membership.member, here])
-    machines, missing, began = [""] * len(view.members), [*range(len(view.members))], time.monotonic()
+    machines = [""] * len(view.members)
+    missing = [*range(len(view.members))]
+    began = time.monotonic()
 
     def is_missing(other: int) -> bool:
         match signed.get(f"here/{other}"):
@@ -211,7 +242,9 @@ def _leave_group() -> bool:
         return True
     is_over = threading.Event()
     arguments = is_over, torch_traps.groups()
-    threading.Thread(target=_destroy, args=arguments, name="destroy-process-group", daemon=True).start()
+    threading.Thread(
+        target=_destroy, args=arguments, name="destroy-process-group", daemon=True
+    ).start()
     return is_over.wait(DESTROY_S)
 
 

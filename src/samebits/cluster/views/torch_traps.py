@@ -1,26 +1,37 @@
-"""What in-step recovery does to torch that torch has no call for. `test_torch_traps` fails once torch has changed.
-
-- gloo's own abort does not end a wait for a message (torch 2.15), and its connections stay open as long as any work of
-  the group is referenced. So the connections are shut down at the socket, which the group sees as the end of its peers.
-  gloo does not name its sockets: they are those that have appeared in /proc/self/fd while the group was formed.
-- The wait for the rest of a message that is under way does not even end with its socket: see `waits.py`.
-- The count of process groups that a process has formed is part of the keys with which ranks find each other in the
-  store. A start that failed has counted too, and only on some ranks.
-- The destructor of a group can block forever after a peer has died.
-
-Nothing here imports torch before a group is formed.
+"""What in-step recovery needs of torch that torch has no call for: traps of its process groups, and waits that end
+with their group.
 """
 
 import array
 import fcntl
 import os
+import queue
 import socket
 import stat
 import sys
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+from samebits.cluster.timeout import CallThread
+from samebits.cluster.views.membership import WATCH_S, Membership, ViewEnded
+
+# What in-step recovery does to torch that torch has no call for. `test_torch_traps` fails once torch has changed.
+#
+# - gloo's own abort does not end a wait for a message (torch 2.15), and its connections stay open as long as any work
+# of
+#   the group is referenced. So the connections are shut down at the socket, which the group sees as the end of its
+#   peers.
+#   gloo does not name its sockets: they are those that have appeared in /proc/self/fd while the group was formed.
+# - The wait for the rest of a message that is under way does not even end with its socket: see `waits.py`.
+# - The count of process groups that a process has formed is part of the keys with which ranks find each other in the
+#   store. A start that failed has counted too, and only on some ranks.
+# - The destructor of a group can block forever after a peer has died.
+#
+# Nothing here imports torch before a group is formed.
+
 
 DESCRIPTORS = "/proc/self/fd"
 
@@ -115,3 +126,54 @@ def drop_last(kept: list[Any]) -> None:
         time.sleep(0.1)
         # Those of the list, of the loop and of the call.
         kept[:] = [each for each in kept if sys.getrefcount(each) > 3]
+
+
+# Wait for other ranks, in a world whose members may change, and end the wait soon after its group has ended.
+#
+# When a connection ends, gloo ends the waits for messages on it, but not for one that is under way: a rank that waits
+# for
+# the rest of a message from a rank that was killed, or has sent it a part, stays there until the group's timeout. torch
+# 2.15 has no call that ends such a wait. So another thread makes the call, and this one can leave it:
+#
+#     this thread      call | ............ the answer; or ViewEnded, once nothing can arrive any more
+#     another thread        | native wait; if it is left there, it ends with the group's timeout
+#     watch thread                     end_group()
+
+
+T = TypeVar("T")
+# How long gloo may take to end a wait with an error of its own.
+OWN_END_S = 0.2
+
+
+def wait_for_peers(membership: Membership | None, call: Callable[[], T]) -> T:
+    """Make a call that waits for other ranks. Without a `membership`, the launcher ends all processes after a loss.
+
+    Raises:
+        ViewEnded: The group has ended, and the call still waits.
+    """
+    if membership is None:
+        return call()
+    # Now: a thread that reduces during backward may still wait when the main thread forms the next group.
+    group = present_group()
+    # Used again, since starting one takes 0.1 ms. A list's `append` and `pop` are atomic.
+    thread = membership.idle.pop() if membership.idle else CallThread()
+    thread.calls.put(call)
+    ended_at = None
+    while True:
+        try:
+            answer, error = thread.answers.get(timeout=WATCH_S)
+            break
+        except queue.Empty:
+            now = time.monotonic()
+            ended_at = (ended_at or now) if group.has_ended else None
+            # Not before: what arrives late would be written into memory that is used again.
+            if ended_at is not None and now - ended_at > OWN_END_S and group.is_silent():
+                thread.calls.put(None)
+                # is_lost_peer() looks for the word gloo.
+                raise ViewEnded(
+                    "the group has ended, and gloo waits for the rest of a message"
+                ) from None
+    membership.idle.append(thread)
+    if error is not None:
+        raise error
+    return answer  # type: ignore[no-any-return]

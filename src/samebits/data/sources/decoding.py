@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
-from samebits.data.image_file import MAX_FILE_BYTES, too_large
-from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.images import MAX_FILE_BYTES, ByteArray, EncodedImage, too_large
 from samebits.errors import DataError
+from samebits.plain_file import MAX_MEMORY_BYTES, parse_json
 
 Decoder = Callable[[Any], Any]
 
@@ -54,7 +53,9 @@ def encoded_content(value: object, name: str) -> bytes:
     return content
 
 
-def decode_member(extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]) -> Any:
+def decode_member(
+    extension: str, content: bytes, name: str, decoders: Mapping[str, Decoder]
+) -> Any:
     """Decode a file of a sample by its extension, such as `seg.png`, the user's `decoders` first; others stay bytes.
 
     Raises:
@@ -95,13 +96,21 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of NumPy's format")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read_header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, is_fortran, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which only pickle could read")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
-        raise ValueError(f"the header claims {shape} of {dtype}, and {len(content) - file.tell():,} bytes follow")
-    values = np.frombuffer(content, dtype, offset=file.tell()).copy()  # torch warns about arrays that are not writable
+        raise ValueError(
+            f"the header claims {shape} of {dtype}, and {len(content) - file.tell():,} bytes follow"
+        )
+    values = np.frombuffer(
+        content, dtype, offset=file.tell()
+    ).copy()  # torch warns about arrays that are not writable
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 

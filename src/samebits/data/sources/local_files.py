@@ -62,11 +62,16 @@ def find_files(given: Paths, suffix: str) -> list[str]:
         absolute = os.path.abspath(path)
         if absolute in seen:
             raise DataError(
-                f"{path} is listed twice", cause="its samples would occur twice in each epoch", fix="List it once."
+                f"{path} is listed twice",
+                cause="its samples would occur twice in each epoch",
+                fix="List it once.",
             )
         seen.add(absolute)
     if not found:
-        raise DataError("the list of files is empty", fix=f"Name at least one {suffix} file or a folder of them.")
+        raise DataError(
+            "the list of files is empty",
+            fix=f"Name at least one {suffix} file or a folder of them.",
+        )
     return found
 
 
@@ -81,17 +86,23 @@ def _find(name: str, suffix: str) -> list[str]:
     if os.path.isdir(path):
         # os.listdir has no order, and a sample needs the same index on all machines.
         found = sorted(
-            os.path.join(path, each) for each in os.listdir(path) if each.endswith(suffix) and each[0] != "."
+            os.path.join(path, each)
+            for each in os.listdir(path)
+            if each.endswith(suffix) and each[0] != "."
         )
     elif os.path.exists(path):
         found = [path]
     else:
-        found = [file for each in _expand_braces(path) for file in (sorted(glob.glob(each)) or [each])]
+        found = [
+            file for each in _expand_braces(path) for file in (sorted(glob.glob(each)) or [each])
+        ]
     if not found:
         raise DataError(f"{name} has no files *{suffix}", fix="Check the path.")
     if len(found) > _MAX_FILES:
         raise DataError(
-            f"{name} names {len(found):,} files", allowed=f"up to {_MAX_FILES:,}", fix="Write fewer, larger files."
+            f"{name} names {len(found):,} files",
+            allowed=f"up to {_MAX_FILES:,}",
+            fix="Write fewer, larger files.",
         )
     return found
 
@@ -101,7 +112,11 @@ def _expand_braces(pattern: str) -> Iterator[str]:
     parts = _BRACES.split(pattern)  # text, content of braces, text, ...
     choices = [[part] if number % 2 == 0 else _choices(part) for number, part in enumerate(parts)]
     if (count := math.prod(map(len, choices))) > _MAX_FILES:
-        raise ConfigError(f"{pattern} names {count:,} files", allowed=f"up to {_MAX_FILES:,}", fix="Name fewer files.")
+        raise ConfigError(
+            f"{pattern} names {count:,} files",
+            allowed=f"up to {_MAX_FILES:,}",
+            fix="Name fewer files.",
+        )
     return map("".join, product(*choices))
 
 
@@ -109,10 +124,13 @@ def _choices(content: str) -> Sequence[str]:
     match = _RANGE.fullmatch(content)
     if match is None:
         return content.split(",")
-    first, last = int(match[1]), int(match[2])
+    first = int(match[1])
+    last = int(match[2])
     if last - first >= _MAX_FILES:
         raise ConfigError(
-            f"{{{content}}} names {last - first + 1:,} files", allowed=f"up to {_MAX_FILES:,}", fix="Name fewer files."
+            f"{{{content}}} names {last - first + 1:,} files",
+            allowed=f"up to {_MAX_FILES:,}",
+            fix="Name fewer files.",
         )
     return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
 
@@ -127,7 +145,9 @@ def open_regular(path: str) -> int:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise cannot_read(DataError, path, error, "Check the path and the permissions of the file.") from error
+        raise cannot_read(
+            DataError, path, error, "Check the path and the permissions of the file."
+        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DataError(f"{path} is not a regular file", fix="Name files, not folders or devices.")
@@ -138,7 +158,8 @@ class OpenFiles:
     """Reads parts of files. The files most recently used stay open."""
 
     def __init__(self, paths: Sequence[str], stamps: Sequence[Stamp]) -> None:
-        self._paths, self._stamps = paths, stamps
+        self._paths = paths
+        self._stamps = stamps
         self._descriptors: OrderedDict[int, int] = OrderedDict()
 
     def read(self, number: int, offset: int, length: int) -> bytes:
@@ -152,12 +173,16 @@ class OpenFiles:
             content = os.pread(self._descriptor(number), length, offset)
             # pread may return fewer bytes: Linux transfers at most 2 GiB per call.
             while len(content) < length and (
-                more := os.pread(self._descriptor(number), length - len(content), offset + len(content))
+                more := os.pread(
+                    self._descriptor(number), length - len(content), offset + len(content)
+                )
             ):
                 content += more
         except OSError as error:
             fix = "Check the disk, and start again with the same settings."
-            raise cannot_read(DataError, path, error, fix, where=f"{length:,} bytes at {offset:,}") from error
+            raise cannot_read(
+                DataError, path, error, fix, where=f"{length:,} bytes at {offset:,}"
+            ) from error
         if len(content) < length:
             raise changed(path)
         return content
@@ -177,17 +202,23 @@ class OpenFiles:
             self._descriptors.move_to_end(number)
         return descriptor
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone when Python ends
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # the module may be gone when Python ends
         for descriptor in self._descriptors.values():
             close(descriptor)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_descriptors": OrderedDict()}  # a started process opens the files again
+        return {
+            **self.__dict__,
+            "_descriptors": OrderedDict(),
+        }  # a started process opens the files again
 
 
 def located(ends: Sequence[int], index: SupportsIndex) -> tuple[int, int]:
     """Return which part has an item, given where each part ends, and the item's place in it, as a list counts."""
-    position, count = operator.index(index), ends[-1]
+    position = operator.index(index)
+    count = ends[-1]
     if not -count <= position < count:
         raise IndexError(f"sample {position} of {count}")
     position %= count

@@ -27,7 +27,9 @@ def check_map_style(dataset: Any) -> None:
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
     raise ConfigError(
         f"{kind.__name__} is a stream: it has no sample at an index",
-        given="an IterableDataset" if isinstance(dataset, IterableDataset) else f"no {' and no '.join(missing)}",
+        given="an IterableDataset"
+        if isinstance(dataset, IterableDataset)
+        else f"no {' and no '.join(missing)}",
         cause="exact order, resume and several ranks need any sample at any time",
         fix=(length if missing == ["__len__"] else "")
         + "Use a map-style dataset: samebits.TarShards for tar shards, samebits.ParquetRows for Parquet, "
@@ -39,7 +41,11 @@ def check_map_style(dataset: Any) -> None:
 def files_of(dataset: Any) -> list[str | PathLike[str]] | None:
     """Return the files that a dataset lists in `files`, or in `samples` as torchvision's `ImageFolder`."""
     named = getattr(dataset, "files", None)
-    if isinstance(named, list) and named and all(isinstance(path, str | PathLike) for path in named):
+    if (
+        isinstance(named, list)
+        and named
+        and all(isinstance(path, str | PathLike) for path in named)
+    ):
         return named
     listed = getattr(dataset, "samples", None)
     if not isinstance(listed, list) or not listed:
@@ -79,7 +85,9 @@ def _is_of_the_machine(error: Exception) -> bool:
 
     torch reports a killed DataLoader worker in a signal handler, hence anywhere in the rank's code.
     """
-    is_lost_reader = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+    is_lost_reader = isinstance(error, RuntimeError) and str(error).startswith(
+        "DataLoader worker (pid"
+    )
     return is_lost_reader or is_out_of_memory(error) or is_too_many_files(error)
 
 

@@ -11,7 +11,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samebits.data.sources.decoding import Decoder
-from samebits.data.sources.local_files import Paths, Stamp, changed, find_files, located, open_regular
+from samebits.data.sources.local_files import (
+    Paths,
+    Stamp,
+    changed,
+    find_files,
+    located,
+    open_regular,
+)
 from samebits.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -21,7 +28,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("samebits")
 
 MAX_ROW_GROUP_BYTES = 1 << 30  # decoded
-_SMALL_GROUP_BYTES, _MAX_RATIO = 1 << 26, 100
+_SMALL_GROUP_BYTES = 1 << 26
+_MAX_RATIO = 100
 _MAX_OPEN = 16  # files of one dataset that are open at the same time in a process; each keeps its footer in memory
 _LARGE_BYTES = 1 << 25  # of a row group: decoding it takes tens of milliseconds
 _MAX_BATCH_ROWS = 4096
@@ -75,7 +83,9 @@ class ParquetRows:
         require_pyarrow()
         self.files = find_files(files, ".parquet")
         self._columns = None if columns is None else list(columns)
-        self._decode, self._transform, self._cache_bytes = dict(decode or {}), transform, cache_bytes
+        self._decode = dict(decode or {})
+        self._transform = transform
+        self._cache_bytes = cache_bytes
         self._stamps: list[Stamp] = []
         self._groups: list[RowGroup] = []
         for number, path in enumerate(self.files):
@@ -102,7 +112,9 @@ class ParquetRows:
         for name, function in self._decode.items():
             if name in values:
                 values[name] = function(values[name])
-        item: Any = values if self._columns is None else tuple(values[name] for name in self._columns)
+        item: Any = (
+            values if self._columns is None else tuple(values[name] for name in self._columns)
+        )
         return item if self._transform is None else self._transform(item)
 
     def __getstate__(self) -> dict[str, object]:
@@ -114,7 +126,9 @@ class ParquetRows:
         for name in (*(self._columns or ()), *self._decode):
             if name not in names:
                 raise ConfigError(
-                    f"{path} has no column {name}", allowed=", ".join(names), fix="Correct the name in columns."
+                    f"{path} has no column {name}",
+                    allowed=", ".join(names),
+                    fix="Correct the name in columns.",
                 )
 
     def _advise(self) -> None:
@@ -135,18 +149,23 @@ class ParquetRows:
             return self._cached[number]
         table = self._read(self._groups[number])
         self._cached[number] = table
-        while len(self._cached) > 1 and sum(each.nbytes for each in self._cached.values()) > self._cache_bytes:
+        while (
+            len(self._cached) > 1
+            and sum(each.nbytes for each in self._cached.values()) > self._cache_bytes
+        ):
             self._cached.popitem(last=False)
         return table
 
     def _read(self, group: RowGroup) -> pyarrow.Table:
         import pyarrow
 
-        path, file = self.files[group.file], self._file(group.file)
+        path = self.files[group.file]
+        file = self._file(group.file)
         # A value is at most as large as its column. With so few rows a batch stays within the limit, even if a small
         # file repeats a long value in each row.
         num_rows = max(1, min(_MAX_BATCH_ROWS, MAX_ROW_GROUP_BYTES // max(1, group.num_bytes)))
-        batches, num_bytes = [], 0
+        batches = []
+        num_bytes = 0
         # No threads: pyarrow's pool does not survive the fork of a DataLoader worker.
         for batch in file.iter_batches(num_rows, [group.number], self._columns, use_threads=False):
             batches.append(batch)
@@ -167,7 +186,8 @@ class ParquetRows:
     def _file(self, number: int) -> pyarrow.parquet.ParquetFile:
         """Return an open file. A forked process opens its own, since the position in a file is shared."""
         if self._process != os.getpid():
-            self._process, self._open_files = os.getpid(), OrderedDict()
+            self._process = os.getpid()
+            self._open_files = OrderedDict()
         if number not in self._open_files:
             self._open_files[number], stamp = _open(self.files[number])
             if stamp != self._stamps[number]:
@@ -185,7 +205,8 @@ def require_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "reading Parquet requires the package pyarrow", fix='Run pip install "samebits[parquet]".'
+            "reading Parquet requires the package pyarrow",
+            fix='Run pip install "samebits[parquet]".',
         ) from None
 
 
@@ -206,18 +227,26 @@ def _row_groups(path: str, file: int, metadata: pyarrow.parquet.FileMetaData) ->
 
     The metadata of single columns is left alone: of a damaged footer, pyarrow 26 ends the process when it is read.
     """
-    num_rows, file_bytes = 0, os.stat(path).st_size
+    num_rows = 0
+    file_bytes = os.stat(path).st_size
     for number in range(metadata.num_row_groups):
         found = metadata.row_group(number)
         group = RowGroup(file, number, found.num_rows, found.total_byte_size)
         num_rows += group.num_rows
         if group.num_rows < 0 or group.num_bytes < 0:
-            raise DataError(f"{path} is damaged", where=f"row group {number}", cause="a negative size", fix=_AGAIN)
+            raise DataError(
+                f"{path} is damaged",
+                where=f"row group {number}",
+                cause="a negative size",
+                fix=_AGAIN,
+            )
         if group.num_bytes > MAX_ROW_GROUP_BYTES:
             raise _too_large(path, number, f"{group.num_bytes:,} bytes")
         # Images do not shrink by Parquet's compression. A bomb of 7 kB has one value of 100 MB, once for each row.
         if group.num_bytes > max(_SMALL_GROUP_BYTES, _MAX_RATIO * file_bytes):
-            raise _too_large(path, number, f"{group.num_bytes:,} bytes, from a file of {file_bytes:,}")
+            raise _too_large(
+                path, number, f"{group.num_bytes:,} bytes, from a file of {file_bytes:,}"
+            )
         if group.num_rows:
             yield group
     if num_rows != metadata.num_rows:

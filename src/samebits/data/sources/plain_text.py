@@ -18,26 +18,37 @@ _MAX_SHOWN = 40  # characters of a line in an error
 _MAX_CHANCE = 1_000
 
 # Zero-width joiners change how Persian and Indic words are written, and the signs of Arabic numbers are visible.
-_VISIBLE = frozenset("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
-_FILLERS = frozenset("\u034f\u115f\u1160\u3164\uffa0")  # letters and marks by category that show nothing
+_VISIBLE = frozenset(
+    "\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2"
+)
+_FILLERS = frozenset(
+    "\u034f\u115f\u1160\u3164\uffa0"
+)  # letters and marks by category that show nothing
 
 
 def is_invisible(character: str) -> bool:
     """Return whether a character shows nothing: controls, zero-width characters and line breaks, but not spaces."""
     if character in _FILLERS:
         return True
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _VISIBLE
+    return (
+        unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        and character not in _VISIBLE
+    )
 
 
 def escape_invisible(text: str) -> str:
     """Replace invisible characters, and spaces other than " ", by their code points, such as <U+200B>."""
     return "".join(
-        f"<U+{ord(sign):04X}>" if is_invisible(sign) or sign in _VISIBLE or (sign.isspace() and sign != " ") else sign
+        f"<U+{ord(sign):04X}>"
+        if is_invisible(sign) or sign in _VISIBLE or (sign.isspace() and sign != " ")
+        else sign
         for sign in text
     )
 
 
-def to_utf8(path: Path, content: bytes, encoding: str = "utf-8", setting: str | None = None) -> bytes:
+def to_utf8(
+    path: Path, content: bytes, encoding: str = "utf-8", setting: str | None = None
+) -> bytes:
     """Return the text of a file as UTF-8 without a byte order mark, with line feeds as the only line ends.
 
     Args:
@@ -57,7 +68,9 @@ def to_utf8(path: Path, content: bytes, encoding: str = "utf-8", setting: str | 
                 given=f"line {in_utf8[0]:,} is UTF-8, as are {len(in_utf8):,} lines in all; others are {encoding}",
                 fix="Convert all lines to UTF-8.",
             )
-        content = b"".join(piece.encode("utf-8", "surrogatepass") for piece in _pieces(content, encoding))
+        content = b"".join(
+            piece.encode("utf-8", "surrogatepass") for piece in _pieces(content, encoding)
+        )
     content = content.removeprefix(codecs.BOM_UTF8)
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -99,9 +112,12 @@ def _lines_in_utf8(content: bytes, encoding: str) -> list[int]:
     if "a\n".encode(encoding) != b"a\n":
         return []  # UTF-16 and UTF-32, in which a line break is not one byte
     # In two bytes for a character, two bytes are often valid UTF-8 too. Three are rarely.
-    in_pairs = any(len(pair.decode(encoding, "replace")) == 1 for pair in (b"\xb0\xa1", b"\x88\x9f"))
+    in_pairs = any(
+        len(pair.decode(encoding, "replace")) == 1 for pair in (b"\xb0\xa1", b"\x88\x9f")
+    )
     least = "\u0800" if in_pairs else "\x80"
-    found, num_others = [], 0
+    found = []
+    num_others = 0
     for number, line in enumerate(content.splitlines(), start=1):
         if line.isascii():
             continue
@@ -114,19 +130,32 @@ def _lines_in_utf8(content: bytes, encoding: str) -> list[int]:
     return found if len(found) > num_others // _MAX_CHANCE else []
 
 
-def _undecodable(path: Path, content: bytes, encoding: str, setting: str | None, position: int) -> DataError:
+def _undecodable(
+    path: Path, content: bytes, encoding: str, setting: str | None, position: int
+) -> DataError:
     line = _line(content, position)
     lines = content.splitlines(keepends=True)
     start = next(
-        (end - len(each) for each, end in zip(lines, accumulate(map(len, lines)), strict=True) if end > position), 0
+        (
+            end - len(each)
+            for each, end in zip(lines, accumulate(map(len, lines)), strict=True)
+            if end > position
+        ),
+        0,
     )
     readings: dict[str, list[str]] = {}
     for name in _WIDE if b"\0" in content or content.startswith(_MARKS) else ("utf-8", *_USUAL):
         if name != encoding and _is_text(content, name):
-            rows = content.decode(name).splitlines()[line - 1 :] if name in _WIDE else [lines[line - 1].decode(name)]
+            rows = (
+                content.decode(name).splitlines()[line - 1 :]
+                if name in _WIDE
+                else [lines[line - 1].decode(name)]
+            )
             readings.setdefault(" ".join(rows[0].split())[:_MAX_SHOWN], []).append(name)
     if readings:
-        cause = "\n".join(f"as {' and '.join(names)}, the line reads: {text}" for text, names in readings.items())
+        cause = "\n".join(
+            f"as {' and '.join(names)}, the line reads: {text}" for text, names in readings.items()
+        )
     else:
         in_utf8 = [
             number
@@ -134,7 +163,9 @@ def _undecodable(path: Path, content: bytes, encoding: str, setting: str | None,
             if not each.isascii() and _first_failure(each, "utf-8") is None
         ]
         cause = "no usual encoding can decode all lines: the file is damaged, or in two encodings"
-        cause += f"\n{len(in_utf8):,} lines are UTF-8, such as line {in_utf8[0]:,}" if in_utf8 else ""
+        cause += (
+            f"\n{len(in_utf8):,} lines are UTF-8, such as line {in_utf8[0]:,}" if in_utf8 else ""
+        )
     fix = "Save the file as UTF-8, all lines."
     if setting is not None and readings:
         names = " or ".join(found[0] for found in readings.values())
@@ -155,5 +186,8 @@ def _is_text(content: bytes, encoding: str) -> bool:
             characters.update(piece)
     except UnicodeError:
         return False
-    exist = all(unicodedata.category(each) not in ("Cc", "Cf", "Cn", "Co") for each in characters - set("\t\r\n"))
+    exist = all(
+        unicodedata.category(each) not in ("Cc", "Cf", "Cn", "Co")
+        for each in characters - set("\t\r\n")
+    )
     return exist and (encoding == "utf-8" or not _lines_in_utf8(content, encoding))

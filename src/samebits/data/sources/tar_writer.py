@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from samebits.data.image_file import MAX_FILE_BYTES
-from samebits.data.sources.tar_index import META, NAME
+from samebits.data.images import MAX_FILE_BYTES
+from samebits.data.sources.tar_shards import META, NAME
 from samebits.errors import ConfigError, DataError
 from samebits.scratch import partial_path, sweep_partials
 
@@ -21,7 +21,10 @@ _KEY = "__key__"
 
 
 def write_tar_shards(
-    samples: Iterable[Mapping[str, Any]], folder: str | PathLike[str], *, max_shard_bytes: int = 1 << 30
+    samples: Iterable[Mapping[str, Any]],
+    folder: str | PathLike[str],
+    *,
+    max_shard_bytes: int = 1 << 30,
 ) -> list[str]:
     """Write samples to tar shards that `TarShards` and WebDataset read. To be called once, by one process.
 
@@ -56,7 +59,8 @@ def write_tar_shards(
             following = _write_shard(written[-1][0], following, numbered, max_shard_bytes)
         if not written:
             raise DataError(
-                "the stream has no samples", fix="Pass an iterable of dicts such as {'jpg': content, 'cls': 3}."
+                "the stream has no samples",
+                fix="Pass an iterable of dicts such as {'jpg': content, 'cls': 3}.",
             )
         # Again: another process may have written shards meanwhile.
         _refuse_shards(target)
@@ -64,7 +68,8 @@ def write_tar_shards(
             partial.rename(path)
     except OSError as error:
         raise DataError(
-            f"{target} can't be written: {error.strerror or error}", fix="Free disk space, or choose another folder."
+            f"{target} can't be written: {error.strerror or error}",
+            fix="Free disk space, or choose another folder.",
         ) from error
     finally:
         for partial, _ in written:
@@ -77,19 +82,25 @@ def _refuse_shards(folder: Path) -> None:
     names = sorted(path.name for path in folder.glob("*.tar"))
     if names:
         raise ConfigError(
-            f"{folder} has tar files already", given=", ".join(names[:4]), fix="Choose an empty folder, or a new one."
+            f"{folder} has tar files already",
+            given=", ".join(names[:4]),
+            fix="Choose an empty folder, or a new one.",
         )
 
 
 _Numbered = tuple[int, Mapping[str, Any]]
 
 
-def _write_shard(path: Path, first: _Numbered, others: Iterator[_Numbered], max_bytes: int) -> _Numbered | None:
+def _write_shard(
+    path: Path, first: _Numbered, others: Iterator[_Numbered], max_bytes: int
+) -> _Numbered | None:
     """Write a shard of samples, and return the first sample of the next shard."""
     keys: set[str] = set()
     following: _Numbered | None = first
     with path.open("xb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
+        with tarfile.open(
+            fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8"
+        ) as archive:
             while following is not None and (not keys or file.tell() < max_bytes):
                 _add(archive, *following, keys)
                 following = next(others, None)
@@ -100,11 +111,16 @@ def _write_shard(path: Path, first: _Numbered, others: Iterator[_Numbered], max_
 
 
 def _add(archive: tarfile.TarFile, number: int, sample: Mapping[str, Any], keys: set[str]) -> None:
-    values = {name: value for name, value in sample.items() if not META.fullmatch(name)}  # such as __url__
+    values = {
+        name: value for name, value in sample.items() if not META.fullmatch(name)
+    }  # such as __url__
     key = str(sample.get(_KEY, f"{number:09d}"))
     if not values or key in keys:
         problem = f"has the key {key}, as an earlier one" if values else "has no values"
-        raise ConfigError(f"sample {number} {problem}", fix="Pass dicts of values by extension, with unique __key__.")
+        raise ConfigError(
+            f"sample {number} {problem}",
+            fix="Pass dicts of values by extension, with unique __key__.",
+        )
     keys.add(key)
     for extension, value in values.items():
         name = f"{key}.{extension}"
@@ -119,7 +135,8 @@ def _add(archive: tarfile.TarFile, number: int, sample: Mapping[str, Any], keys:
         content = _encode(number, extension, value)
         # Its defaults for owner and time are constant, so equal samples give equal files.
         entry = tarfile.TarInfo(name)
-        entry.size, entry.mode = len(content), 0o644
+        entry.size = len(content)
+        entry.mode = 0o644
         archive.addfile(entry, io.BytesIO(content))
 
 
@@ -151,10 +168,15 @@ def _encode(number: int, extension: str, value: Any) -> bytes:
         ) from error
     if isinstance(value, np.ndarray) and extension.rpartition(".")[2] != "npy":
         raise ConfigError(
-            "an array is written as .npy", where=where, fix=f"Name it {extension}.npy, or encode it to bytes."
+            "an array is written as .npy",
+            where=where,
+            fix=f"Name it {extension}.npy, or encode it to bytes.",
         )
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"a value has {len(content):,} bytes", where=where, allowed=f"up to {MAX_FILE_BYTES:,}", fix="Split it."
+            f"a value has {len(content):,} bytes",
+            where=where,
+            allowed=f"up to {MAX_FILE_BYTES:,}",
+            fix="Split it.",
         )
     return content

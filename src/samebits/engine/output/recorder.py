@@ -1,16 +1,31 @@
-"""Record of each step of a run, for `samebits verify` and `samebits diff`. It observes the run and changes nothing."""
+"""The record of each step of a run, for `samebits verify` and `samebits diff`, and the provenance of the whole."""
 
 import hashlib
+import json
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from samebits.cluster import collectives
-from samebits.data.micro_batches import Alone
+from samebits.data.division import Alone
 from samebits.data.order import WINDOW, Order, Step
 from samebits.engine.job import Job
-from samebits.engine.progress import StepResult
+from samebits.engine.progress import Progress, StepResult
+from samebits.engine.run_spec import RunSpec
+from samebits.provenance import step_log
+from samebits.provenance.run_files import RunFiles
+from samebits.provenance.same_run import DATASET_INFO, result_settings
+from samebits.provenance.statement import FILE_NAME as STATEMENT_NAME
+from samebits.provenance.statement import (
+    Evaluation,
+    RunStatement,
+    add_evaluation,
+    distinct,
+    make_statement,
+)
 from samebits.provenance.step_log import (
     APPLIED,
     DIGEST_BYTES,
@@ -25,11 +40,18 @@ from samebits.provenance.step_log import (
     digest_of_samples,
     read_steps,
 )
+from samebits.report.records import FILE_NAME as METRICS
+from samebits.storage.manifest import sha256_of_file
+from samebits.storage.run_folder import RunFolder
+
+# Record of each step of a run, for `samebits verify` and `samebits diff`. It observes the run and changes nothing.
 
 
 def digest_of_step(step: Step) -> bytes:
     """Return the digest (16 bytes) of the sample ids of a step whose micro-batches are all here."""
-    return digest_of_samples(np.concatenate([micro_batch.indices for micro_batch in step.micro_batches]))
+    return digest_of_samples(
+        np.concatenate([micro_batch.indices for micro_batch in step.micro_batches])
+    )
 
 
 def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
@@ -41,7 +63,9 @@ def sample_ids(order: Order, start: int, stop: int) -> Iterator[bytes]:
     # Micro-batches of a step are consecutive positions, so their keys need not be computed: half of the time.
     while start < stop:
         epoch = start // order.steps_per_epoch
-        last = min(stop, (epoch + 1) * order.steps_per_epoch, start + max(1, WINDOW // order.global_batch))
+        last = min(
+            stop, (epoch + 1) * order.steps_per_epoch, start + max(1, WINDOW // order.global_batch)
+        )
         bounds = [order.positions(step) for step in range(start, last)]
         origin = bounds[0][0]
         indices = order.indices(epoch, np.arange(origin, bounds[-1][1]))
@@ -55,9 +79,12 @@ def digest_content(job: Job) -> bytes:
     assert job.loader is not None
     assert job.loader.digests is not None
     # Taken and emptied in each step: the next one must not send them again.
-    mine, job.loader.digests = job.loader.digests, []
+    mine = job.loader.digests
+    job.loader.digests = []
     # Ranks have consecutive micro-batches, so this order is that of the step.
-    every = [bytes(digest) for rank in collectives.all_gather_object(job.world, mine) for digest in rank]
+    every = [
+        bytes(digest) for rank in collectives.all_gather_object(job.world, mine) for digest in rank
+    ]
     return hashlib.sha256(b"".join(every)).digest()[:DIGEST_BYTES]
 
 
@@ -77,7 +104,8 @@ def recover_chain(job: Job, folder: Path) -> str:
     """
     if not job.config.record.steps:
         return ""
-    path, step = folder / FILE_NAME, job.progress.step
+    path = folder / FILE_NAME
+    step = job.progress.step
     # Lost before its first record: the file is made when training starts.
     # `head` cuts records of steps that the lost process had completed and the other ranks have not.
     log = StepLog() if step <= 1 and not path.exists() else read_steps(path).head(step)
@@ -95,7 +123,8 @@ class StepRecorder:
     """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress."""
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._path, self._is_on = folder / FILE_NAME, job.config.record.steps
+        self._path = folder / FILE_NAME
+        self._is_on = job.config.record.steps
         self._writer: StepWriter | None = None
         self._ids: Iterator[bytes] = iter(())
         self._next_id = -1  # the step whose digest `_ids` yields next
@@ -118,7 +147,8 @@ class StepRecorder:
             job.loader.digests = []
         if not job.world.is_main:
             return ""
-        step, link = job.progress.step, job.progress.chain
+        step = job.progress.step
+        link = job.progress.chain
         self._writer = StepWriter(self._path, step, bytes.fromhex(link) if link else FIRST_LINK)
         job.progress.chain = self._writer.link.hex()
         if self._writer.is_continued:
@@ -138,7 +168,9 @@ class StepRecorder:
             return
         content = digest_content(job) if job.config.record.content else NO_DIGEST
         if self._writer is not None:
-            samples = digest_of_step(step) if step.has_all else self._digest_of_ids(job, step.number)
+            samples = (
+                digest_of_step(step) if step.has_all else self._digest_of_ids(job, step.number)
+            )
             self._writer.append(record_of(step, result, samples, content))
             job.progress.chain = self._writer.link.hex()
 
@@ -154,3 +186,64 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+# The provenance of a complete run: `provenance.json`, from the run's records and files.
+
+
+def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256: str) -> str:
+    """Write `provenance.json` into the folder of a complete run, and return its root. Called on rank 0.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    there = RunFiles(folder.path)
+    progress = job.progress
+    evaluations = [*there.evaluations]
+    # The last evaluation may be in another run folder, if this run resumed from a checkpoint there. Looked up by step,
+    # since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
+    if all(each.step != progress.evaluated_step for each in evaluations):
+        finite = {
+            name: value if math.isfinite(value) else None
+            for name, value in progress.metrics.items()
+        }
+        evaluations.append(Evaluation.of(progress.evaluated_step, finite))
+    record = RunStatement(
+        # Through JSON: the root is the hash of what a verifier reads again, so both need the same types (ADR 36).
+        settings=json.loads(
+            json.dumps(result_settings(job.config))
+        ),  # lists for tuples, as they are read again
+        chain=progress.chain,
+        num_steps=progress.step,
+        code=distinct(world.get("code", {}) for world in progress.worlds),
+        environment=distinct(world.get("environment", {}) for world in progress.worlds),
+        data=job.fingerprint.data,
+        dataset_info_sha256=str(job.identity.get(DATASET_INFO, "")),
+        evaluations=evaluations,
+        checkpoints=there.checkpoints,
+        weights_sha256=weights_sha256,
+    )
+    present = [path for path in (folder.weights, folder.path / step_log.FILE_NAME) if path.exists()]
+    files = {path.name: sha256_of_file(path) for path in present}
+    for name, parts in there.checkpoints.items():
+        files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
+    statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
+    folder.write_json(STATEMENT_NAME, statement)
+    return record.root
+
+
+def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
+    """Compare the evaluations in `metrics.jsonl`, which the statement will have, with a resumed checkpoint's hash.
+
+    A warning is returned if they differ; "" if the run has none of them, as with another's checkpoint.
+    """
+    found = ""
+    every = RunFiles(folder.path).evaluations
+    for each in every:
+        found = add_evaluation(found, each)
+    if not every or not progress.evaluations or found == progress.evaluations:
+        return ""
+    return (
+        f"the evaluations in {folder.path / METRICS} are not those of the checkpoint: the file was altered\n"
+        "  the statement will have what the file has, and samebits verify will find the difference"
+    )

@@ -7,31 +7,100 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from samebits.config.schema import RunConfig
+from samebits.cores import num_cores
 from samebits.data.order import Step
+from samebits.data.samples import groups_of
+from samebits.data.seeding import seeded
+from samebits.engine.build import first_inputs
 from samebits.engine.job import Job
-from samebits.engine.output.notices import flops_per_sample, learn_more, load_faster, lower_lr, warnings_of
-from samebits.engine.output.publish import altered_evaluations
-from samebits.engine.output.recorder import StepRecorder
+from samebits.engine.output.recorder import StepRecorder, altered_evaluations
 from samebits.engine.progress import StepResult
 from samebits.extras import is_installed
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
-from samebits.report.bottleneck import DataWait
+from samebits.module.flops import training_flops
 from samebits.report.console import Console
-from samebits.report.device_use import DeviceUse
 from samebits.report.loss_trend import LossTrend
-from samebits.report.profile import StepProfile
-from samebits.report.rate import Rate
-from samebits.report.records import Records, read_records
-from samebits.report.stragglers import Stragglers, Work
+from samebits.report.records import MetricsLog, read_records
+from samebits.report.speed import DataWait, DeviceUse, Rate, StepProfile, Stragglers, Work, advice
 from samebits.report.trackers.start import Trackers
 from samebits.storage.background import Background
 from samebits.storage.run_folder import RunFolder
 
+# What a run's notices name as the way to better training, and the FLOPs of a sample for its records.
+
+
 LOGGER = logging.getLogger("samebits")
+
+
+def flops_per_sample(job: Job) -> float | None:
+    """Count the FLOPs of training on one sample; None if samples differ in size, or the model cannot be counted.
+
+    Reads one training sample. Random generators and the model stay as they are.
+    """
+    if job.replica.is_sharded or groups_of(job.train_data) is not None:
+        return None
+    config = job.config
+    try:
+        # Counting reads a sample, whose augmentations must not advance the run's generators.
+        with seeded(config.seed):
+            inputs = first_inputs(job.train_data)
+            recomputes = bool(config.activation_checkpointing)
+            return (
+                training_flops(job.model, inputs, config.micro_batch, recomputes=recomputes)
+                / config.micro_batch
+            )
+    # The model may be a user's. Training continues without the MFU.
+    except Exception:
+        LOGGER.info("the model's FLOPs could not be counted, so mfu is null", exc_info=True)
+        return None
+
+
+def warnings_of(metric: Any) -> list[str]:
+    """Return the warnings of a recipe's metric about what the model predicts."""
+    try:
+        return (
+            [str(text) for text in metric.warnings()]
+            if callable(getattr(metric, "warnings", None))
+            else []
+        )
+    except Exception:  # the metric may be a user's; training continues without its warnings
+        LOGGER.exception("the warnings of %s", type(metric).__name__)
+        return []
+
+
+def load_faster(job: Job) -> str:
+    """Return what to do when data loading is the bottleneck."""
+    data: Any = getattr(job.config, "data", None)
+    return advice(
+        num_workers=job.loader.num_workers if job.loader is not None else 0,
+        num_free_cores=num_cores() // job.world.num_ranks_here - 1,
+        can_cache=hasattr(data, "cache") and data.cache is None,
+    )
+
+
+def lower_lr(config: RunConfig) -> str:
+    """Return what to do when the loss grows."""
+    ways = f"Lower optim.lr (now {config.optim.lr:g})"
+    return f"{ways}, or set optim.warmup_epochs." if config.optim.warmup_epochs == 0 else f"{ways}."
+
+
+def learn_more(config: RunConfig) -> str:
+    """Return what to do when the model has not learned."""
+    length = (
+        f"epochs is {config.epochs:,}"
+        if config.max_steps is None
+        else f"max_steps is {config.max_steps:,}"
+    )
+    return f"Train longer ({length}), or choose optim.lr (now {config.optim.lr:g}) with samebits find lr."
+
+
 RECORDS_PER_EPOCH = 50
 PICTURES_EVERY_S = 60.0  # and after the last evaluation
 NUM_SAMPLES = 15  # training samples that are drawn
-MIN_EVALUATIONS = 3  # before a warning of the metric within a run: at the start, all results are poor
+MIN_EVALUATIONS = (
+    3  # before a warning of the metric within a run: at the start, all results are poor
+)
 
 
 class Reports:
@@ -39,33 +108,48 @@ class Reports:
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._folder = folder
-        self._every = job.config.report.every_steps or max(1, job.order.steps_per_epoch // RECORDS_PER_EPOCH)
+        self._every = job.config.report.every_steps or max(
+            1, job.order.steps_per_epoch // RECORDS_PER_EPOCH
+        )
         self._steps_per_epoch = job.order.steps_per_epoch
         self._rate = Rate()
         self._step_started = self._drawn_at = time.perf_counter()
         self._console = Console(sys.stdout) if job.world.is_main else None
         has_tensorboard = job.config.report.tensorboard and is_installed("tensorboard")
-        self._records = Records(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
+        self._records = (
+            MetricsLog(folder.path, tensorboard=has_tensorboard) if job.world.is_main else None
+        )
         self._recorder = StepRecorder(job, folder.path)
         #: The experiment trackers; `close` reports their `outcome` to them.
-        self.trackers = Trackers(job.config.report.trackers if job.world.is_main else (), folder.path, self.notify)
+        self.trackers = Trackers(
+            job.config.report.trackers if job.world.is_main else (), folder.path, self.notify
+        )
         self._device: DeviceUse | None = None
         self._flops_per_sample: float | None = None
-        self._data_wait, self._stragglers = DataWait(), Stragglers()
+        self._data_wait = DataWait()
+        self._stragglers = Stragglers()
         #: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
         self.work_of_ranks: Callable[[], Work] = list
         self._trend = LossTrend(job.num_steps)
-        self._num_evaluations, self._has_warned = 0, False
+        self._num_evaluations = 0
+        self._has_warned = False
         self._waited_s = 0.0
-        self._last_wait: float | None = None  # share of the time since the record before the last one
-        self._loss_sum, self._num_samples = 0.0, 0  # since the last validation
+        self._last_wait: float | None = (
+            None  # share of the time since the record before the last one
+        )
+        # since the last validation
+        self._loss_sum = 0.0
+        self._num_samples = 0
         self._background = Background()
         steps = job.config.report.profile if job.world.is_main else None
         self._profile = StepProfile(steps, folder.path / "profile")
         #: The settings that differ from the preset, by dotted name, for TensorBoard's table of hyperparameters.
         self.settings: Mapping[str, Any] = {}
-        self.first_step_at: float | None = None  #: Unix time at which this process completed its first step, seconds.
-        self._has_started, self._evaluated_step = False, 0
+        self.first_step_at: float | None = (
+            None  #: Unix time at which this process completed its first step, seconds.
+        )
+        self._has_started = False
+        self._evaluated_step = 0
 
     def notify(self, text: object) -> None:
         """Report an event on the console and in the log."""
@@ -83,34 +167,69 @@ class Reports:
         # Only the world has changed: a long run's records are not read again, since all processes wait.
         is_same_run = self._has_started and job.world.membership is not None
         self._has_started = True
-        if self._records is not None and (not is_same_run or self._evaluated_step > job.progress.evaluated_step):
+        if self._records is not None and (
+            not is_same_run or self._evaluated_step > job.progress.evaluated_step
+        ):
             self._records.truncate_after(job.progress.step, last_eval=job.progress.evaluated_step)
         # For the events in `samebits report`.
-        world, done, last = job.world, job.progress.step, job.last_result
-        LOGGER.info("training from step %d of %d, rank %d of %d", done, job.num_steps, world.rank, world.size)
+        world = job.world
+        done = job.progress.step
+        last = job.last_result
+        LOGGER.info(
+            "training from step %d of %d, rank %d of %d",
+            done,
+            job.num_steps,
+            world.rank,
+            world.size,
+        )
         if not is_same_run:
-            self.trackers.start(is_new=not job.progress.step)  # they read the records, without those that are repeated
-            altered = "" if self._records is None else altered_evaluations(self._folder, job.progress)
+            self.trackers.start(
+                is_new=not job.progress.step
+            )  # they read the records, without those that are repeated
+            altered = (
+                "" if self._records is None else altered_evaluations(self._folder, job.progress)
+            )
             for text in filter(None, (self._recorder.start(job), altered)):
                 self.notify(text)
             is_resumed = job.progress.step and self._records is not None
-            first = next(iter(read_records(self._folder.path, "train")), {}).get("loss") if is_resumed else None
+            first = (
+                next(iter(read_records(self._folder.path, "train")), {}).get("loss")
+                if is_resumed
+                else None
+            )
             self._trend.start(job.progress.step, first if isinstance(first, float) else None)
         self._waited_s = job.loader.waited_s if job.loader is not None else 0.0
-        if self._records is not None and job.loader is not None and job.parts.draw_samples and not job.progress.step:
+        if (
+            self._records is not None
+            and job.loader is not None
+            and job.parts.draw_samples
+            and not job.progress.step
+        ):
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         if self._records is not None and self._device is None:
-            self._device = DeviceUse(job.world.device, job.config.precision, job.config.report.peak_tflops)
+            self._device = DeviceUse(
+                job.world.device, job.config.precision, job.config.report.peak_tflops
+            )
             # Counted only where the peak is known: it can take seconds.
-            self._flops_per_sample = flops_per_sample(job) if self._device.peak is not None else None
+            self._flops_per_sample = (
+                flops_per_sample(job) if self._device.peak is not None else None
+            )
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
-        if self._records is not None and not is_same_run and last is not None and last[0] + 1 == done:
+        if (
+            self._records is not None
+            and not is_same_run
+            and last is not None
+            and last[0] + 1 == done
+        ):
             # This process has become rank 0. The former one may be lost before it had recorded the last step.
-            recorded = max((record["step"] for record in read_records(self._folder.path, "train")), default=0)
+            recorded = max(
+                (record["step"] for record in read_records(self._folder.path, "train")), default=0
+            )
             if recorded < done and done % self._every == 0:
                 self._record_step(job, last[1])
         if job.world.membership is None or job.last_result is None:
-            self._loss_sum, self._num_samples = 0.0, 0
+            self._loss_sum = 0.0
+            self._num_samples = 0
         self.resume(job)
 
     def resume(self, job: Job) -> None:
@@ -136,12 +255,17 @@ class Reports:
             self.first_step_at = time.time()
         if self._console is None or self._records is None:
             return
-        done, total = job.progress.step, job.num_steps
+        done = job.progress.step
+        total = job.num_steps
         if text := self._trend.add(result.loss):
             self.notify(f"{text}\n  fix  {lower_lr(job.config)}")
         if written := self._profile.at(done):
             self.notify(f"profile of steps {job.config.report.profile} written to {written}")
-        if job.loader is not None and job.loader.kept and (not job.loader.num_to_keep or done == total):
+        if (
+            job.loader is not None
+            and job.loader.kept
+            and (not job.loader.num_to_keep or done == total)
+        ):
             self._draw_samples(job)
         left = self._samples_until(job, total) - self._samples_until(job, done)
         if done % self._every == 0:
@@ -172,7 +296,8 @@ class Reports:
                 "mode": config.mode, "optim.name": config.optim.name, "optim.lr": config.optim.lr,
             }  # fmt: skip
             self._records.describe({**main, **self.settings}, metrics)
-            best, train_loss = job.progress.best, self._loss_sum / self._num_samples if self._num_samples else None
+            best = job.progress.best
+            train_loss = self._loss_sum / self._num_samples if self._num_samples else None
             is_best = best is not None and best["step"] == job.progress.step
             others = {name: metrics_of(name, metrics) for name in job.eval_sets}
             names = {name for each in others for name in with_set(each, others[each])}
@@ -186,7 +311,9 @@ class Reports:
                 self.notify(f"training ends: no improvement in {of} (stop_early)")
             is_last = job.is_complete
             self._num_evaluations += 1
-            is_late = 2 * job.progress.step >= job.num_steps and self._num_evaluations >= MIN_EVALUATIONS
+            is_late = (
+                2 * job.progress.step >= job.num_steps and self._num_evaluations >= MIN_EVALUATIONS
+            )
             if is_last or (is_late and not self._has_warned):
                 texts = warnings_of(metric)
                 self._has_warned |= bool(texts)
@@ -194,12 +321,15 @@ class Reports:
                     self.notify("\n".join([*texts, f"  fix  {learn_more(job.config)}"]))
             if is_last or time.perf_counter() - self._drawn_at > PICTURES_EVERY_S:
                 self._draw(job, metric, self._records)
-        self._loss_sum, self._num_samples = 0.0, 0
+        self._loss_sum = 0.0
+        self._num_samples = 0
 
     def take_over(self, before: "Reports") -> None:
         """Continue the reports of a process that becomes rank 0."""
-        self.first_step_at, self._rate = before.first_step_at, before._rate
-        self._loss_sum, self._num_samples = before._loss_sum, before._num_samples
+        self.first_step_at = before.first_step_at
+        self._rate = before._rate
+        self._loss_sum = before._loss_sum
+        self._num_samples = before._num_samples
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Record a checkpoint that is whole on disk. Called in the background."""
@@ -220,16 +350,29 @@ class Reports:
 
     def _record_step(self, job: Job, result: StepResult) -> None:
         assert self._records is not None
-        done, epoch = job.progress.step, job.progress.step / job.order.steps_per_epoch
+        done = job.progress.step
+        epoch = job.progress.step / job.order.steps_per_epoch
         terms = result.terms if len(result.terms) > 1 else {}
-        values: dict[str, float | None] = {"loss": result.loss, **terms, "lr": result.lr, "grad_norm": result.norm}
+        values: dict[str, float | None] = {
+            "loss": result.loss,
+            **terms,
+            "lr": result.lr,
+            "grad_norm": result.norm,
+        }
         if job.config.precision == "fp16":
-            values |= {"loss_scale": job.progress.loss_scale, "overflow_steps": job.progress.num_overflows}
+            values |= {
+                "loss_scale": job.progress.loss_scale,
+                "overflow_steps": job.progress.num_overflows,
+            }
         values |= {"samples_per_s": self._rate.samples_per_s, "seconds": job.progress.seconds}
         self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
         values["data_wait"] = self._last_wait
         if self._device is not None:
-            flops = None if self._flops_per_sample is None else self._flops_per_sample * self._rate.samples_per_s
+            flops = (
+                None
+                if self._flops_per_sample is None
+                else self._flops_per_sample * self._rate.samples_per_s
+            )
             values |= self._device.values(flops, job.world.size)
         self._records.write("train", done, epoch, values)
         work = self.work_of_ranks()
@@ -241,11 +384,13 @@ class Reports:
 
     def _draw_samples(self, job: Job) -> None:
         """Draw the first training samples in the background: nothing is read again, and no step waits."""
-        draw, path = job.parts.draw_samples, self._folder.pictures / "train_samples.png"
+        draw = job.parts.draw_samples
+        path = self._folder.pictures / "train_samples.png"
         assert draw is not None
         assert job.loader is not None
         batches = job.loader.kept
-        job.loader.num_to_keep, job.loader.kept = 0, []
+        job.loader.num_to_keep = 0
+        job.loader.kept = []
 
         def work() -> None:
             try:
@@ -255,17 +400,25 @@ class Reports:
 
         self._background.start(work)
 
-    def _draw(self, job: Job, metric: Any, records: Records) -> None:
+    def _draw(self, job: Job, metric: Any, records: MetricsLog) -> None:
         pictures = self._folder.pictures
         try:
             self._background.join()
-            train, evaluations = (read_records(self._folder.path, kind) for kind in ("train", "eval"))
+            train, evaluations = (
+                read_records(self._folder.path, kind) for kind in ("train", "eval")
+            )
             # One point is no curve, and short runs need not wait for matplotlib.
             if len(evaluations) > 1 and is_installed("matplotlib"):
                 from samebits.report.chart import draw_curves
 
                 name = self._folder.path.name
-                draw_curves(train, evaluations, pictures / "curves.png", monitor=job.parts.monitor, name=name)
+                draw_curves(
+                    train,
+                    evaluations,
+                    pictures / "curves.png",
+                    monitor=job.parts.monitor,
+                    name=name,
+                )
             if job.parts.draw is not None:
                 job.parts.draw(metric, job.eval_data, pictures)
             records.show(pictures, job.progress.step)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from samebits.data.micro_batches import num_micro_batches
+from samebits.data.division import num_micro_batches
 from samebits.engine.job import Job
-from samebits.engine.output.publish import write_provenance
+from samebits.engine.output.recorder import write_provenance
 from samebits.engine.output.reports import Reports
 from samebits.engine.run_spec import RunSpec
 from samebits.extras import is_installed, pip_line
@@ -20,10 +20,9 @@ from samebits.optim.schedule import num_warmup_steps
 from samebits.provenance.same_run import ways_to_train_longer
 from samebits.provenance.statement import FILE_NAME as PROVENANCE
 from samebits.report.format import duration, metric_name, metric_value
-from samebits.report.idle import idle_row
+from samebits.report.speed import idle_row
 from samebits.storage.run_folder import RunFolder
-from samebits.storage.run_weights import is_as_recorded
-from samebits.storage.weights import weights_sha256, write_weights
+from samebits.storage.weights import is_as_recorded, weights_sha256, write_weights
 from samebits.version import __version__
 
 LOGGER = logging.getLogger("samebits")
@@ -31,7 +30,9 @@ LOGGER = logging.getLogger("samebits")
 
 def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return title and rows of the block of a run's start; `started`: the recipe's rows, such as pretrained weights."""
-    config, world, order = job.config, job.world, job.order
+    config = job.config
+    world = job.world
+    order = job.order
     batch = min(config.global_batch, order.num_samples)
     num_micro = num_micro_batches(batch, config.micro_batch)
     threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
@@ -53,14 +54,20 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     }
     optim = config.optim
     if optim.lr_for_batch is not None:
-        rows["lr"] = f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
+        rows["lr"] = (
+            f"peak {config.peak_lr:g} = {optim.lr:g} x {config.global_batch} / {optim.lr_for_batch}"
+        )
     rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
     rows["gradients"] = f"all-reduced in {config.compress}" if config.compress != "none" else ""
     if job.replica.is_sharded:
-        rows["parallel"] = f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
+        rows["parallel"] = (
+            f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
+        )
     if optim.ema is not None:
-        rows["ema"] = f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
+        rows["ema"] = (
+            f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
+        )
     rows["idle"] = idle_row(world.size, batch, config.micro_batch)
     if job.progress.step:
         rows["resume"] = f"from step {job.progress.step:,} of {job.num_steps:,}"
@@ -70,7 +77,8 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
 
 
 def _steps(job: Job) -> str:
-    epochs, of_epoch = job.config.epochs, job.order.steps_per_epoch
+    epochs = job.config.epochs
+    of_epoch = job.order.steps_per_epoch
     text = f"{job.num_steps:,}: {epochs:,} epoch{'s' if epochs > 1 else ''} of {of_epoch:,}"
     if job.num_steps < epochs * of_epoch:
         text += ", cut by max_steps"
@@ -82,8 +90,10 @@ def _steps(job: Job) -> str:
 
 def _warmup(job: Job) -> str:
     """Describe a warmup that is shorter than optim.warmup_epochs, because the run is short."""
-    optim, of_epoch = job.config.optim, job.order.steps_per_epoch
-    num_steps, asked = num_warmup_steps(job.num_steps, of_epoch, optim), optim.warmup_epochs * of_epoch
+    optim = job.config.optim
+    of_epoch = job.order.steps_per_epoch
+    num_steps = num_warmup_steps(job.num_steps, of_epoch, optim)
+    asked = optim.warmup_epochs * of_epoch
     if num_steps >= asked:
         return ""
     text = f"{math.ceil(num_steps):,} steps, half of the run; optim.warmup_epochs={optim.warmup_epochs:g} would be"
@@ -114,7 +124,12 @@ def finish(
     seconds = time.time() - spec.started_at
     first_step = reports.first_step_at and reports.first_step_at - spec.started_at
     compiling = {"compiling": job.compiled.seconds} if job.compiled is not None else {}
-    parts = {"training": progress.seconds, "data_wait": progress.data_s, **_summing(waits), **compiling}
+    parts = {
+        "training": progress.seconds,
+        "data_wait": progress.data_s,
+        **_summing(waits),
+        **compiling,
+    }
     result: dict[str, Any] = {
         "name": spec.name,
         "metrics": progress.metrics,
@@ -136,7 +151,8 @@ def finish(
     share = min(progress.data_s / progress.seconds, 1.0) if progress.seconds else None
     # Restarts and rollbacks belong to the same command, and are part of its time.
     is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
-    name, quoted = job.parts.monitor[0], shlex.quote(str(folder.path))
+    name = job.parts.monitor[0]
+    quoted = shlex.quote(str(folder.path))
     commands = [f"samebits eval {quoted}"]
     commands += [f"samebits verify {quoted}"] if job.config.mode == "exact" else []
     commands += [f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []
@@ -163,7 +179,8 @@ def _best(job: Job) -> str:
     best = job.progress.best
     if best is None:  # no value of the metric was a number
         return ""
-    name, epoch = best["metric"], best["step"] / job.order.steps_per_epoch
+    name = best["metric"]
+    epoch = best["step"] / job.order.steps_per_epoch
     text = f"{metric_name(name)} {metric_value(name, best['value'])} after epoch {epoch:.4g}"
     is_last = best["step"] == job.progress.step
     return f"{text}, the last one" if is_last else f"{text} (samebits eval --checkpoint best)"
@@ -193,7 +210,11 @@ def _compute(job: Job) -> str:
 def _first_step(job: Job, seconds: float | None) -> str:
     if seconds is None:
         return ""
-    compiling = f"; compiling took {duration(job.compiled.seconds)} of the run" if job.compiled is not None else ""
+    compiling = (
+        f"; compiling took {duration(job.compiled.seconds)} of the run"
+        if job.compiled is not None
+        else ""
+    )
     return f"done {seconds:.1f} s after the command started{compiling}"
 
 

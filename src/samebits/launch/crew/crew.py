@@ -12,24 +12,146 @@ checkpoint, or, where `cluster.recovery` allows it, those that remain:
 Each loss takes one restart. When none is left, the run continues with fewer processes, down to `min_procs`.
 """
 
+import json
+import multiprocessing
+import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 from torch.distributed import TCPStore
 
 from samebits.cluster import stacks
 from samebits.cluster.address import ReservedPort
+from samebits.cluster.env import MEMBER, VIEWS
 from samebits.cluster.store import serve_store
-from samebits.cluster.views.membership import View, write_view
-from samebits.launch.crew.crew_process import VIEWS_FILE, Entry, LocalRanks, MemberProcess, start_member
+from samebits.cluster.views.membership import View, mark_path, write_view
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.failures import ProcessFailure, explain, signal_name
-from samebits.launch.nodes.waiting import count
+from samebits.launch.nodes.rendezvous import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
-from samebits.launch.worker import WorkerResult
+from samebits.launch.worker import WorkerResult, run_worker
+
+# One process of a crew: its environment, its start through the fork server, and how it ended.
+
+
+VIEWS_FILE = "views.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the processes run."""
+
+    function: Callable[..., object]  #: An importable function.
+    args: tuple[Any, ...]  #: Its arguments.
+    folder: Path  #: The launcher's temporary folder.
+    stop_timeout_s: float  #: How long a process may continue after the launcher has died, seconds.
+    key: str  #: Secret with which the processes sign messages.
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """Where the processes of one machine stand in the world when they start."""
+
+    local_size: int  #: How many there are on this machine.
+    round: int = 0  #: How often all processes were restarted before.
+    first_rank: int = 0  #: Rank of the first one. Where members change, only the log's name.
+    size: int = 0  #: Of the world; 0: `local_size`.
+    address: str = "127.0.0.1"  #: Where rank 0 serves the store.
+    port: int = (
+        0  #: Its port; 0: the launcher names the members, and each view has a port of its own.
+    )
+
+
+@dataclass(frozen=True)
+class MemberProcess:
+    """A process that the launcher has started."""
+
+    number: int  #: Never used again.
+    slot: int  #: Its place among the processes of this machine; a replacement has that of the lost process.
+    process: BaseProcess  #: The process.
+    entry: Entry
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.exitcode is None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal has ended it, before it could report an error."""
+        return (self.process.exitcode or 0) < 0 and not self.report.exists()
+
+    @property
+    def report(self) -> Path:
+        """The file in which it reports a failure."""
+        return _report_path(self.entry.folder, self.number)
+
+    def has_marked(self, name: str) -> bool:
+        """Return whether the member has come that far; see `membership.mark_path`."""
+        return mark_path(self.entry.folder, name, self.number).exists()
+
+    def result(self) -> WorkerResult | None:
+        """Return how it ended; None if it is running or has failed."""
+        if self.process.exitcode != 0:
+            return None
+        try:
+            return WorkerResult(
+                **json.loads(
+                    _result_path(self.entry.folder, self.number).read_text(encoding="utf-8")
+                )
+            )
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> MemberProcess:
+    """Start a process."""
+    environment = {
+        "RANK": str(ranks.first_rank + slot),
+        "LOCAL_RANK": str(slot),
+        "WORLD_SIZE": str(ranks.size or ranks.local_size),
+        "LOCAL_WORLD_SIZE": str(ranks.local_size),
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port or 1),
+        "TORCHELASTIC_RESTART_COUNT": str(ranks.round),
+        "TORCHELASTIC_RUN_ID": "samebits",
+    }
+    if not ranks.port:
+        environment |= {VIEWS: str(entry.folder / VIEWS_FILE), MEMBER: str(number)}
+    report = _report_path(entry.folder, number)
+    # From the fork server, which has torch loaded: a replacement is ready in a fraction of its import.
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(
+        target=_run, args=(environment, entry, number, report), name=f"rank-{slot}"
+    )
+    process.start()
+    return MemberProcess(number, slot, process, entry)
+
+
+def _run(environment: dict[str, str], entry: Entry, number: int, report: Path) -> None:
+    os.environ.update(environment)
+    result = run_worker(
+        entry.function, entry.args, entry.folder, entry.stop_timeout_s, entry.key, report
+    )
+    part = _result_path(entry.folder, number).with_suffix(".part")
+    part.write_text(json.dumps(asdict(result)), encoding="utf-8")
+    # Renamed when complete, as the launcher may look at any time.
+    part.rename(part.with_suffix(".json"))
+
+
+def _result_path(folder: Path, number: int) -> Path:
+    return folder / f"result-{number}.json"
+
+
+def _report_path(folder: Path, number: int) -> Path:
+    return folder / f"failure-{number}.json"
+
 
 LOCAL = "127.0.0.1"
 # Short, as the other processes wait in the step until the launcher has seen a loss.
@@ -49,9 +171,14 @@ class Crew:
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
         recovery: Recovery,
     ) -> None:  # fmt: skip
-        self._entry, self._supervisor = entry, supervisor
-        self._num_procs, self._min_procs, self._max_restarts = num_procs, min_procs, max_restarts
-        self._recovery, self._keeps, self._port = recovery, recovery.in_step, ReservedPort()
+        self._entry = entry
+        self._supervisor = supervisor
+        self._num_procs = num_procs
+        self._min_procs = min_procs
+        self._max_restarts = max_restarts
+        self._recovery = recovery
+        self._keeps = recovery.in_step
+        self._port = ReservedPort()
         self._num_restarts = self._num_started = self._round = 0
         self._processes: dict[int, MemberProcess] = {}  # by slot: those that run, or are done
         self._done: dict[int, WorkerResult] = {}
@@ -69,8 +196,12 @@ class Crew:
             self._start_all(self._num_procs)
             while True:
                 time.sleep(POLL_S)
-                running = {slot: member for slot, member in self._processes.items() if member.is_running}
-                self._supervisor.forward_stop({slot: member.process for slot, member in running.items()})
+                running = {
+                    slot: member for slot, member in self._processes.items() if member.is_running
+                }
+                self._supervisor.forward_stop(
+                    {slot: member.process for slot, member in running.items()}
+                )
                 if self._keeps:
                     self._kill_stopped(running)
                 ended = [member for member in self._processes.values() if not member.is_running]
@@ -141,20 +272,26 @@ class Crew:
 
     def _handle(self, ended: list[MemberProcess]) -> bool:
         """React to processes that have ended; return whether the run continues."""
-        members, lost = set(self._view.members), []
+        members = set(self._view.members)
+        lost = []
         results = {member.number: member.result() for member in ended}
         # Completed ones first: a process that ends after them is not lost, since the run is complete.
         for member in sorted(ended, key=lambda member: results[member.number] is None):
-            result, has_weights = results[member.number], member.has_marked("member")
+            result = results[member.number]
+            has_weights = member.has_marked("member")
             if result is not None and (has_weights or not self._keeps):
                 self._done[member.slot] = result
                 del self._processes[member.slot]
-                if self._keeps:  # the run is complete: a process that is entering a view waits for it in vain
+                if (
+                    self._keeps
+                ):  # the run is complete: a process that is entering a view waits for it in vain
                     self._view = replace(self._view, is_last=True)
                     write_view(self._entry.folder / VIEWS_FILE, self._view)
             elif not self._keeps:
                 return self._restart()
-            elif self._done or (self._supervisor.stop is not None and not member.has_marked("ready")):
+            elif self._done or (
+                self._supervisor.stop is not None and not member.has_marked("ready")
+            ):
                 del self._processes[member.slot]  # the run is complete, or it is being stopped
             elif member.is_killed or member.number not in members or not has_weights:
                 lost.append(member)  # also a replacement that was stopped before it joined
@@ -169,7 +306,8 @@ class Crew:
         has_weights = any(member.has_marked("member") for member in survivors)
         if not has_weights or not all(member.has_marked("ready") for member in survivors):
             return self._restart()
-        is_stopping, members = self._supervisor.stop is not None, set(self._view.members)
+        is_stopping = self._supervisor.stop is not None
+        members = set(self._view.members)
         for member in lost:
             del self._processes[member.slot]
         if numbers & members:  # before anything that takes time, since the survivors wait for it
@@ -182,12 +320,16 @@ class Crew:
             if self._num_restarts < self._max_restarts:
                 self._num_restarts += 1
                 count = f"restart {self._num_restarts} of {self._max_restarts}"
-                self._supervisor.report(f"{count}: the other processes continue, and a new one will join them")
+                self._supervisor.report(
+                    f"{count}: the other processes continue, and a new one will join them"
+                )
                 self._start(member.slot)
         if not is_stopping and len(self._processes) < self._min_procs:
             return self._fail(lost[0])
         if not is_stopping and len(self._processes) < self._num_procs:
-            self._supervisor.report(f"continuing with {len(self._processes)} of {self._num_procs} processes")
+            self._supervisor.report(
+                f"continuing with {len(self._processes)} of {self._num_procs} processes"
+            )
         return True
 
     def _admit(self) -> None:
@@ -199,10 +341,14 @@ class Crew:
             if member.number not in members and member.is_running and member.has_marked("ready")
         ]
         if ready and not self._done and self._supervisor.stop is None:
-            self._begin_view([*(member.number for member in self._members()), *ready], is_urgent=False)
+            self._begin_view(
+                [*(member.number for member in self._members()), *ready], is_urgent=False
+            )
 
     def _fail(self, member: MemberProcess) -> bool:
-        failure = ProcessFailure(member.slot, member.process.pid or 0, member.process.exitcode or 0, None)
+        failure = ProcessFailure(
+            member.slot, member.process.pid or 0, member.process.exitcode or 0, None
+        )
         self._supervisor.cause = explain(failure, socket.gethostname())
         self._supervisor.report(self._supervisor.cause.text)
         return False
@@ -218,7 +364,8 @@ class Crew:
         supervisor.cause = None
         supervisor.clear_stop_request()  # of the former round: it would stop the new processes at once
         self._round += 1
-        self._processes, self._done = {}, {}
+        self._processes = {}
+        self._done = {}
         self._start_all(self._num_procs)
         return True
 
@@ -226,7 +373,11 @@ class Crew:
         """Count a restart of all, and choose how many processes there are; return whether there are any."""
         if self._num_restarts < self._max_restarts:
             self._num_restarts += 1
-            why = f" (no recovery in the step with {reason})" if (reason := self._recovery.why_restart) else ""
+            why = (
+                f" (no recovery in the step with {reason})"
+                if (reason := self._recovery.why_restart)
+                else ""
+            )
             what = f"restart {self._num_restarts} of {self._max_restarts} from the last checkpoint{why}"
             self._supervisor.report(what)
             return True
@@ -239,7 +390,9 @@ class Crew:
 
     def _find_cause(self) -> None:
         processes = {slot: member.process for slot, member in self._processes.items()}
-        self._supervisor.find_cause(processes, {slot: member.report for slot, member in self._processes.items()})
+        self._supervisor.find_cause(
+            processes, {slot: member.report for slot, member in self._processes.items()}
+        )
 
     def _name(self, member: MemberProcess) -> str:
         return f"rank {member.slot} (host {socket.gethostname()}, pid {member.process.pid})"

@@ -6,9 +6,8 @@ import sys
 from dataclasses import dataclass
 
 from samebits.cluster.views.torch_traps import can_end_groups
-from samebits.config.combinations import first_met
-from samebits.config.process_range import RendezvousConfig
-from samebits.config.schema import RunConfig
+from samebits.config.schema import RunConfig, first_met
+from samebits.process_range import RendezvousConfig
 
 # With in_step, a process that is stopped for this long is killed, as the others wait for it. Debuggers and
 # `kill -STOP; kill -CONT` within it do no harm.
@@ -21,10 +20,14 @@ class Recovery:
 
     in_step: bool = False  #: The others continue. Otherwise all restart.
     stopped_s: float = math.inf  #: A process that is stopped (SIGSTOP) for this long is killed.
-    why_restart: str = ""  #: Why all restart, though `auto` prefers recovery in the step; else empty.
+    why_restart: str = (
+        ""  #: Why all restart, though `auto` prefers recovery in the step; else empty.
+    )
 
 
-def choose_recovery(config: RunConfig, nodes: RendezvousConfig | None, num_procs: int, max_restarts: int) -> Recovery:
+def choose_recovery(
+    config: RunConfig, nodes: RendezvousConfig | None, num_procs: int, max_restarts: int
+) -> Recovery:
     """Return how a run recovers; if recovery in the step was configured and is not possible, print why."""
     chosen = config.cluster.recovery
     # On several machines it needs a shared disk, and some losses end the run that a restart survives (ADR 62).
@@ -46,7 +49,9 @@ def choose_recovery(config: RunConfig, nodes: RendezvousConfig | None, num_procs
 def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: int) -> str:
     """Return what prevents recovery in the step, so that a loss restarts all processes; empty if nothing does."""
     # Looked for without torch, since the launcher must not import it here: that takes seconds.
-    has_gpus = config.device == "cuda" or (config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*")))
+    has_gpus = config.device == "cuda" or (
+        config.device == "auto" and bool(glob.glob("/dev/nvidia[0-9]*"))
+    )
     if num_procs < 2 and nodes is None:
         return "one process"
     if has_gpus:

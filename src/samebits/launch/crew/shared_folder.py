@@ -12,17 +12,128 @@ again for each read, which network file systems pass on at once (close-to-open c
 import json
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+from samebits.cluster.env import run_key
+from samebits.cluster.signed import SignedStore
 from samebits.cluster.views.membership import View, read_view
 from samebits.errors import LaunchError
-from samebits.launch.crew.shared_files import NEWEST, MemberState, NodeStatus, has_heartbeat, read_status, remove
+from samebits.launch.nodes import auth
 from samebits.launch.nodes.auth import FILE_NAME
+from samebits.launch.nodes.rendezvous import compare, describe_run, read_record
+from samebits.process_range import RendezvousConfig
+
+# What one launcher writes of its node, and the making and removing of the folder; `shared_folder` lists its files.
+
+
+PARENT = ".crew"
+NEWEST = "newest.json"
+RECORD = "record.json"
+
+MemberState = Literal["planned", "started", "ready", "member", "done"]
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a launcher reports of its node."""
+
+    node: int  #: Its number.
+    beat: int = 0  #: Grows with each write.
+    #: State of each process that is planned, runs or is done, by number. A lost one is missing.
+    members: dict[int, MemberState] = field(default_factory=dict)
+    is_stopping: bool = False  #: Its launcher stops the run, after a signal.
+    is_leaving: bool = False  #: Its launcher has received a signal that may be for this node alone.
+    has_ended: bool = False  #: Its launcher writes no more.
+    failure: str = ""  #: Why the run has failed, for all launchers; empty if it has not.
+    broken: int = (
+        -1
+    )  #: The present view, if a process of this node has lost a connection in it; else -1.
+
+
+def read_status(path: Path) -> NodeStatus:
+    """Read one node's status.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError, TypeError, KeyError: It is no status.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return NodeStatus(
+        **{
+            **content,
+            "members": {int(number): state for number, state in content["members"].items()},
+        }
+    )
+
+
+def make_shared_folder(run_folder: Path, nonce: str) -> Path:
+    """Create the folder of this run's launchers, in place of one that an earlier run has left.
+
+    Raises:
+        LaunchError: Its parent is a link.
+    """
+    path = run_folder / PARENT / nonce
+    if path.parent.is_symlink():
+        raise LaunchError(
+            f"{path.parent} is a link: the launchers would write, and remove files, where it points to",
+            fix="Remove the link, or use another --run-dir.",
+        )
+    # Left by a run that was killed: `join_group` has found no launcher with a heartbeat here.
+    for old in path.parent.glob("*"):
+        remove(old)
+    # 0700, since the folder has the key of the launchers.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def has_heartbeat(path: Path, limit_s: float) -> bool:
+    """Return whether a launcher writes its status into a folder `.crew/NONCE` within `limit_s`, in seconds."""
+    first = _beats(path)
+    end = time.monotonic() + limit_s
+    while first and time.monotonic() < end:
+        time.sleep(0.02)
+        # Beats count up, so any change is a sign of life, whatever the clocks of the machines are.
+        if any(first.get(name) != beat for name, beat in _beats(path).items()):
+            return True
+    return False
+
+
+def _beats(path: Path) -> dict[str, object]:
+    found = {}
+    for each in path.glob("node-*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json.loads(each.read_text(encoding="utf-8"))
+            if not content["has_ended"]:
+                found[each.name] = content["beat"]
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Remove the files that launchers write, and the folder if nothing else is in it."""
+    if folder.is_symlink():  # a run folder may come from a stranger, and links lead anywhere
+        return
+    with suppress(OSError):
+        for pattern in (
+            "claim-*",
+            "node-*.json",
+            "view-*.json",
+            NEWEST,
+            RECORD,
+            "*.part",
+            f"{FILE_NAME}*",
+        ):
+            for path in folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        folder.rmdir()
+
 
 # A machine whose connections break is lost with its launcher, unless that one writes a status within this time; or,
 # where the disk or this machine is slow, within so many times the longest time between two looks of this launcher.
@@ -39,9 +150,12 @@ class SharedFolder:
     """One launcher's view of the files in `.crew/NONCE`. A status that stays the same for `node_timeout_s`: a loss."""
 
     def __init__(self, path: Path, node_timeout_s: float) -> None:
-        self._path, self._node_timeout_s = path, node_timeout_s
+        self._path = path
+        self._node_timeout_s = node_timeout_s
         self._known: dict[str, NodeStatus] = {}  # by file: the last status that could be read
-        self._seen: dict[int, tuple[int, float]] = {}  # by node: its last beat, and when it was first read
+        self._seen: dict[
+            int, tuple[int, float]
+        ] = {}  # by node: its last beat, and when it was first read
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
         self._broken_since = self._longest_look_s = 0.0
         # Monotonic clocks of one machine only: times of other machines are never compared with them.
@@ -52,7 +166,9 @@ class SharedFolder:
         #: status at each poll, and one that is silent for `SILENT_S` is lost.
         self.is_broken = False
         # Not only after a broken connection: a launcher may see that later than others.
-        self.beat_s = min(node_timeout_s / BEATS, SILENT_S / 3)  #: How often its status is written, at least.
+        self.beat_s = min(
+            node_timeout_s / BEATS, SILENT_S / 3
+        )  #: How often its status is written, at least.
         self.node = self._claim_number()  #: This launcher's number.
 
     def publish(self, status: NodeStatus) -> None:
@@ -80,7 +196,9 @@ class SharedFolder:
         is_over = threading.Event()
 
         def beat() -> None:
-            with suppress(FileNotFoundError, LaunchError):  # the next status of the main thread raises it
+            with suppress(
+                FileNotFoundError, LaunchError
+            ):  # the next status of the main thread raises it
                 while not is_over.wait(self.beat_s):
                     self.publish(status)
 
@@ -101,7 +219,12 @@ class SharedFolder:
                 self._known[path.name] = read_status(path)
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, TypeError, KeyError):  # a network disk may fail once: the node is silent
+            except (
+                OSError,
+                ValueError,
+                TypeError,
+                KeyError,
+            ):  # a network disk may fail once: the node is silent
                 if path.name not in self._known:
                     continue
             status = self._known[path.name]
@@ -117,7 +240,8 @@ class SharedFolder:
         if any(0 <= view == status.broken for status in found.values()):
             self._broken_at = now
             if not was_broken:
-                self._broken_since, self._longest_look_s = now, 0.0
+                self._broken_since = now
+                self._longest_look_s = 0.0
         if was_broken:
             self._longest_look_s = max(self._longest_look_s, now - self._looked_at)
         self._looked_at, silent_s = now, max(SILENT_S, SILENT_LOOKS * self._longest_look_s)
@@ -125,7 +249,11 @@ class SharedFolder:
         has_waited = self.is_broken and now - self._broken_since >= silent_s
         limit_s = min(silent_s, self._node_timeout_s) if has_waited else self._node_timeout_s
         for node, (beat, since) in self._seen.items():
-            if node in found and not found[node].has_ended and (self._lost.get(node) == beat or now - since >= limit_s):
+            if (
+                node in found
+                and not found[node].has_ended
+                and (self._lost.get(node) == beat or now - since >= limit_s)
+            ):
                 self._lost[node] = beat
                 del found[node]
         return found
@@ -133,7 +261,9 @@ class SharedFolder:
     def has_timed_out(self, node: int) -> bool:
         """Return whether a node has left, or was silent for `node_timeout_s` whatever its connections are."""
         since = self._seen.get(node, (-1, -math.inf))[1]
-        return time.monotonic() - since >= self._node_timeout_s or not self._status_path(node).exists()
+        return (
+            time.monotonic() - since >= self._node_timeout_s or not self._status_path(node).exists()
+        )
 
     def newest(self, known: View) -> View:
         """Return the newest view: the known one, or one that was published after it."""
@@ -165,7 +295,8 @@ class SharedFolder:
             FileNotFoundError: The other nodes have ended the run.
             LaunchError: The disk has failed after others could read the view.
         """
-        part, path = self._path / f"view.{self.node}.part", self._path / f"view-{view.number}.json"
+        part = self._path / f"view.{self.node}.part"
+        path = self._path / f"view-{view.number}.json"
         try:
             part.write_text(json.dumps(asdict(view)), encoding="utf-8")
         except FileNotFoundError:
@@ -196,7 +327,9 @@ class SharedFolder:
             is_end: Whether the run has ended; otherwise this node leaves the others, and is lost to them at once. So
                 is a node without a process that is done: no other node has to know of it.
         """
-        done: dict[int, MemberState] = {number: "done" for number, state in status.members.items() if state == "done"}
+        done: dict[int, MemberState] = {
+            number: "done" for number, state in status.members.items() if state == "done"
+        }
         with suppress(OSError, LaunchError):  # the run has ended, or the disk does not answer
             # An end without a finished process has nothing to report, and no launcher waits for it (ADR 52).
             if not is_end or not (done or status.failure):
@@ -204,7 +337,9 @@ class SharedFolder:
             elif self._path.is_dir():
                 self.publish(replace(status, members=done, has_ended=True))
         # The others may only seem lost, as after a pause of the disk.
-        if all(other.has_ended for other in self.statuses().values()) and not has_heartbeat(self._path, SETTLING_S):
+        if all(other.has_ended for other in self.statuses().values()) and not has_heartbeat(
+            self._path, SETTLING_S
+        ):
             remove(self._path)
             with suppress(OSError):
                 self._path.parent.rmdir()
@@ -245,3 +380,120 @@ class SharedFolder:
         part.write_text(json.dumps(content), encoding="utf-8")
         # Replaced whole: a reader on another machine sees the old status or the new one.
         part.replace(self._path / name)
+
+
+# Join the launchers of a run in progress, through the run folder: no machine has to serve the rendezvous any more.
+#
+# The launcher that creates the shared folder leaves two files for those that come later, or come back:
+#
+#     .crew/NONCE/.rendezvous-key   the key of the launchers, readable only for its user; none where SAMEBITS_KEY is set
+#     .crew/NONCE/record.json       the record of the run, which `admission.compare` compares
+
+
+MAX_RECORD_BYTES = 1024 * 1024
+# How long another machine's folder may take to appear on a network disk, seconds.
+VISIBLE_S = 5.0
+SHARE = "crew"  # key of the launchers' store with the name of the shared folder
+
+
+def describe_group(path: Path, nodes: RendezvousConfig, key: str) -> None:
+    """Write what later launchers need into `.crew/NONCE`. Only the launcher that has created that folder calls this.
+
+    Raises:
+        CheckpointError: The key cannot be written.
+    """
+    if not run_key(os.environ):
+        auth.KeyFile(path, key)
+    # Written whole under another name first, as other launchers poll for the record.
+    part = path / f"{RECORD}.part"
+    part.write_text(json.dumps(describe_run(nodes)), encoding="utf-8")
+    part.replace(path / RECORD)
+
+
+def open_shared_folder(
+    store: SignedStore, nodes: RendezvousConfig, key: str, nonce: str | None
+) -> SharedFolder:
+    """Open the files of all launchers, which the first one creates under a new name, its `nonce`.
+
+    Raises:
+        LaunchError: The run folder is not on a disk that the machines share.
+    """
+    if nonce is not None:
+        path = make_shared_folder(nodes.folder, nonce)
+        describe_group(path, nodes, key)
+        shared = SharedFolder(
+            path, nodes.node_timeout_s
+        )  # before others can read the name: it is node 0
+        store.put(SHARE, path.name)
+        return shared
+    path = nodes.folder / PARENT / str(store.wait_for(SHARE))
+    end = time.monotonic() + VISIBLE_S
+    while not path.is_dir() and time.monotonic() < end:
+        time.sleep(0.1)
+        with suppress(OSError):
+            os.listdir(
+                nodes.folder
+            )  # an NFS client remembers what was not there, until it reads the folder again
+    if not path.is_dir():
+        raise LaunchError(
+            "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
+            given=f"{nodes.folder} is not the folder that the first machine uses",
+            fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
+        )
+    return SharedFolder(path, nodes.node_timeout_s)
+
+
+def join_group(nodes: RendezvousConfig) -> tuple[SharedFolder, str] | None:
+    """Join the launchers that train in this run folder now; return their shared folder and key, or None without any.
+
+    Raises:
+        LaunchError: They have other settings, or this launcher does not have their key.
+    """
+    parent = nodes.folder / PARENT
+    # A link could lead to a folder in which a stranger's record admits this launcher.
+    if parent.is_symlink() or not parent.is_dir():
+        return None
+    for path in sorted(parent.iterdir()):
+        # A status is written many times in node_timeout_s. Files of a run that was killed cost this wait.
+        if not _is_own(path) or not has_heartbeat(path, nodes.node_timeout_s / 4):
+            continue
+        with suppress(FileNotFoundError):  # the run has just ended
+            key = _check(path, nodes)
+            return SharedFolder(path, nodes.node_timeout_s), key
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    # lstat and the owner: the key in a folder of another user would be known to that user.
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _check(path: Path, nodes: RendezvousConfig) -> str:
+    """Compare the record of the group, and return its key."""
+    with (path / RECORD).open(encoding="utf-8") as file:
+        # Bounded: the file is on a disk that others may write to.
+        theirs = read_record(file.read(MAX_RECORD_BYTES))
+    differing = (
+        compare(theirs, describe_run(nodes), nodes.has_own_id)
+        if theirs is not None
+        else ["damaged"]
+    )
+    if theirs is None or differing:
+        raise LaunchError(
+            f"another run trains in {nodes.folder}",
+            given="\n".join(differing),
+            where=f"started by {theirs['user']} on {theirs['host']}, pid {theirs['pid']}"
+            if theirs
+            else str(path),
+            fix="To join it, use the same command as on its other machines. Otherwise set another --run-dir.",
+        )
+    key = run_key(os.environ) or auth.read_key(path)
+    if not key:
+        raise LaunchError(
+            f"this machine does not have the key of the run in {nodes.folder}",
+            fix="Export the SAMEBITS_KEY of the other machines.",
+        )
+    return key

@@ -18,9 +18,9 @@ from torch.distributed import Store
 
 from samebits.cluster.env import KEY, SHORTEST_KEY, run_key
 from samebits.cluster.signed import ForgedError, Seal, peek
-from samebits.config.plain_file import open_plain
-from samebits.config.process_range import RendezvousConfig
 from samebits.errors import LaunchError, cannot_make
+from samebits.plain_file import open_plain
+from samebits.process_range import RendezvousConfig
 
 FILE_NAME = ".rendezvous-key"
 # How long the server may take to write the greeting, and a network disk to show the key file.
@@ -74,7 +74,9 @@ def read_key(folder: Path) -> str | None:
     """Read the key from a run folder; None if there is none. Raises LaunchError if other users can read it."""
     path = folder / FILE_NAME
     try:
-        opened = open_plain(path, os.O_NOFOLLOW)  # the folder may be another user's, with a link or a FIFO in it
+        opened = open_plain(
+            path, os.O_NOFOLLOW
+        )  # the folder may be another user's, with a link or a FIFO in it
     except OSError:
         return None
     with opened as file:
@@ -108,7 +110,8 @@ def find_key(store: Store, nodes: RendezvousConfig) -> str:
     """
     given = run_key(os.environ)
     end = time.monotonic() + GREETING_S
-    key, problem = None, "the store contains no greeting of a launcher of this run"
+    key = None
+    problem = "the store contains no greeting of a launcher of this run"
     while time.monotonic() < end:
         if (greeting := peek(store, _GREETING)) is not None:
             # Read at each look, as a network disk may show the file late.

@@ -47,7 +47,9 @@ class NodeView:
     """One world of a run: a view whose members are all new."""
 
     number: int  #: Grows with each view: how often all processes were restarted before.
-    members: tuple[tuple[int, int, int], ...]  #: Node, its first rank and its number of processes; rank 0's node first.
+    members: tuple[
+        tuple[int, int, int], ...
+    ]  #: Node, its first rank and its number of processes; rank 0's node first.
     size: int  #: Number of processes.
     address: str  #: Where rank 0 serves the store.
     port: int  #: Its port.
@@ -63,7 +65,8 @@ class EndedOnOtherNode(Exception):
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
-        self.code, self.text = code, text
+        self.code = code
+        self.text = text
 
 
 def next_view(number: int, ready: list[NodeState], members: set[int], most: int) -> NodeView:
@@ -71,7 +74,8 @@ def next_view(number: int, ready: list[NodeState], members: set[int], most: int)
     chosen = sorted(ready, key=lambda state: (state.node not in members, state.node))[:most]
     # Rank 0, and with it the run folder, is on the node that serves the store, unless the user has numbered the nodes.
     chosen.sort(key=lambda state: (state.rank or 0, not state.serves, state.node))
-    placed, first = [], 0
+    placed = []
+    first = 0
     for state in chosen:
         placed.append((state.node, first, state.num_procs))
         first += state.num_procs
@@ -82,17 +86,28 @@ class StoreBoard:
     """One launcher's part in the exchange. A node whose state stays the same for `node_timeout_s` is lost."""
 
     def __init__(self, store: SignedStore, node_timeout_s: float, mine: NodeState) -> None:
-        self._shared, self._node_timeout_s = store, node_timeout_s
-        self._store = store.clone()  # a connection of its own: calls over one connection wait for each other
+        self._shared = store
+        self._node_timeout_s = node_timeout_s
+        self._store = (
+            store.clone()
+        )  # a connection of its own: calls over one connection wait for each other
         #: This node's number, the lowest that no other node has taken.
-        self.node = next(number for number in itertools.count() if self._claims(replace(mine, node=number)))
+        self.node = next(
+            number for number in itertools.count() if self._claims(replace(mine, node=number))
+        )
         self._mine = replace(mine, node=self.node)
         self._proposed: NodeView | None = None
-        self._seen: dict[int, tuple[NodeState, float]] = {}  # last state of each node, and when it was first read
+        self._seen: dict[
+            int, tuple[NodeState, float]
+        ] = {}  # last state of each node, and when it was first read
         self._states: dict[int, NodeState] = {}
-        self._lock = threading.Lock()  # guards `_mine`, `_proposed` and `_states`, which two threads use
-        self._is_due, self._is_over = threading.Event(), threading.Event()
-        self._looked_at, self._num_failures = time.monotonic(), 0
+        self._lock = (
+            threading.Lock()
+        )  # guards `_mine`, `_proposed` and `_states`, which two threads use
+        self._is_due = threading.Event()
+        self._is_over = threading.Event()
+        self._looked_at = time.monotonic()
+        self._num_failures = 0
         self.view: NodeView | None = None  #: The newest view.
         self.ended: EndedOnOtherNode | None = None  #: How another node has ended the run.
         self.broken = ""  #: Why the store is lost; empty while it answers.
@@ -120,7 +135,10 @@ class StoreBoard:
     def is_pause(self, number: int) -> bool:
         """Return whether a node has asked to end a view, after a save. It may have left since."""
         # `list`, as the thread adds nodes meanwhile.
-        return number in (self._mine.pause, *(state.pause for state, _ in list(self._seen.values())))
+        return number in (
+            self._mine.pause,
+            *(state.pause for state, _ in list(self._seen.values())),
+        )
 
     def silent_s(self) -> float:
         """Return for how long the store has not answered, seconds."""
@@ -149,11 +167,14 @@ class StoreBoard:
             beat += 1
             try:
                 self._exchange(beat)
-                self._num_failures, self.broken = 0, ""
+                self._num_failures = 0
+                self.broken = ""
             except (RuntimeError, ValueError) as error:  # DistError is a RuntimeError
                 self._num_failures += 1
                 if self._num_failures >= MAX_FAILURES:
-                    self.broken = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+                    self.broken = (
+                        str(error).strip().partition("\n")[0][:200] or type(error).__name__
+                    )
                 # torch's client cannot be used any more after a call that was given up in the middle.
                 with suppress(RuntimeError):
                     self._store = self._shared.clone()
@@ -163,12 +184,16 @@ class StoreBoard:
 
     def _exchange(self, beat: int) -> None:
         with self._lock:
-            mine, proposed = self._mine, self._proposed
-        store, now = self._store, time.monotonic()
+            mine = self._mine
+            proposed = self._proposed
+        store = self._store
+        now = time.monotonic()
         store.put(f"state/{self.node}", asdict(replace(mine, beat=beat)))
         names = [f"state/{node}" for node in self._seen]
         # After a failure one by one: one call for all waits in vain if another program has removed a key.
-        found = dict(enumerate(map(store.get, names) if self._num_failures else store.get_all(names)))
+        found = dict(
+            enumerate(map(store.get, names) if self._num_failures else store.get_all(names))
+        )
         # Numbers have no gaps, so one key more shows whether there is another node.
         while (content := store.get(f"state/{len(found)}")) is not None:
             found[len(found)] = content

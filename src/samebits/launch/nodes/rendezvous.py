@@ -7,23 +7,356 @@ for in-step recovery, in `crew.shared_folder`. Every store call can block foreve
 thread with a deadline.
 """
 
+import getpass
+import json
+import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from samebits.cluster.signed import SignedStore
+from samebits.cluster.address import port_holder, split_endpoint
+from samebits.cluster.rendezvous import ranks_text
+from samebits.cluster.signed import SignedStore, peek
 from samebits.cluster.store import open_for_nodes
-from samebits.cluster.timeout import call_with_timeout
-from samebits.config.process_range import RendezvousConfig
-from samebits.errors import LaunchError
-from samebits.launch.nodes import admission, auth, rank_claims, waiting
+from samebits.cluster.timeout import as_clock, call_with_timeout
+from samebits.errors import LaunchError, cannot_make, printable
+from samebits.launch.nodes import auth
 from samebits.open_files import out_of_files
+from samebits.process_range import ProcessRange, RendezvousConfig
+from samebits.scratch import is_running
+
+# What a launcher that waits for other nodes reports: who has joined or was refused, and why it gives up.
+
+
+REFUSED = "samebits/refused"
+FIX = "Resume the run with --resume auto on all machines."
+# first: the first view has not begun; others: nodes of the last view still have processes; turn: others train.
+Wait = Literal["first", "others", "turn"]
+_MAX_CHARS = (
+    600  # of a note, which is not signed: any program that reaches the port may have written it
+)
+
+
+def as_note(error: BaseException) -> str:
+    """Return the note that a refused launcher leaves for those that wait; empty for another kind of error."""
+    if not isinstance(error, LaunchError):
+        return ""
+    given = "; ".join((error.slots.get("given") or error.slots.get("cause", "")).splitlines())
+    text = f"{error.what} ({given})" if given else error.what
+    return json.dumps({"host": socket.gethostname(), "text": text[:_MAX_CHARS]})
+
+
+def read_refusal(store: Store) -> str:
+    """Return what the last refused launcher reported; an empty text if none was refused."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        if (found := peek(store, REFUSED)) is not None:
+            note = json.loads(found[: 8 * _MAX_CHARS])
+            text = " ".join(f"{note['host']} was refused: {note['text']}"[:_MAX_CHARS].split())
+            return printable(text)
+    return ""
+
+
+def describe_wait(
+    nodes: RendezvousConfig, num_ready: int, names: str, wait: Wait, waited_s: float
+) -> str:
+    """Describe what this launcher waits for; `num_ready` nodes wait, or are in the view that it waits for."""
+    size = nodes.size
+    endpoint = nodes.endpoint
+    shown = f" ({names})" if names else ""
+    have = "has" if num_ready == 1 else "have"
+    left = f"giving up in {as_clock(nodes.join_timeout_s - waited_s)} (cluster.join_timeout_s)"
+    if wait == "others":
+        what = f"waiting for the other nodes of the last world{shown}"
+        left = f"lost after {nodes.node_timeout_s:g} s without a heartbeat (cluster.node_timeout_s)"
+    elif wait == "turn" and num_ready >= size.most:
+        what = f"the run at {endpoint} has all of its {num_ready} nodes{shown}"
+        left = "waiting until one of them leaves or is lost"
+    elif wait == "turn":
+        what = f"waiting until the run at {endpoint} has saved and accepts this node{shown}"
+    elif num_ready >= size.least:
+        what = (
+            f"{num_ready} of {size.least} to {size.most} nodes {have} joined at {endpoint}{shown}"
+        )
+        left = (
+            f"starting {nodes.last_call_s:g} s after the first {size.least} (cluster.last_call_s)"
+        )
+    else:
+        what = f"waiting for {size.least} node{'s' * (size.least > 1)} at {endpoint}: {num_ready} {have} joined{shown}"
+    return f"{what}, {waited_s:.0f} s\n  {left}"
+
+
+def describe_world(size: int, num_nodes: int, gone: str, new: str) -> str:
+    """Describe a world that follows another one."""
+    changes = (f"; lost or left: {gone}" if gone else "") + (f"; new: {new}" if new else "")
+    return f"continuing with {count(size, 'process', 'es')} on {count(num_nodes, 'node')}{changes}"
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def too_few_nodes(num_nodes: int, size: ProcessRange, lost: set[int]) -> LaunchError:
+    """Return the error of a run that has lost more nodes than it can do without. `size`: how many the run may have."""
+    return LaunchError(
+        f"{num_nodes} of {size} nodes remain",
+        given=f"lost: {', '.join(f'node {node}' for node in sorted(lost))}",
+        fix=f"{FIX} With --nodes MIN:MAX, a run continues down to MIN machines.",
+    )
+
+
+def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> LaunchError:
+    """Return the error of a run that too few launchers have joined in time; `cause`: why one was refused."""
+    return LaunchError(
+        f"gave up waiting for {nodes.size.least} nodes at {nodes.endpoint}",
+        given=given,
+        where=f"after {nodes.join_timeout_s:.0f} s (cluster.join_timeout_s)",
+        cause=cause,
+        fix="Start the same command on the missing machines.",
+    )
+
+
+# Claims of node ranks that users assigned: each rank belongs to one launcher, and the missing ones are known.
+
+
+def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
+    """Claim a node rank for this launcher.
+
+    Raises:
+        LaunchError: Another launcher has the rank, or was started with another number of machines.
+    """
+    first = store.put_first("num_nodes", num_nodes)
+    if first != num_nodes:
+        raise LaunchError(
+            f"the numbers of machines differ: node rank {rank} was started with --nodes {num_nodes}, "
+            f"another with --nodes {first}",
+            fix="Start all machines with the same --nodes.",
+        )
+    # Host and process id together: two launchers on one machine are two claims.
+    mine = [socket.gethostname(), os.getpid()]
+    found = store.put_first(_key(rank), mine)
+    if found == mine:
+        return
+    host, pid = found
+    if host == mine[0] and not is_running(pid):  # that launcher has died, and was started again
+        store.put(_key(rank), mine)
+        return
+    raise LaunchError(
+        f"two machines have node rank {rank}",
+        where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
+        fix=f"Give each machine its own --node-rank, 0 to {num_nodes - 1}. If the first one is lost for good, "
+        "stop all machines and resume with --resume auto.",
+    )
+
+
+def release(store: SignedStore, rank: int) -> None:
+    """Release a node rank."""
+    # The key is deleted, since the store has no other way to let `put_first` succeed again.
+    store.store.delete_key(_key(rank))
+
+
+def missing(store: SignedStore, nodes: RendezvousConfig) -> str:
+    """Return which node ranks no launcher has claimed, for users; empty if the user has not assigned node ranks."""
+    absent = [
+        rank
+        for rank in range(nodes.size.most)
+        if nodes.rank is not None and store.get(_key(rank)) is None
+    ]
+    return f"missing node {ranks_text(absent)}" if absent else ""
+
+
+def _key(rank: int) -> str:
+    return f"node/{rank}"
+
+
+# Decide which launchers may join the run at a rendezvous address.
+#
+# The launcher that serves the rendezvous publishes a record of its run: run id, run folder and all settings that the
+# launchers must share. Another launcher compares itself with that record before it writes anything. A launcher of
+# another run, or with other settings, is refused with the differences, and the admitted run is not disturbed. A store
+# without a record belongs to another program, such as torchrun, and is left unchanged.
+#
+#     samebits/owner           record of the run whose launcher serves the store
+#     samebits/RUN_ID/record   record of a second run with a run id of its own (--rdzv-id)
+
+
+# How long the server may take from opening its port to writing the record.
+RECORD_S = 5.0
+OWNER = "samebits/owner"
+# How long admission may take in all, over a slow link.
+LIMIT_S = RECORD_S + 10.0
+_SHOWN = 5
+
+
+def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
+    """Verify that this launcher may join, and return whether it is the first; the serving one publishes the record.
+
+    Raises:
+        LaunchError: The address belongs to another run or program.
+        CheckpointError: The run folder cannot be created.
+    """
+    try:
+        if serves:
+            publish(store, nodes)
+            return True
+        return check(store, nodes)
+    except dist.DistError as error:
+        raise LaunchError(
+            f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
+            given=str(error).splitlines()[0][:200],
+            cause="the launcher that serves it has just ended; its own output gives the reason",
+            fix="Start the same command on all machines again.",
+        ) from None
+
+
+def publish(store: Store, nodes: RendezvousConfig) -> None:
+    """Publish the record of this run. Only the launcher that serves the store calls this.
+
+    Raises:
+        CheckpointError: The run folder cannot be created.
+    """
+    # Other launchers recognize a folder on a shared disk by its inode, wherever the disk is mounted.
+    try:
+        nodes.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_make(nodes.folder, error) from None
+    store.set(OWNER, json.dumps(describe_run(nodes)))
+
+
+def check(store: Store, nodes: RendezvousConfig) -> bool:
+    """Verify that the run at the address is this one, on all launchers but the serving one; return whether it is new.
+
+    Raises:
+        LaunchError: It is another run, has other settings, or is not a run of Samebits.
+    """
+    owner = _owner(store, nodes)
+    mine = describe_run(nodes)
+    is_first = False
+    if owner["run"] != nodes.run_id and nodes.has_own_id:
+        # Two runs share the store intentionally. The first launcher of this run writes its record.
+        # Atomic, as two launchers of the second run may come at the same time.
+        text = store.compare_set(f"samebits/{nodes.run_id}/record", "", json.dumps(mine))
+        is_first = text == json.dumps(mine).encode()
+        owner = read_record(text) or owner
+    differing = compare(owner, mine, nodes.has_own_id)
+    if differing:
+        raise LaunchError(
+            f"another run uses the rendezvous at {nodes.endpoint}",
+            given="\n".join(differing),
+            where=f"started by {owner['user']} on {owner['host']}, pid {owner['pid']}, run folder {owner['folder']}",
+            fix="Give this run another port on all its machines. If it is the same run, start it with the "
+            "same command everywhere"
+            + ("." if nodes.has_own_id else ", or with the same --rdzv-id."),
+        )
+    return is_first
+
+
+def report_refusal(store: Store, note: str) -> None:
+    """Report to the launchers of the run that this one was refused; a store of another program is left unchanged."""
+    if note and peek(store, OWNER) is not None:
+        store.set(REFUSED, note)
+
+
+def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:
+    """Return how two launchers' records differ, in at most five lines; with `has_own_id`, folders may differ."""
+    if theirs["run"] != mine["run"]:
+        return [f"run: {theirs['run']} there, {mine['run']} here"]
+    lines: list[str] = []
+    if not has_own_id and not _is_same_folder(theirs, mine):
+        lines.append(f"run folder: {theirs['folder']} there, {mine['folder']} here")
+    there = theirs["shared"]
+    here = mine["shared"]
+    names = [name for name in there | here if there.get(name) != here.get(name)]
+    lines += [
+        f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} here" for name in names
+    ]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [_printable(line) for line in lines[:_SHOWN]] + more
+
+
+def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
+    """Return the record of this launcher's run."""
+    user = str(os.getuid())
+    inode = 0
+    # KeyError: a container may run under a user id without a name.
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    with suppress(OSError):
+        inode = nodes.folder.stat().st_ino
+    shared = dict(nodes.shared)
+    if nodes.rank is None:  # otherwise `rank_claims.claim` compares it
+        shared["--nodes"] = str(nodes.size)
+    return {
+        "run": nodes.run_id,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "user": user,
+        "folder": str(nodes.folder.absolute()),
+        "typed": str(nodes.folder),
+        "inode": inode,
+        "shared": shared,
+    }
+
+
+def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
+    end = time.monotonic() + RECORD_S
+    # `peek`, since `get` would wait in native code until the store's own timeout.
+    while (text := peek(store, OWNER)) is None:
+        if time.monotonic() > end:
+            holder = port_holder(split_endpoint(nodes.endpoint)[1])
+            raise LaunchError(
+                f"the store at {nodes.endpoint} does not belong to a run of samebits train --nodes",
+                given=holder or None,
+                cause="torchrun or another program serves it",
+                fix="Choose another port, the same on all machines, or end that program.",
+            )
+        time.sleep(0.02)
+    found = read_record(text)
+    if found is None:
+        raise LaunchError(
+            f"the record of the run at {nodes.endpoint} is damaged",
+            cause="another version of Samebits, or another program, has written it",
+            fix="Choose another port, the same on all machines.",
+        )
+    return found
+
+
+def read_record(text: str | bytes) -> dict[str, Any] | None:
+    """Parse a record; None if it is damaged."""
+    try:
+        found = json.loads(text)
+        shared = {str(name): str(value) for name, value in found["shared"].items()}
+        named = {
+            name: _printable(str(found[name])) for name in ("run", "host", "pid", "user", "folder")
+        }
+        typed = str(found.get("typed", ""))
+        return {**named, "typed": typed, "inode": int(found["inode"]), "shared": shared}
+    # Anything may be in the store of another program. RecursionError: deeply nested JSON.
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _is_same_folder(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
+    # Without a shared disk, the same command with a relative path may be typed in different working folders. Whether
+    # the launchers belong together is then a question of the key, which `auth.find_key` answers.
+    return bool(
+        theirs["folder"] == mine["folder"]
+        or theirs["inode"] == mine["inode"] != 0
+        or theirs["typed"] == mine["typed"] != ""
+    )
+
+
+def _printable(text: str) -> str:
+    """Return text of another machine without terminal escapes and line breaks, at most 300 characters."""
+    # Escapes in another machine's text could rewrite this terminal.
+    return "".join(char if char.isprintable() else "?" for char in text[:300])
+
 
 T = TypeVar("T")
 # Deadline of a short call. Over a link that was cut, there is never an answer.
@@ -49,23 +382,28 @@ class NodeRendezvous:
         LaunchError: The store cannot be served or reached, or this launcher may not join.
     """
 
-    def __init__(self, nodes: RendezvousConfig, check: Callable[[], None], report: Callable[[str], None]) -> None:
-        self.nodes, self._check = nodes, check
-        self._store, self.serves = self.wait(lambda: open_for_nodes(nodes, report), nodes.join_timeout_s + ANSWER_S)
+    def __init__(
+        self, nodes: RendezvousConfig, check: Callable[[], None], report: Callable[[str], None]
+    ) -> None:
+        self.nodes = nodes
+        self._check = check
+        self._store, self.serves = self.wait(
+            lambda: open_for_nodes(nodes, report), nodes.join_timeout_s + ANSWER_S
+        )
         self._key_file: auth.KeyFile | None = None
         self._makes_folder = self.serves and not nodes.folder.exists()
         try:
-            is_first = self.wait(lambda: admission.admit(self._store, nodes, self.serves), admission.LIMIT_S)
+            is_first = self.wait(lambda: admit(self._store, nodes, self.serves), LIMIT_S)
             # A launcher that is there answers within moments, or is lost.
             self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
             run = PrefixStore(f"samebits/{nodes.run_id}", self._store)
             self.key = self._agree_on_key(run, is_first)
             self.store = SignedStore(run, auth.nodes_seal(self.key, nodes))
             if (rank := nodes.rank) is not None:
-                self.wait(lambda: rank_claims.claim(self.store, rank, nodes.size.most), ANSWER_S)
+                self.wait(lambda: claim(self.store, rank, nodes.size.most), ANSWER_S)
         except BaseException as error:
-            note = waiting.as_note(error)
-            self.query(lambda: admission.report_refusal(self._store, note))
+            note = as_note(error)
+            self.query(lambda: report_refusal(self._store, note))
             self._clean_up()
             raise
 
@@ -106,16 +444,16 @@ class NodeRendezvous:
 
     def missing(self) -> str:
         """Return which node ranks are missing, if the user has assigned them."""
-        return self.query(lambda: rank_claims.missing(self.store, self.nodes)) or ""
+        return self.query(lambda: missing(self.store, self.nodes)) or ""
 
     def refusal(self) -> str:
         """Return what the last refused launcher reported; empty if none was refused."""
-        return self.query(lambda: waiting.read_refusal(self._store)) or ""
+        return self.query(lambda: read_refusal(self._store)) or ""
 
     def leave(self) -> None:
         """Let another launcher have this one's node rank."""
         if (rank := self.nodes.rank) is not None:
-            self.query(lambda: rank_claims.release(self.store, rank))
+            self.query(lambda: release(self.store, rank))
 
     def end(self, code: int, text: str, num_nodes: int = 0) -> None:
         """End the run on all nodes; the first to call this sets the result. It is read by `num_nodes`."""

@@ -11,7 +11,12 @@ from types import FrameType
 from samebits.frames import is_user
 from samebits.own_loop.scripts import Loop, ends, is_rate, names, number_of, passes_on, place_of
 
-_EVALUATES = ("'val", "'test", "'eval", "'dev")  # in a condition: what follows is that of an evaluation
+_EVALUATES = (
+    "'val",
+    "'test",
+    "'eval",
+    "'dev",
+)  # in a condition: what follows is that of an evaluation
 
 
 def decision(frames: Iterable[FrameType]) -> tuple[str, str]:
@@ -19,12 +24,14 @@ def decision(frames: Iterable[FrameType]) -> tuple[str, str]:
     flow: _Flow | None = None
     owner: object = None
     for frame in [each for each in frames if is_user(each.f_code.co_filename)]:
-        file, this = frame.f_code.co_filename, frame.f_locals.get("self")
+        file = frame.f_code.co_filename
+        this = frame.f_locals.get("self")
         scope, loops = place_of(file, frame.f_lineno)
         if flow is None:
             if not loops or passes_on(frame.f_code):
                 continue
-            inside, outer = _Flow(loops[0], _batches(loops[0]), ()), loops[1:]
+            inside = _Flow(loops[0], _batches(loops[0]), ())
+            outer = loops[1:]
             inside.follow(loops[0].body * 2)
             flow = _Flow(loops[0], inside.known, outer)
         else:
@@ -53,7 +60,9 @@ class _Flow:
     """
 
     def __init__(self, inner: ast.stmt, gives: set[str], outer: Sequence[Loop]) -> None:
-        self._inner, self._gives, self._outer = inner, gives, outer
+        self._inner = inner
+        self._gives = gives
+        self._outer = outer
         self.known: set[str] = set() if outer or not isinstance(inner, Loop) else set(gives)
         self.found: tuple[str, int] | None = None
         self.returns = False
@@ -81,10 +90,13 @@ class _Flow:
         elif isinstance(statement, ast.Return):
             self.returns |= statement.value is not None and bool(self._known_in(statement.value))
         elif isinstance(statement, ast.With | ast.Try):
-            self.follow(each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt))
+            self.follow(
+                each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)
+            )
 
     def _assign(self, statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> None:
-        value, targets = statement.value, _targets(statement)
+        value = statement.value
+        targets = _targets(statement)
         if value is not None and self._known_in(value) and not isinstance(value, ast.Dict):
             self.known |= targets
             if any(map(is_rate, targets)):
@@ -98,17 +110,25 @@ class _Flow:
         if any(word in text for word in _EVALUATES) and not is_around:
             return
         depends = bool(self._known_in(statement.test))
-        if depends and (any(True for _ in ends([statement])) or "['lr']" in ast.unparse(statement.body)):  # type: ignore[arg-type]
+        if depends and (
+            any(True for _ in ends([statement])) or "['lr']" in ast.unparse(statement.body)
+        ):  # type: ignore[arg-type]
             self._find(statement.test)
         self.follow([*statement.body, *statement.orelse])
         if depends:
             for each in ast.walk(statement):
-                self.known |= _targets(each) if isinstance(each, ast.Assign | ast.AugAssign) else set()
+                self.known |= (
+                    _targets(each) if isinstance(each, ast.Assign | ast.AugAssign) else set()
+                )
 
     def _repeat(self, loop: Loop) -> None:
         is_outer = any(each is loop for each in self._outer)
         if isinstance(loop, ast.For):
-            self.known = self.known | _targets(loop) if self._known_in(loop.iter) else self.known - _targets(loop)
+            self.known = (
+                self.known | _targets(loop)
+                if self._known_in(loop.iter)
+                else self.known - _targets(loop)
+            )
         for _ in range(2):  # what one pass has computed is there in the next one
             self.follow(loop.body)
         if is_outer and isinstance(loop, ast.While):
@@ -127,7 +147,11 @@ def _batches(loop: Loop) -> set[str]:
     """Return the names of what a loop reads."""
     if isinstance(loop, ast.For):
         return _targets(loop) - {number_of(loop)}
-    reads = [each for each in ast.walk(loop) if isinstance(each, ast.Assign) and "next(" in ast.unparse(each.value)]
+    reads = [
+        each
+        for each in ast.walk(loop)
+        if isinstance(each, ast.Assign) and "next(" in ast.unparse(each.value)
+    ]
     return set().union(*map(_targets, reads))
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from samebits.config.plain_file import parse_json
+from samebits.plain_file import parse_json
 
 ENTRY = "samebits.json"
 _MAX_BYTES = 4096  # of the entry: a few numbers
@@ -28,7 +28,9 @@ def save_with_record(save: Callable[[Any], None], file: Any, position: Mapping[s
         file.write(buffer.getbuffer())
         return
     path = os.path.realpath(file)
-    if not os.path.isdir(os.path.dirname(path)) or (os.path.exists(path) and not os.path.isfile(path)):
+    if not os.path.isdir(os.path.dirname(path)) or (
+        os.path.exists(path) and not os.path.isfile(path)
+    ):
         save(file)  # with torch's own error, or to a device
         return
     # Many scripts let all ranks write the same file at once. The name stays, since torch writes it into the file.
@@ -66,11 +68,22 @@ def _read(file: Any) -> dict[str, int] | None:
     # The file may be a stranger's: its entry may be no position, no JSON, or a bomb.
     try:
         with zipfile.ZipFile(file) as archive:
-            entry = next((each for each in archive.infolist() if each.filename.endswith(f"/{ENTRY}")), None)
+            entry = next(
+                (each for each in archive.infolist() if each.filename.endswith(f"/{ENTRY}")), None
+            )
             if entry is None or entry.file_size > _MAX_BYTES:
                 return None
             found: Any = parse_json(archive.read(entry))
-    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):  # RuntimeError: it is encrypted
+    except (
+        ValueError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ):  # RuntimeError: it is encrypted
         return None
-    is_position = isinstance(found, dict) and all(type(each) is int for each in found.values()) and "step" in found
+    is_position = (
+        isinstance(found, dict)
+        and all(type(each) is int for each in found.values())
+        and "step" in found
+    )
     return found if is_position else None

@@ -9,7 +9,9 @@ from torch.autograd.function import FunctionCtx
 from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import callers, is_user
 
-RAISED: list[SamebitsError] = []  # in this process: a script may catch the errors of a pass, and continue
+RAISED: list[
+    SamebitsError
+] = []  # in this process: a script may catch the errors of a pass, and continue
 _OWN_LOOP = """Make the loop exact by hand, and start the script with torchrun (docs/own-loop.md):
 -model = DDP(model)
 +model, optimizer, loader = samebits.exact(model, optimizer, loader, global_batch=64, micro_batch=16)"""
@@ -19,8 +21,14 @@ FRAMEWORKS = {  # what is exact, and the line that makes it
         "ExactStrategy",
         "trainer = Trainer(strategy=ExactStrategy(global_batch=64), devices=int(os.environ['LOCAL_WORLD_SIZE']))",
     ),
-    "accelerate": ("ExactAccelerator", "accelerator = ExactAccelerator(global_batch=64)  # instead of Accelerator()"),
-    "transformers": ("ExactTrainer", "trainer = ExactTrainer(global_batch=64, ...)  # instead of Trainer(...)"),
+    "accelerate": (
+        "ExactAccelerator",
+        "accelerator = ExactAccelerator(global_batch=64)  # instead of Accelerator()",
+    ),
+    "transformers": (
+        "ExactTrainer",
+        "trainer = ExactTrainer(global_batch=64, ...)  # instead of Trainer(...)",
+    ),
 }
 _TEXTS: dict[str, tuple[str, ...]] = {
     "no sizes": (
@@ -53,7 +61,8 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "the script ended, and no training was recognized",
         "It has loaded a checkpoint of its last epoch, only evaluates, or trains in processes of its own or in a loop "
         "without a DataLoader.",
-        "Remove the checkpoint to train again. Start an evaluation with torchrun. Otherwise: " + _OWN_LOOP,
+        "Remove the checkpoint to train again. Start an evaluation with torchrun. Otherwise: "
+        + _OWN_LOOP,
     ),
     "part": (
         "{part} reads, splits or averages the training itself",
@@ -156,7 +165,13 @@ def refusal(name: str, line: str = "", **values: object) -> ConfigError:
         instead = ["pass"]  # it is the only line of its block
     if instead and (old := linecache.getline(file, int(number or 0)).rstrip()):
         indent = old[: len(old) - len(old.lstrip())]
-        fix = "\n".join([fix, f"-{old}", *(f"+{indent}{line}" for each in instead for line in each.splitlines())])
+        fix = "\n".join(
+            [
+                fix,
+                f"-{old}",
+                *(f"+{indent}{line}" for each in instead for line in each.splitlines()),
+            ]
+        )
     RAISED.append(error := ConfigError(what, where=line, cause=cause, fix=fix))
     return error
 
@@ -179,7 +194,9 @@ def _is_function(frame: FrameType) -> bool:
 
 def check_framework() -> None:
     """Refuse the loop of a framework that calls a function here."""
-    files = [each.f_code.co_filename.rpartition("-packages/")[2] for each in callers(sys._getframe())]
+    files = [
+        each.f_code.co_filename.rpartition("-packages/")[2] for each in callers(sys._getframe())
+    ]
     for name, (kind, made) in FRAMEWORKS.items():
         if any(file.startswith((f"{name}/", f"pytorch_{name}/")) for file in files):
             raise refusal("framework", user_line(), framework=name, exact=kind, made=made)

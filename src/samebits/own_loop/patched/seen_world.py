@@ -36,8 +36,11 @@ class SeenWorld:
 
     def __init__(self, replicas: int) -> None:
         assignment = read_assignment(os.environ) or ALONE
-        self.rank, self.size, self.local_rank = assignment.rank, assignment.world_size, assignment.local_rank
-        self._is_given, self.replicas = replicas > 0, replicas or self.size
+        self.rank = assignment.rank
+        self.size = assignment.world_size
+        self.local_rank = assignment.local_rank
+        self._is_given = replicas > 0
+        self.replicas = replicas or self.size
         self._launcher = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         os.environ["WORLD_SIZE"] = str(self.replicas)
         self.has_group = False
@@ -50,7 +53,11 @@ class SeenWorld:
     def seen_size(self, file: str, *, has_begun: bool) -> int:
         """Return the size of the world that a source file sees, before or after the training loop has begun."""
         # A learning rate of each epoch may be computed from it; an evaluation and a library count what they reduce.
-        return self.size if has_begun and not (is_user(file) and torch.is_grad_enabled()) else self.replicas
+        return (
+            self.size
+            if has_begun and not (is_user(file) and torch.is_grad_enabled())
+            else self.replicas
+        )
 
     @contextmanager
     def launcher_environment(self) -> Iterator[None]:
@@ -66,7 +73,9 @@ class SeenWorld:
         """Check the arguments of a function `name`, -1 or None if left out; the launcher's world is used anyway."""
         self.has_group = True
         if not self._is_given:
-            self.replicas = self.replicas if world_size in (-1, None) else world_size  # for the refusal that follows
+            self.replicas = (
+                self.replicas if world_size in (-1, None) else world_size
+            )  # for the refusal that follows
             return
         check_framework()
         if world_size not in (-1, None, self.replicas) or rank not in (-1, None, self.rank):
@@ -82,11 +91,18 @@ class CollectiveCheck:
     """
 
     def __init__(self, world: SeenWorld) -> None:
-        self._world, self._has_summed = world, False
+        self._world = world
+        self._has_summed = False
         self.first = "", ""
 
     def check(
-        self, name: str, values: Sequence[Any], loop: ExactLoop, models: Sequence[nn.Module], *, is_async: bool
+        self,
+        name: str,
+        values: Sequence[Any],
+        loop: ExactLoop,
+        models: Sequence[nn.Module],
+        *,
+        is_async: bool,
     ) -> bool:
         """Check one call.
 
@@ -98,7 +114,9 @@ class CollectiveCheck:
             self._check_sum(name, tensors, models)
         if not loop.is_inside or not any(each.training for each in models):
             return False
-        every = [each.grad for model in models for each in model.parameters() if each.grad is not None]
+        every = [
+            each.grad for model in models for each in model.parameters() if each.grad is not None
+        ]
         gradients = {each.data_ptr() for each in every}
         is_large = any(each.data_ptr() in gradients or each.numel() > SMALL for each in tensors)
         if is_large or (not loop.has_backward and (name not in REDUCTIONS or is_async)):
@@ -110,7 +128,9 @@ class CollectiveCheck:
         return loop.repeat is not None and loop.repeat.is_again
 
     def _check_sum(self, name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) -> None:
-        own = {each.data_ptr() for model in models for each in (*model.parameters(), *model.buffers())}
+        own = {
+            each.data_ptr() for model in models for each in (*model.parameters(), *model.buffers())
+        }
         if any(each.data_ptr() in own for each in tensors):
             raise refusal("state", user_line(), part=name)
         world = self._world

@@ -19,7 +19,8 @@ from samebits.frames import callers, is_user
 
 VARIABLE = "SAMEBITS_TURNS"  # a folder, from `samebits launch` to the workers of this machine
 _OPEN = builtins.open
-_ALONE, _TOGETHER = "alone", "together"
+_ALONE = "alone"
+_TOGETHER = "together"
 _PASS_ON = ("/os.py", "<frozen os>", "/shutil.py", "/pathlib", __file__)
 _CHANGES = {
     os: ("mkdir", "makedirs", "remove", "unlink", "rmdir", "rename", "replace", "symlink", "link"),
@@ -36,7 +37,9 @@ def wait_for_turn(local_rank: int | None) -> bool:
     folder = os.environ.get(VARIABLE)
     if folder is None or not local_rank:
         return False
-    while not os.path.exists(done := os.path.join(folder, "done")):  # the launcher ends this process if it fails
+    while not os.path.exists(
+        done := os.path.join(folder, "done")
+    ):  # the launcher ends this process if it fails
         time.sleep(0.02)
     return Path(done).read_text(encoding="utf-8") == _ALONE
 
@@ -54,7 +57,9 @@ def be_silent() -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the script ends
 
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or "opener" in kwargs or not set("wax") & set(mode):  # the latter: a temporary file
+        if (
+            isinstance(file, int) or "opener" in kwargs or not set("wax") & set(mode)
+        ):  # the latter: a temporary file
             return _OPEN(file, mode, *args, **kwargs)
         return tempfile.TemporaryFile(mode.replace("x", "w"), *args, **kwargs)
 
@@ -68,7 +73,8 @@ def speak() -> None:
     """Print and write again, for errors."""
     builtins.open = io.open = _OPEN
     if sys.stderr is sys.stdout:  # as `be_silent` sets them
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        sys.stdout = sys.__stdout__
+        sys.stderr = sys.__stderr__
 
 
 def _by_others(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> None:
     seed_forward(script.seed, torch.device("cpu"))
     install(script)
     is_module = arguments[0] == "-m"
-    target, sys.argv = arguments[is_module], arguments[is_module:]
+    target = arguments[is_module]
+    sys.argv = arguments[is_module:]
     if wait_for_turn(script.world.local_rank):
         be_silent()
     try:
@@ -103,7 +104,14 @@ def _replace(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
 def install(script: Script) -> None:
     """Replace them for a script."""
 
-    kinds = (DataLoader, Optimizer, LRScheduler, ReduceLROnPlateau, AveragedModel, torch.amp.GradScaler)
+    kinds = (
+        DataLoader,
+        Optimizer,
+        LRScheduler,
+        ReduceLROnPlateau,
+        AveragedModel,
+        torch.amp.GradScaler,
+    )
     # The schedulers of schedulers do not call LRScheduler.__init__.
     for kind in (*kinds, SequentialLR, ChainedScheduler, nn.SyncBatchNorm):
 
@@ -137,13 +145,19 @@ def install(script: Script) -> None:
 
     @_replace(BaseProcess, "start")
     def start(plain: Any, self: Any) -> None:
-        if is_user(sys._getframe(2).f_code.co_filename):  # behind `replaced`; others are of DataLoaders and pools
+        if is_user(
+            sys._getframe(2).f_code.co_filename
+        ):  # behind `replaced`; others are of DataLoaders and pools
             script.check_process(self)
         plain(self)
 
     for name in ("step", "sync_gradients", "is_padding"):
         # What a fix names: `loader` is the DataLoader of the script, whose training may not have begun.
-        setattr(DataLoader, name, property(partial(lambda name, _: getattr(script.exact, name, 0), name)))
+        setattr(
+            DataLoader,
+            name,
+            property(partial(lambda name, _: getattr(script.exact, name, 0), name)),
+        )
 
     _replace_files(script)
     _replace_samplers(script)
@@ -161,7 +175,9 @@ def _replace_files(script: Script) -> None:
 
     @_replace(torch, "save")
     def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        is_shared = isinstance(f, str | os.PathLike) and folders.isdisjoint(map(str, Path(os.path.realpath(f)).parents))
+        is_shared = isinstance(f, str | os.PathLike) and folders.isdisjoint(
+            map(str, Path(os.path.realpath(f)).parents)
+        )
         # All ranks of a script for one process would write the same file at once.
         if script.world.has_group or script.world.rank == 0 or not is_shared:
             # A script may save what it has loaded before it trains on.
@@ -198,8 +214,12 @@ def _replace_samplers(script: Script) -> None:
     @_replace(DistributedSampler, "__iter__")
     def iterate(plain: Any, self: Any) -> Iterator[int]:
         """Read each sample of an evaluation once, over all processes that run."""
-        before = {name: getattr(self, name) for name in ("num_replicas", "rank", "num_samples", "total_size")}
-        self.num_replicas, self.rank = 1, 0
+        before = {
+            name: getattr(self, name)
+            for name in ("num_replicas", "rank", "num_samples", "total_size")
+        }
+        self.num_replicas = 1
+        self.rank = 0
         # A script that drops the rest reads it elsewhere.
         whole = before["total_size"] if self.drop_last else len(self.dataset)
         self.num_samples = self.total_size = whole
@@ -222,9 +242,13 @@ def _replace_wrappers(script: Script) -> None:
             raise refusal("part", user_line(), part="DistributedDataParallel(process_group=...)")
         check_framework()
         nn.Module.__init__(self)
-        self.module, self.device_ids, self.require_backward_grad_sync = module, device_ids, True
+        self.module = module
+        self.device_ids = device_ids
+        self.require_backward_grad_sync = True
         script.note(self)
-        if isinstance(self, DistributedDataParallel):  # all ranks begin with rank 0's weights, as usual
+        if isinstance(
+            self, DistributedDataParallel
+        ):  # all ranks begin with rank 0's weights, as usual
             with script.world.launcher_environment():
                 tensors = [*module.parameters(), *module.buffers()]
                 collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
@@ -234,10 +258,14 @@ def _replace_wrappers(script: Script) -> None:
 
     kind: Any
     for kind in (DistributedDataParallel, DataParallel):
-        kind.__init__, kind.forward = init, lambda self, *args, **kwargs: self.module(*args, **kwargs)
+        kind.__init__ = init
+        kind.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
         # Theirs need what their __init__ has made.
-        kind.train, kind.__setstate__ = nn.Module.train, nn.Module.__setstate__
-        kind.__getstate__ = nn.Module.__getstate__  # pickles and copies, as AveragedModel(model) makes one
+        kind.train = nn.Module.train
+        kind.__setstate__ = nn.Module.__setstate__
+        kind.__getstate__ = (
+            nn.Module.__getstate__
+        )  # pickles and copies, as AveragedModel(model) makes one
         kind.no_sync = kind.join = lambda self, *args, **kwargs: nullcontext()
         kind.register_comm_hook = hook
 
@@ -266,7 +294,11 @@ def _replace_process_group(script: Script) -> None:
     @_replace(dist, "get_world_size")
     def size(plain: Any, group: Any = None) -> int:
         is_seen = group in (None, dist.group.WORLD) and not caller().startswith((_CORE, _GROUPS))
-        return script.world.seen_size(caller(), has_begun=script.has_begun) if is_seen else int(plain(group))
+        return (
+            script.world.seen_size(caller(), has_begun=script.has_begun)
+            if is_seen
+            else int(plain(group))
+        )
 
     @_replace(mp, "spawn", "start_processes")
     def spawn(_plain: Any, fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
@@ -278,15 +310,23 @@ def _replace_process_group(script: Script) -> None:
         @_replace(dist, name)
         def collective(plain: Any, *args: Any, name: str = name, **kwargs: Any) -> Any:
             if not caller().startswith(_CORE):
-                is_changed = script.check_collective(name, [*args, *kwargs.values()], bool(kwargs.get("async_op")))
-                if name in ("all_gather", "all_gather_object") and args and isinstance(args[0], list):
+                is_changed = script.check_collective(
+                    name, [*args, *kwargs.values()], bool(kwargs.get("async_op"))
+                )
+                if (
+                    name in ("all_gather", "all_gather_object")
+                    and args
+                    and isinstance(args[0], list)
+                ):
                     del args[0][script.world.size :]  # made for the world that the script sees
                 if is_changed:
                     plain(*args, **kwargs)
                     results = next(iter([*args, *kwargs.values()]))
                     for each in results if isinstance(results, list) else [results]:
                         # By little: the script may stop at a loss that is not finite.
-                        each.detach().mul_(1.25) if each.is_floating_point() else each.detach().add_(1)
+                        each.detach().mul_(
+                            1.25
+                        ) if each.is_floating_point() else each.detach().add_(1)
                     return None
             return plain(*args, **kwargs)
 

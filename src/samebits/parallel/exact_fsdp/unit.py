@@ -19,11 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.parallel.bucket import second_gradient
-from samebits.parallel.exchange.part import Message
-from samebits.parallel.exchange.tags import GATHER, REDUCE, bucket_tag
+from samebits.parallel.bucket import Layout, second_gradient
+from samebits.parallel.exchange.part import GATHER, REDUCE, Message, bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import Work, post
-from samebits.parallel.layout import Layout
 from samebits.parallel.tree import Node, push
 
 
@@ -83,22 +81,30 @@ class Piece:
     def take_leaf(self) -> Tensor:
         """Return the leaf, (length,), which is complete, and forget it."""
         assert self.leaf is not None
-        leaf, self.leaf = self.leaf, None
+        leaf = self.leaf
+        self.leaf = None
         return leaf
 
 
 class ShardUnit:
     """Parameters that are gathered together."""
 
-    def __init__(self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World) -> None:
-        self._world, self._tag = world, bucket_tag(number)
+    def __init__(
+        self, number: int, parameters: Sequence[nn.Parameter], owners: Sequence[int], world: World
+    ) -> None:
+        self._world = world
+        self._tag = bucket_tag(number)
         #: The parameters of each rank that owns some.
         self.pieces = {
-            rank: Piece([each for each, owner in zip(parameters, owners, strict=True) if owner == rank])
+            rank: Piece(
+                [each for each, owner in zip(parameters, owners, strict=True) if owner == rank]
+            )
             for rank in sorted(set(owners))
         }
         self._places = {
-            parameter: (piece, index) for piece in self.pieces.values() for index, parameter in enumerate(piece.trained)
+            parameter: (piece, index)
+            for piece in self.pieces.values()
+            for index, parameter in enumerate(piece.trained)
         }
         #: The trained parameters whose gradient the current backward pass has not reached.
         self.missing: set[nn.Parameter] = set()
@@ -120,7 +126,8 @@ class ShardUnit:
         for rank, piece in self.pieces.items():
             if rank == self._world.rank:
                 messages += [
-                    Message(piece.values, peer, self._tag + GATHER, is_receive=False) for peer in self._peers()
+                    Message(piece.values, peer, self._tag + GATHER, is_receive=False)
+                    for peer in self._peers()
                 ]
             else:
                 piece.allocate()
@@ -166,7 +173,8 @@ class ShardUnit:
 
     def start_reduce(self, leaves: Sequence[int | None]) -> None:
         """Start to send the micro-batch's gradients to their owners, and receive own ones; a leaf None has weight 0."""
-        me, messages = self._world.rank, []
+        me = self._world.rank
+        messages = []
         mine = self.pieces.get(me)
         if leaves[me] is not None:
             # The leaf's memory has undefined values, so a gradient that does not exist has to be written as zero.
@@ -199,7 +207,8 @@ class ShardUnit:
         # In the order of the micro-batches, whatever the order in which messages have arrived.
         for leaf, values in sorted(self._arriving, key=lambda entry: entry[0]):
             push(self._sums, (leaf, leaf + 1), values, num_leaves, Tensor.add_)
-        self._sending, self._arriving = [], []
+        self._sending = []
+        self._arriving = []
 
     def owned_gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return the step's gradient, of any shape, of each trained parameter that this rank owns."""
@@ -207,14 +216,22 @@ class ShardUnit:
         if mine is None or not mine.trained:
             return {}
         ((_, total),) = self._sums
-        return {parameter: mine.gradients.view(total, index) for index, parameter in enumerate(mine.trained)}
+        return {
+            parameter: mine.gradients.view(total, index)
+            for index, parameter in enumerate(mine.trained)
+        }
 
     def _peers(self) -> list[int]:
         # Each rank starts with its right neighbor, so that not all send to rank 0 first.
-        return [(self._world.rank + distance) % self._world.size for distance in range(1, self._world.size)]
+        return [
+            (self._world.rank + distance) % self._world.size
+            for distance in range(1, self._world.size)
+        ]
 
     def _post(self, messages: list[Message]) -> Sequence[Work]:
-        messages.sort(key=lambda message: not message.is_receive)  # receives first, as in `TreeAllReduce`
+        messages.sort(
+            key=lambda message: not message.is_receive
+        )  # receives first, as in `TreeAllReduce`
         return post(self._world, messages) if messages else []
 
 

@@ -17,15 +17,43 @@ time of gloo's all-reduce. gloo's all-gather was slower than both.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from samebits.parallel.exchange.tags import RESULT
-from samebits.parallel.layout import ALIGNMENT, round_up
-from samebits.parallel.tree import Node, push
+from samebits.parallel.bucket import ALIGNMENT, round_up
+from samebits.parallel.tree import Node, merged, partials, push
+
+# Tags of the messages between two ranks. Messages of several buckets that are under way must differ in theirs.
+#
+# Those of one bucket may not: messages with one tag arrive in the order in which they were posted (`two_level.py`).
+#
+#      bit  31   30   29          16 15       6 5      0
+#          +----+----+--------------+----------+--------+
+#          | 0  | L  |  sum         |  bucket  |  part  |
+#          +----+----+--------------+----------+--------+
+#            |    |     |              |          node of the sender's tree, by its index; RESULT: a sum of ranks
+#            |    |     |              bucket of the sum; unit of a sharded model
+#            |    |     sum: 0 for the engine's and for the buffers of an own loop, else one of the own loop's sums
+#            |    layer: a sum within a forward or backward pass (synchronized batch norm)
+#            sign: gloo takes tags as unsigned, torch as signed ints
+#
+# The engine has one sum, so a model with more than 1,024 buckets may use the bits of the sum as well.
+
+
+RESULT = 63  # follows the indices of nodes; a rank has at most one node per level of the tree, on either side
+LAYER = 1 << 30
+# parts of a unit of a sharded model
+GATHER = 0
+REDUCE = 1
+
+
+def bucket_tag(bucket: int, sum_number: int = 0) -> int:
+    """Return the tag of the first part of a bucket; add the part."""
+    return (sum_number << 10 | bucket) << 6
+
 
 Held = list[tuple[Node, Tensor]]
 
@@ -65,12 +93,16 @@ class Part:
     def send(self, values: Tensor, place: int, tag: int) -> None:
         """Add a message to a member, (N,), to the round."""
         if values.numel():  # otherwise the receiver knows
-            self._messages.append(Message(_sendable(values), self.members[place], self.tag + tag, is_receive=False))
+            self._messages.append(
+                Message(_sendable(values), self.members[place], self.tag + tag, is_receive=False)
+            )
 
     def receive(self, values: Tensor, place: int, tag: int) -> None:
         """Add a message from a member, (N,), to the round."""
         if values.numel():
-            self._messages.append(Message(_sendable(values), self.members[place], self.tag + tag, is_receive=True))
+            self._messages.append(
+                Message(_sendable(values), self.members[place], self.tag + tag, is_receive=True)
+            )
 
     def receive_nodes(self, nodes: Sequence[Node], place: int, length: int) -> Held:
         """Add messages with nodes of a member, (length,) each, to the round; return the memory for them."""
@@ -81,10 +113,13 @@ class Part:
 
     def round(self) -> list[Message]:
         """Return the messages of the round, and begin the next one."""
-        messages, self._messages = self._messages, []
+        messages = self._messages
+        self._messages = []
         return messages
 
-    def add(self, entries: Iterable[tuple[Node, Tensor]], destination: Tensor | None = None) -> Held:
+    def add(
+        self, entries: Iterable[tuple[Node, Tensor]], destination: Tensor | None = None
+    ) -> Held:
         """Add siblings, (N,) each, and return the nodes that are left.
 
         Args:
@@ -111,12 +146,16 @@ class Part:
 def cuts(length: int, shares: Sequence[int]) -> list[int]:
     """Cut [0, length) into aligned chunks in the ratio of the shares; return where they start, and the length."""
     total = sum(shares)
-    return [min(length, round_up(-(-length * start // total), ALIGNMENT)) for start in accumulate(shares, initial=0)]
+    return [
+        min(length, round_up(-(-length * start // total), ALIGNMENT))
+        for start in accumulate(shares, initial=0)
+    ]
 
 
 def exchange_directly(part: Part, *, in_chunks: bool, shares: Sequence[int] = ()) -> Rounds:
     """Sum a part by messages to all members, in one round or in two, in chunks; `shares`: of each, if not equal."""
-    size, me = len(part.members), part.place
+    size = len(part.members)
+    me = part.place
     bounds = cuts(part.total.numel(), shares or (1,) * size)
 
     def chunk(values: Tensor, owner: int) -> Tensor:
@@ -144,3 +183,177 @@ def exchange_directly(part: Part, *, in_chunks: bool, shares: Sequence[int] = ()
 def _sendable(values: Tensor) -> Tensor:
     """Return the same memory as bytes for 16-bit dtypes, which not every backend can send."""
     return values if values.dtype == torch.float32 else values.view(torch.uint8)
+
+
+# All-reduce of a part in a large world: recursive halving, then doubling, in tree order.
+#
+# `exchange_directly` sends a message to each other rank. Here a rank has one partner a round, so with W ranks it sends
+# 2 log2(W) messages for each of its nodes, of as many bytes in total. Eight ranks, seen from rank 0:
+#
+#     exchange halves with rank 1       keep the first half of the nodes of ranks 0-1
+#     exchange quarters with rank 2     keep the first quarter of the nodes of ranks 0-3
+#     exchange eighths with rank 4      the first eighth is complete
+#     receive the other eighth of a quarter from rank 4, the other quarter from 2, the other half from 1
+#
+# Neighbors hold neighboring micro-batches, so what a group of ranks holds is an interval of leaves, summed in the
+# brackets of `tree.py`. With W between two powers of two, some ranks (guests) first give their nodes to their left
+# neighbor (host), and receive the complete sum from it at the end.
+#
+# Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
+
+
+# One message to each rank at the same time is faster than one round after another in a small world, and where the
+# messages are large: it then takes fewer bytes if the number of ranks is no power of two.
+DIRECT_SIZE = 16
+SMALL_MESSAGE_BYTES = 64 * 1024
+
+
+def is_in_rounds(size: int, num_bytes: int) -> bool:
+    """Return whether values of `num_bytes` are reduced in rounds by a group of this size."""
+    return size > DIRECT_SIZE and num_bytes < size * SMALL_MESSAGE_BYTES
+
+
+def follow_each_other(nodes: Sequence[list[Node]]) -> bool:
+    """Return whether the nodes are in the order of the ranks. They are not after a loss within a step."""
+    every = [node for own in nodes for node in own]
+    return all(left[1] == right[0] for left, right in pairwise(every))
+
+
+def exchange_by_halving(part: Part) -> Rounds:
+    """Sum a part by messages to one partner a round. The nodes of neighboring members follow each other."""
+    num_rounds = len(part.members).bit_length() - 1
+    num_pairs = len(part.members) - (1 << num_rounds)  # of host and guest: the first members
+    me = part.place
+    total = part.total
+    length = part.total.numel()
+    is_paired = me < 2 * num_pairs
+    if is_paired and me % 2:
+        for index, (_, values) in enumerate(part.held):
+            part.send(values, me - 1, index)
+        yield part.round()
+        part.receive(total, me - 1, RESULT)
+        yield part.round()
+        return
+    position = me // 2 if is_paired else me - num_pairs
+    chunk_size = -(-length // (1 << num_rounds))
+
+    def member(position: int) -> int:
+        return position + min(position, num_pairs)
+
+    def offset(chunk: int) -> int:
+        return min(chunk * chunk_size, length)
+
+    held = part.held
+    if is_paired:
+        given = part.receive_nodes(part.nodes[me + 1], me + 1, length)
+        yield part.round()
+        held = part.add([*held, *given])
+    # the chunks that this rank still holds of its nodes
+    first = 0
+    last = 1 << num_rounds
+    for number in range(num_rounds):
+        middle = (first + last) // 2
+        is_right = position >> number & 1
+        cut = offset(middle) - offset(first)
+        partner = position ^ (1 << number)
+        for index, (_, values) in enumerate(held):
+            part.send(values[:cut] if is_right else values[cut:], member(partner), index)
+        kept = [(node, values[cut:] if is_right else values[:cut]) for node, values in held]
+        first, last = (middle, last) if is_right else (first, middle)
+        group = partner >> number << number
+        nodes = _nodes_of(part, member(group), member(group + (1 << number)))
+        received = part.receive_nodes(nodes, member(partner), offset(last) - offset(first))
+        yield part.round()
+        # The partner's nodes may be to the left or to the right of this rank's.
+        held = part.add([*kept, *received])
+    ((_, found),) = held
+    destination = total[offset(first) : offset(last)]
+    # The sum may lie in the memory of a message, by the order in which nodes were merged.
+    if found.data_ptr() != destination.data_ptr():
+        destination.copy_(found)
+    for number in reversed(range(num_rounds)):
+        # Exchange the complete sums of two neighboring runs of chunks.
+        width, partner = last - first, member(position ^ (1 << number))
+        other = (first - width, first) if position >> number & 1 else (last, last + width)
+        part.send(total[offset(first) : offset(last)], partner, RESULT)
+        part.receive(total[offset(other[0]) : offset(other[1])], partner, RESULT)
+        first = min(first, other[0])
+        last = max(last, other[1])
+        yield part.round()
+    if is_paired:
+        part.send(total, me + 1, RESULT)
+        yield part.round()
+
+
+def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
+    """Return the nodes that the members [first, last) have after they have merged theirs."""
+    from_left = next((nodes for nodes in part.nodes[first:last] if nodes), None)
+    if from_left is None:
+        return []
+    from_right = next(
+        part.nodes[place] for place in range(last - 1, first - 1, -1) if part.nodes[place]
+    )
+    leaves = from_left[0][0], from_right[-1][1]
+    return partials(*leaves, part.num_leaves) if part.exact else [leaves]
+
+
+# The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.
+#
+# Gradients are halved (`halving.py`) since their bytes count. Sums inside a pass are a few kilobytes, so only messages
+# count: in each round a rank sends all that it holds to one partner. Eight ranks with a node each, seen from rank 0:
+#
+#     round 0   send (0,1) to rank 1, receive (1,2)      hold (0,2)
+#     round 1   send (0,2) to rank 2, receive (2,4)      hold (0,4)
+#     round 2   send (0,4) to rank 4, receive (4,8)      hold (0,8), the total
+#
+# Neighbors hold neighboring micro-batches, so partners add siblings of `tree.py`. With W between two powers of two,
+# some ranks (guests) first give their nodes to their left neighbor (host), and receive the total from it at the end.
+#
+# Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH (2005).
+
+
+class Round(NamedTuple):
+    """Messages that a rank sends and receives at the same time."""
+
+    sends_to: tuple[int, ...]  #: Ranks that receive all nodes that this rank holds.
+    nodes_from: dict[int, list[Node]]  #: The nodes that other ranks send, by rank.
+    is_total: bool = False  #: Whether the received nodes contain those that were sent.
+
+
+def plan_rounds(
+    rank: int, nodes: Sequence[list[Node]], num_leaves: int, num_bytes: int
+) -> list[Round]:
+    """Return the rounds of a rank that has nodes; none if no other rank has any."""
+    # A rank without a micro-batch contributes nothing and needs no total.
+    members = [other for other, own in enumerate(nodes) if own]
+    if not (is_in_rounds(len(members), num_bytes) and follow_each_other(nodes)):
+        peers = [other for other in members if other != rank]
+        return [Round((*peers,), {peer: nodes[peer] for peer in peers})] if peers else []
+    num_rounds = len(members).bit_length() - 1
+    num_pairs = len(members) - (1 << num_rounds)  # of host and guest: the first members
+
+    def held(first: int, last: int) -> list[Node]:
+        return merged(
+            [node for member in members[first:last] for node in nodes[member]], num_leaves
+        )
+
+    def index(place: int) -> int:
+        return place + min(place, num_pairs)
+
+    mine = members.index(rank)
+    is_paired = mine < 2 * num_pairs
+    if is_paired and mine % 2:
+        return [
+            Round((members[mine - 1],), {members[mine - 1]: held(0, len(members))}, is_total=True)
+        ]
+    place = mine // 2 if is_paired else mine - num_pairs
+    rounds = []
+    for number in range(num_rounds):
+        partner = place ^ (1 << number)
+        group = partner >> number << number
+        other = members[index(partner)]
+        rounds.append(Round((other,), {other: held(index(group), index(group + (1 << number)))}))
+    if is_paired:
+        guest = members[mine + 1]
+        rounds = [Round((), {guest: nodes[guest]}), *rounds, Round((guest,), {})]
+    return rounds

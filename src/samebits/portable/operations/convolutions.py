@@ -26,7 +26,9 @@ def convolution(
         )  # fmt: skip
         return result if result is NotImplemented else result.squeeze(2)
     if x.dim() == 5 and _is_plain(x, w):
-        result = volumes.convolution(x, w, stride, padding, dilation, transposed, output_padding, groups)
+        result = volumes.convolution(
+            x, w, stride, padding, dilation, transposed, output_padding, groups
+        )
         return result if bias is None else result + bias.view(1, -1, 1, 1, 1)
     if x.dim() != 4 or not _is_plain(x, w):
         return NotImplemented
@@ -65,7 +67,9 @@ def convolution_backward(
             of_bias,
         )
     if x.dim() == 5 and _is_plain(g, x, w):
-        of_volume = volumes.convolution_backward(g, x, w, stride, padding, dilation, transposed, groups, mask)
+        of_volume = volumes.convolution_backward(
+            g, x, w, stride, padding, dilation, transposed, groups, mask
+        )
         return *of_volume, exact_sum(g, (0, 2, 3, 4)).float() if mask[2] else None
     if x.dim() != 4 or not _is_plain(g, x, w):
         return NotImplemented
@@ -73,7 +77,9 @@ def convolution_backward(
     if transposed:
         if mask[0]:
             # An output_padding of a stride or more adds pixels that no input has reached.
-            of_input = convolve(g, w, stride, padding, dilation, groups)[:, :, : x.shape[2], : x.shape[3]]
+            of_input = convolve(g, w, stride, padding, dilation, groups)[
+                :, :, : x.shape[2], : x.shape[3]
+            ]
         if mask[1]:
             of_weight = weight_gradient(x, g, w.shape[2:], stride, padding, dilation, groups)
     else:

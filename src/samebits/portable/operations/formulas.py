@@ -28,19 +28,25 @@ def _glu_backward(g: Tensor, x: Tensor, dim: int) -> Tensor:
 
 def _xlogy(x: Any, y: Any) -> Tensor:
     """x log y; 0 where x is 0."""
-    logs = functions.log(torch.as_tensor(y, dtype=torch.float32) if not isinstance(y, Tensor) else y)
+    logs = functions.log(
+        torch.as_tensor(y, dtype=torch.float32) if not isinstance(y, Tensor) else y
+    )
     factor = torch.as_tensor(x, dtype=logs.dtype, device=logs.device)
     return torch.where((factor == 0) & ~logs.isnan(), 0.0, factor * logs)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))  # in this order, if eps > 0.5
+    x = (
+        x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))
+    )  # in this order, if eps > 0.5
     return functions.log(x / (1.0 - x))
 
 
 def _logit_backward(g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     low = 0.0 if eps is None else eps
-    return torch.where((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), math.nan if eps is None else 0.0)
+    return torch.where(
+        (x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), math.nan if eps is None else 0.0
+    )
 
 
 def _linear(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
@@ -88,8 +94,13 @@ def _affine_grid(theta: Tensor, size: Sequence[int], corners: bool) -> Tensor:
     for n in size[2:]:
         i = torch.arange(n, device=theta.device).double()
         axes.append((i * 2.0 + 1.0 - n) / (max(n - 1, 1) if corners else n))
-    places = [*reversed(torch.meshgrid(*axes, indexing="ij")), torch.ones(list(size[2:]), device=theta.device)]
-    base = torch.stack([each.to(theta.dtype).flatten() for each in places], 1).expand(size[0], -1, -1)
+    places = [
+        *reversed(torch.meshgrid(*axes, indexing="ij")),
+        torch.ones(list(size[2:]), device=theta.device),
+    ]
+    base = torch.stack([each.to(theta.dtype).flatten() for each in places], 1).expand(
+        size[0], -1, -1
+    )
     return matmul(base, theta.transpose(1, 2)).view(size[0], *size[2:], -1)
 
 
@@ -98,7 +109,9 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     return v * (g / norms), norms
 
 
-def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
     along = exact_sum(grad * v, _others(v, dim), keepdim=True).to(v.dtype)
     return g / norms * (grad - v * (along / (norms * norms))), along / norms
 
@@ -107,7 +120,9 @@ def _others(x: Tensor, dim: int) -> list[int]:
     return [each for each in range(x.dim()) if each != dim % x.dim()]
 
 
-def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def _nansum(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     return reductions.sum_(torch.where(x.isnan(), 0.0, x), dim, keepdim, dtype=dtype)
 
 
@@ -130,7 +145,9 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     if not accumulate:
         raise NotImplementedError  # places that occur twice have no order
     index = torch.where(index < 0, index + x.numel(), index)
-    return additions.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(x.shape)
+    return additions.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(
+        x.shape
+    )
 
 
 def _index_reduce(

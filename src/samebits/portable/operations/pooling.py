@@ -20,7 +20,9 @@ from samebits.portable.grid import grid, num_bits
 aten = torch.ops.aten
 
 
-def on_grid(x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False) -> Tensor:
+def on_grid(
+    x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False
+) -> Tensor:
     """Apply a linear function that adds values, each at most `terms` of them, to integers in float64.
 
     Args:
@@ -59,9 +61,14 @@ def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
     operation = getattr(aten, name)
 
     def run(g: Tensor, *args: Any, **options: Any) -> Tensor:
-        wide = [each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
+        wide = [
+            each.double() if isinstance(each, Tensor) and each.is_floating_point() else each
+            for each in args
+        ]
         with in_any_order():
-            return on_grid(g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options))
+            return on_grid(
+                g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options)
+            )
 
     return run
 
@@ -85,13 +92,16 @@ def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
 
 def adaptive_max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
     """Return the gradient of adaptive max pooling's input, over the last dimensions."""
-    return lambda g, x, indices: _to_largest(g, x, indices, num_dims, math.prod(g.shape[-num_dims:]))
+    return lambda g, x, indices: _to_largest(
+        g, x, indices, num_dims, math.prod(g.shape[-num_dims:])
+    )
 
 
 def _to_largest(g: Tensor, x: Tensor, indices: Tensor, num_dims: int, terms: int) -> Tensor:
     shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
     flat = (*shape[:2], -1)
-    g, indices = g.reshape(flat), indices.reshape(flat)
+    g = g.reshape(flat)
+    indices = indices.reshape(flat)
 
     def scatter(values: Tensor) -> Tensor:
         return values.new_zeros(*shape[:2], math.prod(shape[2:])).scatter_add_(2, indices, values)
@@ -112,7 +122,8 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             return float(given)
         if not ceil_mode and (count_include_pad or not any(padding)):
             return float(math.prod(per_dim(kernel, num_dims)))
-        size, own = x.shape[-num_dims:], per_dim(padding, num_dims)
+        size = x.shape[-num_dims:]
+        own = per_dim(padding, num_dims)
         ones = x.new_ones(1, 1, *size)
         counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
         if count_include_pad and any(padding):
@@ -150,7 +161,8 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
 def _windows(size: int, out: int, device: torch.device) -> Tensor:
     """Which pixels each pixel of an adaptive pooling averages, (out, size) float64 of 0 and 1."""
     i = torch.arange(out, device=device)
-    start, stop = i * size // out, ((i + 1) * size + out - 1) // out
+    start = i * size // out
+    stop = ((i + 1) * size + out - 1) // out
     pixel = torch.arange(size, device=device)
     return ((pixel >= start[:, None]) & (pixel < stop[:, None])).double()
 
@@ -203,7 +215,10 @@ def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step
     return on_grid(g, terms, lambda q: aten.unfold_backward(q, size, dim, window, step), whole=True)
 
 
-POOLING: dict[str, Callable[..., Any]] = {"col2im": adding("col2im", 2), "unfold_backward": _unfold_backward}
+POOLING: dict[str, Callable[..., Any]] = {
+    "col2im": adding("col2im", 2),
+    "unfold_backward": _unfold_backward,
+}
 for _d in (1, 2, 3):
     for _name in (f"upsample_nearest{_d}d_backward", f"_upsample_nearest_exact{_d}d_backward"):
         POOLING[_name] = nearest_backward(_name)

@@ -26,7 +26,11 @@ def convolution(
     if not transposed:
         return _convolve(x, w, stride, padding, dilation, groups)
     size = [
-        (x.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w.shape[2 + d] - 1) + output_padding[d] + 1
+        (x.shape[2 + d] - 1) * stride[d]
+        - 2 * padding[d]
+        + dilation[d] * (w.shape[2 + d] - 1)
+        + output_padding[d]
+        + 1
         for d in range(3)
     ]
     return _input_gradient(x, w, size, stride, padding, dilation, groups)
@@ -51,7 +55,9 @@ def convolution_backward(
     return of_input, of_weight
 
 
-def _convolve(x: Tensor, w: Tensor, stride: Three, padding: Three, dilation: Three, groups: int) -> Tensor:
+def _convolve(
+    x: Tensor, w: Tensor, stride: Three, padding: Three, dilation: Three, groups: int
+) -> Tensor:
     depth = (x.shape[2] + 2 * padding[0] - dilation[0] * (w.shape[2] - 1) - 1) // stride[0] + 1
     slices = _slices(x, w.shape[2], depth, stride[0], padding[0], dilation[0])
     result = planes.convolve(slices, w.flatten(1, 2), stride[1:], padding[1:], dilation[1:], groups)
@@ -61,7 +67,9 @@ def _convolve(x: Tensor, w: Tensor, stride: Three, padding: Three, dilation: Thr
 def _input_gradient(
     g: Tensor, w: Tensor, size: Three, stride: Three, padding: Three, dilation: Three, groups: int
 ) -> Tensor:
-    n, taps, depth = len(g), w.shape[2], g.shape[2]
+    n = len(g)
+    taps = w.shape[2]
+    depth = g.shape[2]
     slices = planes.input_gradient(
         _samples(g), w.flatten(1, 2), size[1:], stride[1:], padding[1:], dilation[1:], groups
     )
@@ -74,7 +82,8 @@ def _input_gradient(
 
 def _places(taps: int, depth: int, stride: int, dilation: int, device: torch.device) -> Tensor:
     """Depth in the padded input of each tap and depth of the result, (taps, depth)."""
-    tap, out = torch.arange(taps, device=device), torch.arange(depth, device=device)
+    tap = torch.arange(taps, device=device)
+    out = torch.arange(depth, device=device)
     return tap[:, None] * dilation + out * stride
 
 

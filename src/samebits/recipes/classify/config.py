@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samebits.config.given import check_exists
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.load import check_exists
+from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.listing import nearest_fix
@@ -32,7 +31,9 @@ class DataConfig(Settings):
         "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
         "validation split.",
     )
-    train: Path | None = Field(default=None, description="Training images, instead of data.root, in one of its forms.")
+    train: Path | None = Field(
+        default=None, description="Training images, instead of data.root, in one of its forms."
+    )
     eval: Path | None = Field(
         default=None,
         description="Validation images, with data.root or data.train, in one of the forms of data.root.",
@@ -42,7 +43,8 @@ class DataConfig(Settings):
         description="Further validation sets by name, as data.eval: {night: DIR} adds the metric night.top1.",
     )
     images: Path | None = Field(
-        default=None, description="Folder that paths in CSV files are relative to. null: the folder of each CSV file."
+        default=None,
+        description="Folder that paths in CSV files are relative to. null: the folder of each CSV file.",
     )
     columns: tuple[str, str] | None = Field(
         default=None,
@@ -50,7 +52,10 @@ class DataConfig(Settings):
         "null: the usual names, such as image and label, or jpg and cls.",
     )
     val_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="Fraction of each class in data.root that is used for validation."
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Fraction of each class in data.root that is used for validation.",
     )
     classes: tuple[str, ...] | None = Field(
         default=None,
@@ -61,7 +66,9 @@ class DataConfig(Settings):
         default="stop",
         description="Unreadable images. stop: end the run; skip: read every image before training and leave these out.",
     )
-    size_px: int = Field(default=224, ge=8, le=4096, description="Side of the model's square input, in pixels.")
+    size_px: int = Field(
+        default=224, ge=8, le=4096, description="Side of the model's square input, in pixels."
+    )
     train_px: Annotated[int, Field(ge=8, le=4096)] | None = Field(
         default=None,
         description="Side of training crops, in pixels. Smaller crops train faster, and often better. null: size_px.",
@@ -75,14 +82,19 @@ class DataConfig(Settings):
         description="Minimum and maximum area of a random training crop, as a fraction of the image.",
     )
     crop_ratio: tuple[Positive, Positive] = Field(
-        default=(0.75, 1.3333), description="Minimum and maximum width / height of a random training crop."
+        default=(0.75, 1.3333),
+        description="Minimum and maximum width / height of a random training crop.",
     )
-    flip: Share = Field(default=0.5, description="Probability of a horizontal flip of a training image.")
+    flip: Share = Field(
+        default=0.5, description="Probability of a horizontal flip of a training image."
+    )
     mean: tuple[Share, Share, Share] = Field(
-        default=(0.485, 0.456, 0.406), description="Mean of red, green and blue for normalization, in 0 to 1."
+        default=(0.485, 0.456, 0.406),
+        description="Mean of red, green and blue for normalization, in 0 to 1.",
     )
     std: tuple[PositiveShare, PositiveShare, PositiveShare] = Field(
-        default=(0.229, 0.224, 0.225), description="Standard deviation of red, green and blue for normalization."
+        default=(0.229, 0.224, 0.225),
+        description="Standard deviation of red, green and blue for normalization.",
     )
     scaled_decode: bool = Field(
         default=True,
@@ -92,12 +104,16 @@ class DataConfig(Settings):
         default=None,
         description="Folder for decoded images, filled during training. Does not change results. null: none.",
     )
-    cache_gb: float = Field(default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes.")
+    cache_gb: float = Field(
+        default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes."
+    )
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "DataConfig":
         if self.root is not None and self.train is not None:
-            raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
+            raise ValueError(
+                "root and train cannot be combined: both name the training images. Set one of them"
+            )
         if self.train is not None and self.eval is None:
             raise ValueError("train requires eval: val_fraction applies to root only")
         if self.eval is not None and self.train is None and self.root is None:
@@ -109,7 +125,9 @@ class DataConfig(Settings):
         if self.crop_area[1] == 0:
             raise ValueError("crop_area must be above 0")
         if self.eval_resize_px is not None and self.eval_resize_px < self.size_px:
-            raise ValueError(f"eval_resize_px ({self.eval_resize_px}) must be at least size_px ({self.size_px})")
+            raise ValueError(
+                f"eval_resize_px ({self.eval_resize_px}) must be at least size_px ({self.size_px})"
+            )
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             raise ValueError("classes has a duplicate")
         return self
@@ -119,23 +137,43 @@ class AugmentConfig(Settings):
     """Augmentation of training images beyond random crops and flips, by torchvision.transforms.v2."""
 
     policy: Literal["randaugment", "trivialaugment_wide"] | None = Field(
-        default=None, description="Random operations on each image: RandAugment or TrivialAugmentWide. null: none."
+        default=None,
+        description="Random operations on each image: RandAugment or TrivialAugmentWide. null: none.",
     )
-    num_ops: int = Field(default=2, ge=1, le=14, description="Operations on each image (randaugment).")
-    magnitude: int = Field(default=9, ge=0, le=30, description="Strength of the operations, 0 to 30 (randaugment).")
-    brightness: float = Field(default=0.0, ge=0, description="Largest relative change of brightness (color jitter).")
-    contrast: float = Field(default=0.0, ge=0, description="Largest relative change of contrast (color jitter).")
-    saturation: float = Field(default=0.0, ge=0, description="Largest relative change of saturation (color jitter).")
-    hue: float = Field(default=0.0, ge=0, le=0.5, description="Largest shift of the hue, in turns (color jitter).")
-    erasing: Share = Field(default=0.0, description="Probability that a random rectangle of an image is erased.")
+    num_ops: int = Field(
+        default=2, ge=1, le=14, description="Operations on each image (randaugment)."
+    )
+    magnitude: int = Field(
+        default=9, ge=0, le=30, description="Strength of the operations, 0 to 30 (randaugment)."
+    )
+    brightness: float = Field(
+        default=0.0, ge=0, description="Largest relative change of brightness (color jitter)."
+    )
+    contrast: float = Field(
+        default=0.0, ge=0, description="Largest relative change of contrast (color jitter)."
+    )
+    saturation: float = Field(
+        default=0.0, ge=0, description="Largest relative change of saturation (color jitter)."
+    )
+    hue: float = Field(
+        default=0.0, ge=0, le=0.5, description="Largest shift of the hue, in turns (color jitter)."
+    )
+    erasing: Share = Field(
+        default=0.0, description="Probability that a random rectangle of an image is erased."
+    )
     erasing_fill: Literal["mean", "noise"] = Field(
-        default="mean", description="Content of an erased rectangle: the mean color, or normal noise for each pixel."
+        default="mean",
+        description="Content of an erased rectangle: the mean color, or normal noise for each pixel.",
     )
     mixup: float = Field(
-        default=0.0, ge=0, description="Alpha of MixUp within a micro-batch, such as 0.2. 0: no MixUp."
+        default=0.0,
+        ge=0,
+        description="Alpha of MixUp within a micro-batch, such as 0.2. 0: no MixUp.",
     )
     cutmix: float = Field(
-        default=0.0, ge=0, description="Alpha of CutMix within a micro-batch, such as 1.0. 0: no CutMix."
+        default=0.0,
+        ge=0,
+        description="Alpha of CutMix within a micro-batch, such as 1.0. 0: no CutMix.",
     )
     mix_probability: Share = Field(
         default=1.0,
@@ -186,7 +224,10 @@ class LossConfig(Settings):
     """The loss."""
 
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="Fraction of the target probability that is spread over all classes."
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of the target probability that is spread over all classes.",
     )
 
 
@@ -195,7 +236,8 @@ class Config(RunConfig):
 
     data: DataConfig = Field(default=DataConfig(), description="Dataset and augmentation.")
     augment: AugmentConfig = Field(
-        default=AugmentConfig(), description="Augmentation beyond random crops and flips, by torchvision.transforms.v2."
+        default=AugmentConfig(),
+        description="Augmentation beyond random crops and flips, by torchvision.transforms.v2.",
     )
     model: ModelConfig = Field(default=ModelConfig(), description="Network and initial weights.")
     loss: LossConfig = Field(default=LossConfig(), description="Loss.")
@@ -236,5 +278,7 @@ class MakeConfig(Settings):
     """A synthetic dataset."""
 
     num_per_class: int = Field(default=100, ge=2, description="Images of each of the five classes.")
-    size_px: int = Field(default=160, ge=24, le=2048, description="Longer side of an image, in pixels.")
+    size_px: int = Field(
+        default=160, ge=24, le=2048, description="Longer side of an image, in pixels."
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the random images.")

@@ -9,29 +9,121 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
 
-from samebits.data.crop import Box, RandomBoxes, center_square, fitting_scale, resize_into, resized_shorter
+from samebits.data.crop import (
+    Box,
+    RandomBoxes,
+    center_square,
+    fitting_scale,
+    resize_into,
+    resized_shorter,
+)
 from samebits.data.decoded import DecodedPictures
 from samebits.data.images import ByteArray, EncodedImage
-from samebits.data.keyed import IntArray, KeyArray, uniform
+from samebits.data.keyed import IntArray, KeyArray, key, uniform
 from samebits.data.samples import Batch, Samples
 from samebits.errors import ConfigError, DataError
 from samebits.recipes.classify.config import AugmentConfig, DataConfig
-from samebits.recipes.classify.folders import Files
-from samebits.recipes.classify.image_sets import FileSet, open_set
+from samebits.recipes.classify.listing import FileSet, open_set
+from samebits.recipes.classify.rows import Files
 
-if TYPE_CHECKING:
-    from samebits.recipes.classify.augment import Augmentation
+# Augmentation by torchvision.transforms.v2, with keyed random numbers.
+#
+# torchvision draws from torch's default CPU generator. It is seeded for each sample before operations on its bytes, and
+# by the micro-batch's first key before operations on a whole micro-batch (`Loader.batch`). The results are therefore
+# pure functions of (seed, epoch, sample), or of the micro-batch.
+#
+#     bytes of a sample, in a worker     crop, flip -> RandAugment or TrivialAugmentWide -> color jitter
+#     micro-batch, on the device         normalize -> random erasing -> MixUp or CutMix
+#
+# This is the order of torchvision's reference training.
+#
+# Legend: N images, S their side in pixels, C classes.
+
+
+_AUGMENT = 1  # distinguishes this use of a sample's key from its crop and flip
+
+
+class Augmentation:
+    """The random operations of the settings; `num_classes` is C, for mixed targets."""
+
+    def __init__(self, config: AugmentConfig, num_classes: int) -> None:
+        #: Operations on the bytes of a sample.
+        self._image: list[Any] = []
+        if config.policy == "randaugment":
+            self._image.append(
+                v2.RandAugment(
+                    config.num_ops, config.magnitude, interpolation=InterpolationMode.BILINEAR
+                )
+            )
+        elif config.policy == "trivialaugment_wide":
+            self._image.append(v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR))
+        jitter = (config.brightness, config.contrast, config.saturation, config.hue)
+        if any(jitter):
+            self._image.append(v2.ColorJitter(*jitter))
+        self._erase: Any = None
+        if config.erasing:
+            value: Any = (
+                0 if config.erasing_fill == "mean" else "random"
+            )  # the mean is 0 after normalization
+            self._erase = v2.RandomErasing(config.erasing, value=value, inplace=True)
+        mixing: list[Any] = []
+        if config.mixup and config.mix_probability:
+            mixing.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
+        if config.cutmix and config.mix_probability:
+            mixing.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
+        self._mix: Any = v2.RandomChoice(mixing) if mixing else None
+        self._mix_probability = config.mix_probability
+        self._num_classes = num_classes
+
+    def augment(self, images: Tensor, keys: list[int]) -> None:
+        """Apply the operations on bytes to each of (N, S, S, 3) images, in place, by the N keys of the samples."""
+        if not self._image:
+            return
+        for image, sample_key in zip(images.permute(0, 3, 1, 2), keys, strict=True):
+            # The only generator that torchvision draws from here. torch.manual_seed would also seed those of the GPUs.
+            torch.default_generator.manual_seed(key(sample_key, _AUGMENT))
+            changed = image
+            for operation in self._image:
+                changed = operation(changed)
+            # Into the batch, of which `image` is a view: most operations return new memory.
+            image.copy_(changed)
+
+    def augment_batch(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the operations on a normalized micro-batch, with torch's default CPU generator.
+
+        Args:
+            inputs: (N, 3, S, S) float32; may be changed.
+            targets: (N,) int64 classes.
+
+        Returns:
+            The inputs, and the targets: (N, C) probabilities if MixUp or CutMix is on, otherwise as given.
+        """
+        if self._erase is not None:
+            # One by one: for a whole batch, RandomErasing would erase the same rectangle in all images.
+            for image in inputs:
+                self._erase(image)
+        if self._mix is None:
+            return inputs, targets
+        if torch.rand(()) < self._mix_probability:
+            mixed: tuple[Tensor, Tensor] = self._mix(inputs, targets)
+            return mixed
+        # As probabilities, the form that a mixed micro-batch has.
+        return inputs, torch.nn.functional.one_hot(targets, self._num_classes).float()
+
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
-_FLIP, _CROP = 0, 1
+_FLIP = 0
+_CROP = 1
 # Decoded pixels per pixel of the result, along a side, that a scaled decode must leave.
-_TRAIN_MARGIN, _EVAL_MARGIN = 1.0, 2.0
+_TRAIN_MARGIN = 1.0
+_EVAL_MARGIN = 2.0
 _FIX = "Replace the image by a readable one,\nor start a new run with data.on_error=skip to leave such images out."
 
 
@@ -71,22 +163,24 @@ class ImageFiles(Samples):
         train: bool,
         augment: AugmentConfig | None = None,
     ) -> None:
-        self._images, self._config, self._train = open_set(path, config), config, train
+        self._images = open_set(path, config)
+        self._config = config
+        self._train = train
         self._names = [file for name in classes for file in files.get(name, [])]
         labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
         self._labels = torch.tensor(labels, dtype=torch.int64)
         self.files: Sequence[Path] = self._images.files(self._names)
         self._augmentation: Augmentation | None = None
         if train and augment is not None and augment.is_on:
-            from samebits.recipes.classify.augment import (
-                Augmentation,
-            )  # late: torchvision.transforms takes time to import
+            # late: torchvision.transforms takes time to import
 
             self._augmentation = Augmentation(augment, len(classes))
         self._decoded: DecodedPictures | None = None
         if config.cache is not None:
             if not isinstance(self._images, FileSet):
-                raise ConfigError("data.cache is for image files only, not for rows", fix="Remove data.cache.")
+                raise ConfigError(
+                    "data.cache is for image files only, not for rows", fix="Remove data.cache."
+                )
             self._decoded = DecodedPictures(config.cache, int(config.cache_gb * 1e9))
         self._heads: dict[int, Head] = {}
         self._intact: set[int] = set()
@@ -106,7 +200,9 @@ class ImageFiles(Samples):
         try:
             if self._train:
                 config = self._config
-                boxes = RandomBoxes(keys, area=config.crop_area, ratio=config.crop_ratio, first_column=_CROP)
+                boxes = RandomBoxes(
+                    keys, area=config.crop_area, ratio=config.crop_ratio, first_column=_CROP
+                )
                 flips = (uniform(keys, _FLIP) < config.flip).tolist()
                 for row, index in enumerate(indices.tolist()):
                     pixels, box = self._random_crop(index, boxes, row)
@@ -127,7 +223,8 @@ class ImageFiles(Samples):
 
     def finish(self, batch: Batch) -> Batch:
         """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
-        inputs, targets = self._normalize(batch.inputs), batch.targets
+        inputs = self._normalize(batch.inputs)
+        targets = batch.targets
         if self._augmentation is not None:
             inputs, targets = self._augmentation.augment_batch(inputs, targets)
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
@@ -189,13 +286,20 @@ class Normalize:
     def __init__(self, config: DataConfig, size_px: int) -> None:
         # Repeated to a whole row of pixels: broadcasting three values, torch would process the image three values at
         # a time, which takes eight times as long.
-        mean, std = (torch.tensor(values, dtype=torch.float64).repeat(size_px) for values in (config.mean, config.std))
-        self._factor, self._offset = (1 / (255 * std)).float(), (-mean / std).float()
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64).repeat(size_px)
+            for values in (config.mean, config.std)
+        )
+        self._factor = (1 / (255 * std)).float()
+        self._offset = (-mean / std).float()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalize (N, S, S, 3) bytes to (N, 3, S, S) float32 in channels-last memory format."""
         if self._factor.device != images.device:
-            self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)
+            self._factor, self._offset = (
+                self._factor.to(images.device),
+                self._offset.to(images.device),
+            )
         rows = images.flatten(2)
         if images.device.type != "cpu":
             values = torch.addcmul(self._offset, rows.float(), self._factor)
@@ -228,4 +332,6 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     scale = 1
     if encoded.is_scalable and config.scaled_decode:
         scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalize(config, config.size_px)(crop_center(encoded.pixels(scale), config).unsqueeze(0))[0]
+    return Normalize(config, config.size_px)(
+        crop_center(encoded.pixels(scale), config).unsqueeze(0)
+    )[0]

@@ -5,18 +5,170 @@ A listing is plain JSON and is stored in the run folder. It does not depend on t
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from samebits.data.names import choose_validation, overlap_rows
+from samebits.data.images import EncodedImage
+from samebits.data.names import choose_validation, first_outside, outside, overlap_rows
+from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, no_dataset
-from samebits.recipes.classify.folders import NO_CLASS, Files
-from samebits.recipes.classify.image_sets import ImageSet, open_set
-from samebits.recipes.listing import find_faults, nearest_fix, some, whole_path
+from samebits.recipes.classify.rows import (
+    NO_CLASS,
+    Files,
+    check_classes,
+    in_order,
+    kind_of,
+    list_folder,
+)
+from samebits.recipes.listing import find_faults, nearest_fix, read_list, some, whole_path
+
+if TYPE_CHECKING:
+    from samebits.recipes.classify.rows import ImageRows
+
+
+# Where images come from: class folders, a CSV file of path,label, or rows of a dataset.
+#
+# A listing has the names of images by class: paths relative to a folder, or indices of rows.
+
+
+_CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
+_MAX_CSV_BYTES = 1 << 30
+_FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
+ImageSet: TypeAlias = "FileSet | ImageRows"
+
+
+class FileSet:
+    """Images in class folders or in a CSV file. `ImageRows` has the same methods.
+
+    Args:
+        images: Folder that the paths of a CSV file are relative to. None: its own folder.
+    """
+
+    def __init__(self, path: Path, images: Path | None) -> None:
+        self._path = path
+        self._images = images
+        self.folder = path.expanduser().absolute()
+        if self.folder.is_file():
+            self.folder = self.folder.parent if images is None else images.expanduser().absolute()
+
+    def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
+        """List the images by class.
+
+        Args:
+            left_out: Counts the files of a folder that are not used; see `walk`.
+            mixed: Whether the classes of rows may be both numbers and names.
+
+        Raises:
+            DataError: The set has another form, is damaged, or an image has no class.
+        """
+        path = self._path.expanduser()
+        # As data.root, another file is more likely an archive of images.
+        if path.is_file() and (setting != "data.root" or path.suffix.lower() == ".csv"):
+            return read_csv(path, self._images)
+        return list_folder(self._path, setting, left_out)
+
+    def files(self, names: Iterable[str]) -> list[Path]:
+        """Return the paths of the files that hold listed images.
+
+        Raises:
+            DataError: A file that was listed at the start of the run is missing.
+        """
+        names = list(names)
+        name = first_outside(names, self.folder, self.folder)
+        if name is not None:
+            raise outside(name, self.folder, where=None, fix=_FIX)
+        paths = [self.folder / name for name in names]
+        missing = next((path for path in paths if not os.path.exists(path)), None)
+        if missing is not None:
+            raise DataError(
+                f"the image {missing} is missing",
+                cause=f"it is a link to {os.readlink(missing)}"
+                if missing.is_symlink()
+                else "it was deleted after the start of the run, or the dataset was moved",
+                fix="Restore it, or set data.root to the folder of the images.",
+            )
+        return paths
+
+    def encoded(self, name: str) -> EncodedImage:
+        """Open an image. Raises DataError if it cannot be read, or is no image."""
+        return EncodedImage(self.folder / name)
+
+
+def open_set(path: Path, config: DataConfig) -> ImageSet:
+    """Open a path of the settings, whichever form it has.
+
+    Raises:
+        ConfigError: A package is not installed, or there are no such columns.
+        DataError: Files of rows are missing or damaged.
+    """
+    if kind_of(path) is None:
+        return FileSet(path, config.images)
+    from samebits.recipes.classify.rows import (
+        ImageRows,  # imported late, because most datasets are folders
+    )
+
+    return ImageRows(path, config.columns)
+
+
+def read_csv(path: Path, images: Path | None = None) -> Files:
+    """List the images of a CSV file of path,label, with or without a header line.
+
+    Paths are relative to `images`, or else to the folder of the CSV file, and must stay inside of it.
+
+    Raises:
+        DataError: A line has another form, or names a missing file.
+    """
+    files: Files = {}
+    folder = FileSet(path, images).folder
+    form = "a CSV file of path,label"
+    try:
+        text = to_utf8(path, read_list(path, _MAX_CSV_BYTES, "Use a readable CSV file.")).decode()
+    except DataError as error:
+        raise error.with_slots(allowed=f"a folder, or {form}") from None
+    try:
+        for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
+            where = f"{path}:{reader.line_num}"
+            if not row or (
+                reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]
+            ):
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                raise DataError(
+                    f"{where} is not of the form path,label",
+                    given=",".join(row) or "an empty line",
+                    allowed=_CSV_COLUMNS,
+                    fix="Correct the line.",
+                )
+            name, label = (cell.strip() for cell in row)
+            if (".." in name or name.startswith(os.sep)) and first_outside(
+                [name], folder, folder
+            ) is not None:
+                raise outside(name, folder, where=where, fix=_FIX)
+            if not os.path.isfile(os.path.join(folder, name)):
+                raise DataError(
+                    f"{where} names a missing image: {folder / name[:200]}",
+                    allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
+                    fix="Correct the path, or set data.images to the folder that paths are relative to.",
+                )
+            files.setdefault(label, []).append(name)
+    except csv.Error as error:
+        raise DataError(
+            f"{path} can't be read: {error}", allowed=form, fix="Use a readable CSV file."
+        ) from error
+    if not files:
+        raise DataError(
+            f"{path} names no images",
+            allowed="lines such as daisy/a.jpg,daisy",
+            fix="Add a line for each image.",
+        )
+    check_classes(path, files)
+    return {label: sorted(files[label]) for label in in_order(files)}
 
 
 def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
@@ -38,7 +190,8 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     if config.eval is None:
         train, validation = split(usable, config.val_fraction, seed)
     else:
-        train, others = usable, open_set(config.eval, config)
+        train = usable
+        others = open_set(config.eval, config)
         validation, more = list_validation(config.eval, config, list(files), left_out, others)
         skipped |= more
     return {
@@ -73,12 +226,16 @@ def list_validation(
         DataError: A class is not among the training images.
     """
     images = images or open_set(path, config)
-    validation = images.list_by_class("data.eval", Counter() if left_out is None else left_out, mixed=True)
+    validation = images.list_by_class(
+        "data.eval", Counter() if left_out is None else left_out, mixed=True
+    )
     unknown = [name for name in validation if name not in classes]
     if unknown and config.classes is None:
         raise DataError(
             f"class {unknown[0]} is in {path}, but not among the training images",
-            given=f"classes without training images: {', '.join(unknown[:6])}" if len(unknown) > 1 else None,
+            given=f"classes without training images: {', '.join(unknown[:6])}"
+            if len(unknown) > 1
+            else None,
             allowed=some(classes, 12),
             fix=nearest_fix(
                 unknown[0],
@@ -91,7 +248,9 @@ def list_validation(
     return _usable(images, files, config, path, 0)
 
 
-def _usable(images: ImageSet, files: Files, config: DataConfig, path: Path, least: int) -> tuple[Files, dict[str, str]]:
+def _usable(
+    images: ImageSet, files: Files, config: DataConfig, path: Path, least: int
+) -> tuple[Files, dict[str, str]]:
     """Return all files; with data.on_error=skip only readable ones, and the problem of each of the others.
 
     Args:
@@ -114,7 +273,9 @@ def _usable(images: ImageSet, files: Files, config: DataConfig, path: Path, leas
             )
     if names and not any(kept.values()):
         raise DataError(
-            f"no image of {path} can be read", cause=faults[names[0]], fix="Replace the images by readable ones."
+            f"no image of {path} can be read",
+            cause=faults[names[0]],
+            fix="Replace the images by readable ones.",
         )
     return kept, faults
 
@@ -138,7 +299,8 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
     for name, found in files.items():
         if len(found) < 2:
             raise DataError(
-                f"class {name} has only one image, so it cannot be split", fix="Add images, or delete the class."
+                f"class {name} has only one image, so it cannot be split",
+                fix="Add images, or delete the class.",
             )
         chosen = choose_validation(found, share, seed)
         train[name] = [file for file in found if file not in chosen]
@@ -148,7 +310,9 @@ def split(files: Mapping[str, Sequence[str]], share: float, seed: int) -> tuple[
 
 def _paths(images: ImageSet, files: Files) -> Iterator[str]:
     base = os.path.abspath(images.folder)
-    return (os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found)
+    return (
+        os.path.normpath(os.path.join(base, file)) for found in files.values() for file in found
+    )
 
 
 def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
@@ -172,6 +336,8 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
         )
     if len(files) < 2:
         raise DataError(
-            f"{path} has only one class: {', '.join(files)}", allowed="two or more", fix="Add images of another class."
+            f"{path} has only one class: {', '.join(files)}",
+            allowed="two or more",
+            fix="Add images of another class.",
         )
     return files

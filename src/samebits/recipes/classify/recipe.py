@@ -1,25 +1,137 @@
 """The classify recipe: the parts that the engine trains, from the settings."""
 
-from collections.abc import Callable, Mapping
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
 
+from samebits.data.images import read_rgb
+from samebits.data.keyed import IntArray
+from samebits.data.samples import Batch, Samples
 from samebits.engine.parts import Parts
+from samebits.errors import printable
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
-from samebits.recipes.classify.drawing import draw_evaluation, draw_prediction, tiles
-from samebits.recipes.classify.folders import Files, order_row
 from samebits.recipes.classify.listing import list_images, list_validation
-from samebits.recipes.classify.loss import cross_entropy
-from samebits.recipes.classify.model import build_model, frozen_row
-from samebits.recipes.classify.published import find_published, load_published
+from samebits.recipes.classify.model import build_model, find_published, frozen_row, load_published
+from samebits.recipes.classify.rows import Files, order_row
 from samebits.recipes.listing import header_rows, whole_path
-from samebits.recipes.results import draw_samples, top_classes
+from samebits.recipes.results import ByteArray, draw_classes, draw_samples, top_classes
+from samebits.report.pictures import font_for
 from samebits.storage.pretrained import load_pretrained
+from samebits.storage.run_folder import write_atomically
+
+# The training loss: cross-entropy.
+
+
+def cross_entropy(logits: Tensor, batch: Batch, *, label_smoothing: float) -> Mapping[str, Tensor]:
+    """Compute the mean cross-entropy in nats.
+
+    Label smoothing as in Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016,
+    section 7: the target is (1 - smoothing) for the label and smoothing / C more for each of the C classes.
+
+    Args:
+        logits: (N, C) scores of the classes.
+        batch: Its targets are (N,) labels, from 0 to C - 1.
+        label_smoothing: Share of the target that is spread over all classes, from 0 to 1.
+
+    Returns:
+        The loss by name, a scalar.
+    """
+    return {
+        "cross_entropy": F.cross_entropy(
+            logits.float(), batch.targets, label_smoothing=label_smoothing
+        )
+    }
+
+
+# Draw an evaluation and a prediction.
+
+
+def tiles(batch: Batch, classes: Sequence[str]) -> Iterable[tuple[ByteArray, str]]:
+    """Return the images of a batch, (S, S, 3) bytes, each with its class."""
+    return zip(
+        batch.inputs.numpy(), (classes[label] for label in batch.targets.tolist()), strict=True
+    )
+
+
+def draw_evaluation(
+    metric: Accuracy, samples: Samples, folder: Path, *, classes: Sequence[str]
+) -> None:
+    """Draw the confusion matrix and the images with the largest loss, and write the counts to confusion.csv.
+
+    With too many classes for a matrix, the file has the samples of each class and how many were correct.
+    """
+    state = metric.state()
+    folder.mkdir(parents=True, exist_ok=True)
+    if "confusion" in state:
+        matrix = np.array(state["confusion"], np.int64)
+        table = np.column_stack([matrix.sum(1), matrix.diagonal(), matrix])
+        _write_counts(
+            table, [f"predicted {name}" for name in classes], classes, folder / "confusion.csv"
+        )
+    else:
+        table = np.column_stack([state["samples"], state["correct"]])
+        _write_counts(table, [], classes, folder / "confusion.csv")
+    draw_classes(
+        metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
+    )
+
+
+def _write_counts(
+    table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path
+) -> None:
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(["ground truth", "samples", "correct", *map(_cell, columns)])
+    rows.writerows([_cell(name), *row] for name, row in zip(classes, table.tolist(), strict=True))
+    write_atomically(path, text.getvalue().encode())
+
+
+def _cell(name: str) -> str:
+    """Return a class name that no terminal and no spreadsheet acts on: there, a cell after = + - @ is a formula."""
+    name = printable(name)
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t")) else name
+
+
+def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
+    """Draw an image with the most likely classes of `top_classes` below it, each with a bar for its probability."""
+    image = Image.fromarray(read_rgb(path))
+    image.thumbnail((720, 720))
+    width = max(image.width, 360)
+    line_px = 26
+    margin_px = 12
+    top = prediction["top"]
+    font = font_for("".join(entry["class"] for entry in top), 15)
+    canvas = Image.new("RGB", (width, image.height + line_px * len(top) + 2 * margin_px), "white")
+    canvas.paste(image, ((width - image.width) // 2, 0))
+    draw = ImageDraw.Draw(canvas)
+    left = margin_px + 10 + max(int(font.getlength(entry["class"])) for entry in top)
+    for rank, entry in enumerate(top):
+        y = image.height + margin_px + rank * line_px
+        draw.text((left - 10, y + line_px // 2), entry["class"], (34, 34, 34), font, anchor="rm")
+        length = max(1, int((width - left - 70) * entry["probability"]))
+        draw.rectangle(
+            (left, y + 5, left + length, y + line_px - 5),
+            (33, 102, 172) if rank == 0 else (150, 150, 150),
+        )
+        draw.text(
+            (left + length + 6, y + line_px // 2),
+            f"{entry['probability']:.1%}",
+            (34, 34, 34),
+            font,
+            anchor="lm",
+        )
+    return canvas
+
 
 NUM_TOP = 5
 
@@ -31,13 +143,22 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         DataError: The images can't be found, the splits do not match, or pretrained weights cannot be downloaded.
     """
     found = list_images(config.data, config.seed)
-    published = {"weights": find_published(config.model.name)} if config.model.weights == "pretrained" else {}
+    published = (
+        {"weights": find_published(config.model.name)}
+        if config.model.weights == "pretrained"
+        else {}
+    )
     # Chosen once, as the validation images are (ADR 11).
     sets = {
         name: [whole_path(path), list_validation(path, config.data, found["classes"])[0]]
         for name, path in config.data.eval_sets.items()
     }
-    return {**published, "classes": found.pop("classes"), **({"eval_sets": sets} if sets else {}), **found}
+    return {
+        **published,
+        "classes": found.pop("classes"),
+        **({"eval_sets": sets} if sets else {}),
+        **found,
+    }
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
@@ -62,7 +183,9 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
         train_data=partial(_open, config, dataset_info, train=True),
         eval_data=partial(_open, config, dataset_info, train=False),
-        eval_sets={name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets},
+        eval_sets={
+            name: partial(_open_set, config, dataset_info, name) for name in config.data.eval_sets
+        },
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
         init_weights=init_weights,
@@ -87,11 +210,16 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
 
 
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
-    data, classes = config.data, dataset_info["classes"]
+    data = config.data
+    classes = dataset_info["classes"]
     path = data.root or data.train if train else data.eval or data.root
     assert path is not None
     files: Files = dataset_info["train" if train else "held_out"]
-    if not train and data.eval is not None and whole_path(data.eval) != dataset_info["held_out_from"]:
+    if (
+        not train
+        and data.eval is not None
+        and whole_path(data.eval) != dataset_info["held_out_from"]
+    ):
         # The user evaluates on images other than the validation split of the run.
         files = list_validation(path, data, classes)[0]
     return ImageFiles(path, files, classes, data, train=train, augment=config.augment)
@@ -99,7 +227,8 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> Im
 
 def _open_set(config: Config, dataset_info: Mapping[str, Any], name: str) -> ImageFiles:
     """Open a set of data.eval_sets: the images that the run lists, or those of a set that was named later."""
-    path, classes = config.data.eval_sets[name], dataset_info["classes"]
+    path = config.data.eval_sets[name]
+    classes = dataset_info["classes"]
     listed_from, files = dataset_info.get("eval_sets", {}).get(name, (None, {}))
     if listed_from != whole_path(path):
         files = list_validation(path, config.data, classes)[0]

@@ -1,25 +1,211 @@
-"""Images in rows, each with its class: tar shards, Parquet files, and Hugging Face datasets on disk.
-
-A listing has the index of a row where that of a folder has the name of a file.
+"""Images of a dataset in the order of their names: files in class folders, tar shards, Parquet files, and Hugging
+Face datasets on disk.
 """
 
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from samebits.config.plain_file import MAX_MEMORY_BYTES, parse_json
 from samebits.data.images import EncodedImage
-from samebits.data.names import ENDINGS
+from samebits.data.names import (
+    ENDINGS,
+    check_names,
+    count_left_out,
+    is_image,
+    is_of_system,
+    left_out_row,
+    walk,
+)
 from samebits.data.sources.decoding import encoded_content
 from samebits.data.sources.local_files import find_files, open_regular
 from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
+from samebits.data.sources.plain_text import is_invisible
 from samebits.data.sources.tar_shards import TarShards
-from samebits.errors import ConfigError, DataError
-from samebits.recipes.classify.folders import NO_CLASS, Files, check_classes, in_order, is_number, kind_of
+from samebits.errors import ConfigError, DataError, cannot_read
+from samebits.plain_file import MAX_MEMORY_BYTES, parse_json
+from samebits.recipes.listing import some
+
+# List the image files in a class folder and its subfolders, by their names.
+
+
+# Common names of the folders of a training and a validation split. The first that exists is used.
+_HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
+
+# More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
+MAX_CLASSES = 50_000
+_MAX_DIGITS = 10
+NO_CLASS = (
+    "-1",
+    "nan",
+    "null",
+    "<na>",
+)  # as torchvision and Hugging Face mark a missing class, and as pandas does
+
+# Class -> files, relative to the folder in which they were listed; or indices of rows.
+Files = dict[str, list[str]]
+
+# Files that `save_to_disk` of Hugging Face datasets writes into a folder.
+_DATASETS = ("state.json", "dataset_dict.json")
+
+
+def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
+    """Return in which form a path has rows instead of image files; None if it has none.
+
+    Tar shards and Parquet files are named by a file, a pattern such as `train-*.tar`, or a folder that has them.
+    """
+    path = path.expanduser()
+    for kind in ("tar", "parquet"):
+        if path.name.endswith((f".{kind}", f".{kind}}}")) and not path.is_dir():
+            return kind
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return None
+    if any(name in names for name in _DATASETS):
+        return "datasets"
+    endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
+    return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
+
+
+def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None) -> Files:
+    """List the images in class folders and their subfolders, sorted by name.
+
+    Args:
+        left_out: Counts the files that are not used; see `walk`.
+
+    Raises:
+        DataError: There are no class folders, or one is empty.
+    """
+    root = folder.expanduser()
+    if root.is_file():
+        raise DataError(
+            f"{root} is a file, not a folder of class folders",
+            given=f"{setting}={folder}",
+            fix="Unpack it, if it is an archive. For CSV files, set data.train=train.csv data.eval=eval.csv.",
+        )
+    try:
+        folders = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+        names = sorted(name for name in folders if not is_of_system(name))
+        count_left_out(root, folders, (), left_out)
+    except OSError as error:
+        fix = f"Set {setting} to a readable folder."
+        raise cannot_read(
+            DataError, f"the folder {root}", error, fix, given=f"{setting}={folder}"
+        ) from error
+    if not names:
+        num_images = sum(is_image(name) for name in os.listdir(root))
+        raise DataError(
+            f"{root} contains no class folders",
+            given=f"{num_images:,} images outside of class folders" if num_images else "no folders",
+            allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
+            fix="Move the images of each class into a folder named after the class.",
+        )
+    if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
+        raise DataError(
+            f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
+            fix=_split_settings(root, names),
+        )
+    check_names(root, names)
+    check_classes(root, names)
+    files: Files = {}
+    for name in names:
+        counts: Counter[str] = Counter()
+        files[name] = sorted(walk(root, name, counts))
+        check_names(root, files[name])
+        if left_out is not None:
+            left_out.update(counts)
+        if not files[name]:
+            raise DataError(
+                f"the class folder {root / name} contains no images",
+                given=left_out_row(counts) or None,
+                allowed=f"files that end in {', '.join(ENDINGS)}",
+                fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
+            )
+    return files
+
+
+def is_number(name: str) -> bool:
+    """Return whether the name of a class is a whole number from 0."""
+    return name.isascii() and name.isdigit() and len(name) < _MAX_DIGITS
+
+
+def in_order(names: Collection[str]) -> list[str]:
+    """Sort the classes of rows and CSV files: whole numbers by value if all are, or else by name.
+
+    Class folders are always sorted by name, as by torchvision's ImageFolder. So weights that were trained with it keep
+    the meaning of their outputs.
+    """
+    return sorted(names, key=int) if all(map(is_number, names)) else sorted(names)
+
+
+def order_row(classes: Sequence[str]) -> str:
+    """Describe the order of numbered classes of a model, for the head of a run; empty if there is only one order."""
+    numbers = [name for name in classes if is_number(name)]
+    if numbers and len(numbers) < len(classes):
+        other = next(name for name in classes if not is_number(name))
+        num_names = len(classes) - len(numbers)
+        return f"{len(numbers):,} whole numbers, such as {numbers[0]}, and {num_names:,} names, such as {other}"
+    by_name = sorted(classes)
+    by_value = sorted(numbers, key=int)
+    if not numbers or by_name == by_value or list(classes) not in (by_name, by_value):
+        return ""
+    way = (
+        "sorted as text, as by torchvision's ImageFolder"
+        if list(classes) == by_name
+        else "sorted by value"
+    )
+    return f"{some(classes, 12)} ({way}; data.classes sets another order)"
+
+
+def check_classes(path: Path, names: Collection[str]) -> None:
+    """Refuse too many classes, names with invisible characters such as line breaks, and names that look the same.
+
+    Args:
+        path: The folder or CSV file that has them, for errors.
+    """
+    if len(names) > MAX_CLASSES:
+        raise DataError(
+            f"{path} has {len(names):,} classes",
+            allowed=f"at most {MAX_CLASSES:,}",
+            fix="Check that labels are classes, not unique names.",
+        )
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name or any(map(is_invisible, name)):
+            raise DataError(
+                f"a class name in {path} has an invisible character: {name!r}", fix="Rename it."
+            )
+        # As macOS and others write é, and as 7 and 07 are the same number.
+        key = unicodedata.normalize("NFC", " ".join(name.split()))
+        other = seen.setdefault(str(int(key)) if is_number(key) else key, name)
+        if other != name:
+            raise DataError(
+                f"two classes in {path} look the same",
+                given=f"{other!a} and {name!a}",
+                fix="Rename one, so that they are one class or differ.",
+            )
+
+
+def _split_settings(root: Path, names: Sequence[str]) -> str:
+    """Return a fix with the settings that name the folders of a split."""
+    known = {name.lower(): name for name in names}
+    train, validation = (
+        next((known[half] for half in halves if half in known), None) for halves in _HALVES
+    )
+    if train is None or validation is None:
+        return f"Set data.root to one of these folders, such as {root / names[0]}."
+    return f"Set data.train={root / train} data.eval={root / validation}"
+
+
+# Images in rows, each with its class: tar shards, Parquet files, and Hugging Face datasets on disk.
+#
+# A listing has the index of a row where that of a folder has the name of a file.
+
 
 # The usual names of the columns, the most common first.
 IMAGES = ("image", "img", "picture", "photo")
@@ -46,7 +232,8 @@ class ImageRows:
     """
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        self._path, self.folder = path, path.expanduser().absolute()
+        self._path = path
+        self.folder = path.expanduser().absolute()
         self._names: list[str] | None = None  # of integer classes, if the files have them
         kind = kind_of(path)
         if kind in ("tar", "parquet"):
@@ -60,7 +247,11 @@ class ImageRows:
         found: Files = {}
         for index in range(len(self._labels)):
             found.setdefault(self._class(index), []).append(str(index))
-        files = {name: found[name] for name in self._names or self._in_order(found, mixed=mixed) if name in found}
+        files = {
+            name: found[name]
+            for name in self._names or self._in_order(found, mixed=mixed)
+            if name in found
+        }
         check_classes(self._path, files)
         return files
 
@@ -70,7 +261,9 @@ class ImageRows:
         if numbers and names and not mixed:
             raise DataError(
                 f"{self._path} has both numbers and names as classes",
-                given="\n".join(f"row {int(found[each[0]][0]):,}: {each[0]}" for each in (numbers, names)),
+                given="\n".join(
+                    f"row {int(found[each[0]][0]):,}: {each[0]}" for each in (numbers, names)
+                ),
                 cause="A class that one file numbers and another names would become two.",
                 fix="Write the same in all files. If all of them are classes, set data.classes to their list.",
             )
@@ -107,7 +300,9 @@ class ImageRows:
     def _open_tar(self, columns: Columns) -> tuple[Any, Any, list[str]]:
         image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
         keep = dict.fromkeys([*image.lower().split(";"), *label.lower().split(";")], bytes)
-        images, labels = (TarShards(str(self._path), (each,), decode=keep) for each in (image, label))
+        images, labels = (
+            TarShards(str(self._path), (each,), decode=keep) for each in (image, label)
+        )
         return _Values(images, 0), _Values(labels, 0), images.files
 
     def _open_parquet(self, columns: Columns) -> tuple[Any, Any, list[str]]:
@@ -120,7 +315,9 @@ class ImageRows:
             schema = pyarrow.parquet.read_schema(first)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
-                f"{first} can't be read as Parquet", cause=error, fix="Copy or download the file again."
+                f"{first} can't be read as Parquet",
+                cause=error,
+                fix="Copy or download the file again.",
             ) from error
         image, label = self._choose(schema.names, columns)
         self._names = _names_in(schema.metadata or {}, label)
@@ -144,7 +341,9 @@ class ImageRows:
                 fix="Write it again with save_to_disk.",
             ) from error
         if not isinstance(found, datasets.DatasetDict):
-            found = found.with_format(None)  # saved with it, a dataset returns tensors or arrays of any column
+            found = found.with_format(
+                None
+            )  # saved with it, a dataset returns tensors or arrays of any column
         else:
             splits = list(found)
             raise DataError(
@@ -161,7 +360,9 @@ class ImageRows:
 
     def _choose(self, names: Sequence[str], columns: Columns) -> tuple[str, str]:
         """Return the names of the columns of image and class."""
-        chosen = columns or tuple(next((each for each in usual if each in names), "") for usual in (IMAGES, LABELS))
+        chosen = columns or tuple(
+            next((each for each in usual if each in names), "") for usual in (IMAGES, LABELS)
+        )
         for name, what in zip(chosen, ("images", "classes"), strict=True):
             if name not in names:
                 raise ConfigError(
@@ -178,7 +379,8 @@ class _Values:
     """A value of each sample of a dataset of tuples or dicts."""
 
     def __init__(self, source: Any, key: int | str) -> None:
-        self._source, self._key = source, key
+        self._source = source
+        self._key = key
 
     def __len__(self) -> int:
         return len(self._source)
@@ -191,9 +393,12 @@ def _check_files(path: Path, files: Sequence[str]) -> None:
     """Refuse a FIFO, which would wait for a writer, and files of several sets: training and test rows would be one."""
     for file in files:
         os.close(open_regular(file))
-    sets = {match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))}
+    sets = {
+        match[1].lower(): file for file in files if (match := _SET.match(os.path.basename(file)))
+    }
     if len(sets) > 1:
-        folder, ending = path if path.is_dir() else path.parent, files[0].rpartition(".")[2]
+        folder = path if path.is_dir() else path.parent
+        ending = files[0].rpartition(".")[2]
         names = sorted(sets, key=lambda name: name != "train")
         raise ConfigError(
             f"{path} has files of several sets: {', '.join(names)}",
@@ -206,7 +411,11 @@ def _check_files(path: Path, files: Sequence[str]) -> None:
 def _names_in(metadata: Mapping[bytes, bytes], label: str) -> list[str] | None:
     """Return the names of the classes that Hugging Face stores in a Parquet file; None if it has none."""
     try:
-        names = parse_json(metadata[b"huggingface"], MAX_MEMORY_BYTES)["info"]["features"][label]["names"]
+        names = parse_json(metadata[b"huggingface"], MAX_MEMORY_BYTES)["info"]["features"][label][
+            "names"
+        ]
     except (KeyError, TypeError, ValueError):
         return None
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+    return (
+        names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+    )

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.schema import RunConfig, Settings
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -23,12 +22,21 @@ class DataConfig(Settings):
         default=Path("~/.cache/samebits/mnist"),
         description="Folder with the four IDX files of MNIST: plain, .gz or .xz.",
     )
-    download: bool = Field(default=True, description="Download MNIST into data.root if files are missing.")
-    shift_px: int = Field(
-        default=0, ge=0, le=4, description="Largest random shift of a training image in x and y, in pixels."
+    download: bool = Field(
+        default=True, description="Download MNIST into data.root if files are missing."
     )
-    num_train: Count | None = Field(default=None, description="Use the first N training images. null: all.")
-    num_eval: Count | None = Field(default=None, description="Use the first N validation images. null: all.")
+    shift_px: int = Field(
+        default=0,
+        ge=0,
+        le=4,
+        description="Largest random shift of a training image in x and y, in pixels.",
+    )
+    num_train: Count | None = Field(
+        default=None, description="Use the first N training images. null: all."
+    )
+    num_eval: Count | None = Field(
+        default=None, description="Use the first N validation images. null: all."
+    )
 
 
 class ModelConfig(Settings):
@@ -40,9 +48,13 @@ class ModelConfig(Settings):
         "tutorials.",
     )
     width: int = Field(
-        default=16, ge=1, description="Channels of the first convolution of cnn; the last has 4 times as many."
+        default=16,
+        ge=1,
+        description="Channels of the first convolution of cnn; the last has 4 times as many.",
     )
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="Dropout probability before the classifier of cnn.")
+    dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="Dropout probability before the classifier of cnn."
+    )
 
 
 class Config(RunConfig):

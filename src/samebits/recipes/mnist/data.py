@@ -3,10 +3,17 @@
 Legend: N images, H and W their height and width.
 """
 
+import gzip
+import io
+import lzma
+import math
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,8 +21,108 @@ from samebits.data.fetch import Download, fetch
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
 from samebits.errors import DataError
+from samebits.recipes.listing import read_list
 from samebits.recipes.mnist.config import DataConfig
-from samebits.recipes.mnist.idx import ENDINGS, ByteArray, read_idx
+
+# Read IDX files, the format of MNIST: plain, .gz or .xz.
+#
+# A file starts with two zero bytes, one byte for the type of number (8: unsigned bytes, the only one here), one for the
+# number of dimensions, and the size of each dimension as 4 bytes, most significant first. Source: the format's
+# description on MNIST's own page (LeCun, Cortes and Burges).
+
+
+ByteArray = npt.NDArray[np.uint8]
+ENDINGS = ("", ".gz", ".xz")
+# More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
+MAX_BYTES = 1 << 28
+_XZ_MEMORY_BYTES = 1 << 28  # for the dictionary, whose size the file itself defines
+_AGAIN = "Delete the file and download it again."
+
+
+def read_idx(path: Path, num_dims: int) -> ByteArray:
+    """Read one IDX file of unsigned bytes.
+
+    Args:
+        num_dims: Required number of dimensions: 3 for images, 1 for labels.
+
+    Returns:
+        (N, H, W) images or (N,) labels, uint8.
+
+    Raises:
+        DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
+    """
+    head_bytes = 4 + 4 * num_dims
+    packed = read_list(path, MAX_BYTES, "Check the path and its permissions.")
+    # The header first: it states how much may be unpacked.
+    content = _unpacked(path, packed, head_bytes)
+    expected = (
+        f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
+    )
+    if not content:
+        raise DataError(f"{path} is empty", allowed=expected, fix=_AGAIN)
+    magic = bytes((0, 0, 8, num_dims))
+    if content[:4] != magic[: len(content)]:
+        given = " ".join(f"{byte:02x}" for byte in content[:4])
+        is_swapped = content[:3] == magic[:3] and len(content) > 3
+        raise DataError(
+            f"{path} is not {expected}",
+            given=f"first bytes {given}",
+            allowed=magic.hex(" "),
+            cause="images and labels are swapped" if is_swapped else None,
+            fix="Rename the files." if is_swapped else _AGAIN,
+        )
+    if len(content) < head_bytes:
+        raise DataError(
+            f"{path} is truncated: {len(content)} bytes, but the header alone has {head_bytes}",
+            allowed=expected,
+            fix=_AGAIN,
+        )
+    shape = struct.unpack_from(f">{num_dims}I", content, 4)
+    size = head_bytes + math.prod(shape)
+    wanted = " x ".join(f"{length:,}" for length in shape)
+    if size > MAX_BYTES:
+        raise DataError(
+            f"{path} declares {size:,} bytes",
+            given=f"shape in its header: {wanted}",
+            allowed=f"at most {MAX_BYTES:,} bytes",
+            fix=_AGAIN,
+        )
+    # One byte more than the header declares is enough to detect a file that is too long.
+    content = _unpacked(path, packed, size + 1)
+    if len(content) != size:
+        is_short = len(content) < size
+        fault = (
+            f"is truncated: {len(content):,} bytes"
+            if is_short
+            else f"is too long: over {size:,} bytes"
+        )
+        raise DataError(
+            f"{path} {fault}",
+            allowed=f"{size:,} bytes, from the shape {wanted} in its header",
+            fix=_AGAIN,
+        )
+    return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
+
+
+def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
+    """Decompress the first bytes of a file."""
+    try:
+        if path.suffix == ".gz" and packed:
+            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(num_bytes)
+        if path.suffix == ".xz" and packed:
+            unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+            content = unpacker.decompress(packed, num_bytes)
+            if len(content) < num_bytes and not unpacker.eof:
+                raise EOFError("its end is missing")
+            return content
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(
+            f"{path} can't be unpacked: {error}",
+            given=f"{len(packed):,} bytes",
+            cause="the file is truncated or damaged",
+            fix=_AGAIN,
+        ) from error
+    return packed[:num_bytes]
 
 
 @dataclass(frozen=True)
@@ -30,7 +137,9 @@ class Scale:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize bytes of any shape to float32 of the same shape and memory format."""
-        return pixels.to(torch.float32).sub_(self.white * self.mean).mul_(1 / (self.white * self.std))
+        return (
+            pixels.to(torch.float32).sub_(self.white * self.mean).mul_(1 / (self.white * self.std))
+        )
 
 
 # The UCI digits count ink in cells of 4x4 pixels, so their white is 16.
@@ -41,7 +150,10 @@ SCALES = {
 DIGITS = Path(__file__).parent / "digits"  # its README.txt has source and license
 TITLES = {"mnist": "MNIST", "digits": "UCI digits"}
 
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
 MD5 = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -59,7 +171,9 @@ class DigitImages(Samples):
         shift_px: Maximum random shift in x and y, in whole pixels. New pixels at the border are black.
     """
 
-    def __init__(self, images: ByteArray, labels: ByteArray, scale: Scale, *, shift_px: int = 0) -> None:
+    def __init__(
+        self, images: ByteArray, labels: ByteArray, scale: Scale, *, shift_px: int = 0
+    ) -> None:
         border = (shift_px, shift_px)
         height, width = images.shape[1:]
         padded = torch.from_numpy(np.pad(images, ((0, 0), border, border)))
@@ -77,7 +191,10 @@ class DigitImages(Samples):
         index = torch.from_numpy(indices)
         if self._shift_px:
             num_shifts = 2 * self._shift_px + 1
-            down, right = (torch.from_numpy((uniform(keys, axis) * num_shifts).astype(np.int64)) for axis in (0, 1))
+            down, right = (
+                torch.from_numpy((uniform(keys, axis) * num_shifts).astype(np.int64))
+                for axis in (0, 1)
+            )
             pixels = self._windows[index, down, right]
         else:
             pixels = self._windows[:, 0, 0].index_select(0, index)
@@ -91,7 +208,9 @@ def open_images(config: DataConfig, *, train: bool) -> DigitImages:
     Raises:
         DataError: The files of MNIST are missing and cannot be downloaded, or are damaged.
     """
-    images, labels = read_digits(train=train) if config.name == "digits" else read_mnist(config, train=train)
+    images, labels = (
+        read_digits(train=train) if config.name == "digits" else read_mnist(config, train=train)
+    )
     limit = config.num_train if train else config.num_eval
     return DigitImages(
         images[:limit],
@@ -131,7 +250,8 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
     part = "train" if train else "t10k"
     images_path = _find(config, f"{part}-images-idx3-ubyte")
     labels_path = _find(config, f"{part}-labels-idx1-ubyte")
-    images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
+    images = read_idx(images_path, num_dims=3)
+    labels = read_idx(labels_path, num_dims=1)
     if len(images) != len(labels):
         raise DataError(
             f"MNIST has {len(images):,} images, but {len(labels):,} labels",
@@ -143,10 +263,16 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
         raise DataError(f"{images_path} contains no images", fix=again)
     if images.shape[1:] != (28, 28):
         height, width = images.shape[1:]
-        raise DataError(f"{images_path} contains images of {width}x{height}", allowed="28x28", fix=again)
+        raise DataError(
+            f"{images_path} contains images of {width}x{height}", allowed="28x28", fix=again
+        )
     if labels.max() > 9:
         index = int(np.argmax(labels > 9))
-        raise DataError(f"{labels_path} contains label {labels[index]} at index {index}", allowed="0 to 9", fix=again)
+        raise DataError(
+            f"{labels_path} contains label {labels[index]} at index {index}",
+            allowed="0 to 9",
+            fix=again,
+        )
     return images, labels
 
 
@@ -182,6 +308,13 @@ def _find(config: DataConfig, name: str) -> Path:
             allowed=f"{name}, {name}.gz or {name}.xz there or in {folders[1]}",
             fix="Set data.root to the folder with the four files of MNIST, or set data.download=true.",
         )
-    download = Download(urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), path=root / f"{name}.gz", md5=MD5[name])
-    fetch(download, otherwise="Download the four IDX files of MNIST yourself and set data.root to their folder.")
+    download = Download(
+        urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS),
+        path=root / f"{name}.gz",
+        md5=MD5[name],
+    )
+    fetch(
+        download,
+        otherwise="Download the four IDX files of MNIST yourself and set data.root to their folder.",
+    )
     return download.path

@@ -40,7 +40,9 @@ def read_image(path: Path, scale: Scale) -> Tensor:
 
 def _ink(path: Path) -> GrayArray:
     """Read (H, W) ink: 0 for paper, 1 for full ink."""
-    from samebits.data.images import EncodedImage  # imported late, because training does not need it
+    from samebits.data.images import (
+        EncodedImage,  # imported late, because training does not need it
+    )
 
     gray = _gray(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
     border = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
@@ -58,7 +60,9 @@ def _gray(image: Image.Image) -> GrayArray:
     """Convert an image of any mode to (H, W) brightness in 0 to 1."""
     if image.mode[0] in "IF":
         # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
-        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))  # floats in a file can be infinite or NaN
+        wide = np.nan_to_num(
+            np.asarray(image, dtype=np.float32)
+        )  # floats in a file can be infinite or NaN
         bright: GrayArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")
@@ -71,13 +75,18 @@ def _fit(ink: GrayArray, scale: Scale) -> GrayArray:
     """Scale ink of any size to (size_px, size_px), as in the training images."""
     ink = (ink - ink.min()) / (ink.max() - ink.min())
     ink = np.where(ink < _FAINT, 0, ink).astype(np.float32)
-    rows, columns = np.nonzero(ink.max(axis=1))[0], np.nonzero(ink.max(axis=0))[0]
+    rows = np.nonzero(ink.max(axis=1))[0]
+    columns = np.nonzero(ink.max(axis=0))[0]
     cut = Image.fromarray(ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
     factor = scale.box_px / max(cut.size)
     size = (max(1, round(cut.width * factor)), max(1, round(cut.height * factor)))
     # Bicubic interpolation overshoots below 0 and above 1.
     small = np.clip(
-        np.asarray(cut.resize(size, Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC)), 0, 1
+        np.asarray(
+            cut.resize(size, Image.Resampling.BOX if factor < 1 else Image.Resampling.BICUBIC)
+        ),
+        0,
+        1,
     )
     canvas = np.zeros((scale.size_px, scale.size_px), dtype=np.float32)
     top, left = (_offset(small.sum(axis=1 - axis), scale.size_px) for axis in (0, 1))

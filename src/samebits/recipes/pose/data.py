@@ -5,17 +5,149 @@ Legend: N images, H and W height and width of an image, P people, K joints, S th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.recipes.normalize import MEAN, STD
-from samebits.recipes.pose.affine import Floats, Pixels, Placement, draw_placement
 from samebits.recipes.pose.config import DataConfig
-from samebits.recipes.pose.targets import Maps, draw_heatmaps, index_joints
+from samebits.recipes.pose.view import Floats, Pixels, Placement, draw_placement
+
+# Training targets: heatmaps with a peak at each joint, and the indices of each person's joints.
+#
+# Both as in the HigherHRNet authors' implementation. Points are truncated towards zero: x = -0.4 is on pixel 0, x = -1
+# is
+# outside.
+#
+# Legend: P people, K joints, R height and width of a map.
+
+
+Maps = npt.NDArray[np.float32]
+
+
+def joints_on_map(joints: Floats, size_px: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Select the joints that are visible and on the map.
+
+    Args:
+        joints: (P, K, 3 or more): x, y in pixels of the map, visible (if above 0).
+
+    Returns:
+        For each of M joints, sorted by person: (M,) the person, (M,) the joint, and (M, 2) the pixel (x, y).
+    """
+    num_joints = joints.shape[1]
+    flat = joints.reshape(-1, joints.shape[2])
+    x = flat[:, 0]
+    y = flat[:, 1]
+    # Compared before the truncation: a number far outside would not fit into an integer.
+    (on_map,) = ((flat[:, 2] > 0) & (x > -1) & (y > -1) & (x < size_px) & (y < size_px)).nonzero()
+    people, kinds = np.divmod(on_map, num_joints)
+    return people, kinds, flat.take(on_map, axis=0)[:, :2].astype(np.int64)
+
+
+def draw_heatmaps(joints: Floats, sigma: float, size_px: int, out: Maps | None = None) -> Maps:
+    """Draw a Gaussian peak of height 1 for each joint; where peaks overlap, the larger value.
+
+    Args:
+        joints: (P, K, 3 or more): x, y in pixels of the map, visible.
+        sigma: Standard deviation of the peaks, in pixels of the map.
+        out: (K, R, R) zeros to draw on. None: allocate.
+
+    Returns:
+        (K, R, R).
+    """
+    maps = np.zeros((joints.shape[1], size_px, size_px), np.float32) if out is None else out
+    _, kinds, pixels = joints_on_map(joints, size_px)
+    if not len(kinds):
+        return maps
+    places, values = _spots(kinds, pixels, sigma, size_px)
+    # numpy keeps the last of several values for one index, and values ascend: a maximum without a loop over joints.
+    maps.reshape(-1)[places] = values
+    return maps
+
+
+def index_joints(joints: Floats, size_px: int, max_people: int) -> IntArray:
+    """Compute the indices of each person's joints into the flattened tag maps.
+
+    If there are more than `max_people`, those with the most joints on the map are kept, in their order. The others
+    have no tag loss in this image, but keep their peaks. (The reference raises an IndexError.)
+
+    Args:
+        joints: (P, K, 3 or more): x, y in pixels of the map, visible.
+
+    Returns:
+        (max_people, K, 2): index (joint * R^2 + y * R + x, or y * R + x with one map for all joints) and 1, for the
+        joints on the map; the rest is zero.
+    """
+    index = np.zeros((max_people, joints.shape[1], 2), np.int64)
+    people, kinds, pixels = joints_on_map(joints, size_px)
+    if len(joints) > max_people:
+        counts = np.bincount(people, minlength=len(joints))
+        chosen = np.sort(np.argsort(-counts, kind="stable")[:max_people])
+        stays = np.isin(people, chosen)
+        people = np.searchsorted(chosen, people[stays])
+        kinds = kinds[stays]
+        pixels = pixels[stays]
+    flat = (kinds * size_px + pixels[:, 1]) * size_px + pixels[:, 0]
+    places = np.arange(len(people)) - people.searchsorted(people)
+    index[people, places, 0] = flat
+    index[people, places, 1] = 1
+    return index
+
+
+def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tuple[IntArray, Maps]:
+    """Compute indices into the flattened maps and values of peaks of one sigma, by ascending value; both flat."""
+    patch = _patch(sigma)
+    reach = 3 * sigma
+    starts = kinds * size_px**2
+    if reach.is_integer():
+        # Indices beyond the border are clamped to it. Its own value is higher and is written later.
+        columns, rows = near = np.add.outer(
+            np.arange(patch.side) - int(reach + 1), pixels
+        ).transpose(2, 0, 1)
+        np.minimum(np.maximum(near, 0, out=near), size_px - 1, out=near)
+        rows *= size_px
+        rows += starts
+        places = rows.take(patch.down, axis=0)
+        places += columns.take(patch.right, axis=0)
+        # Both flat: numpy assigns flat arrays twice as fast as broadcast ones.
+        return places.reshape(-1), patch.values.repeat(len(kinds))
+    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off center and may be cut.
+    firsts = np.round(pixels - (reach + 1)).astype(np.int64)
+    lasts = np.minimum(np.round(pixels + (reach + 2)).astype(np.int64), size_px)
+    rows = patch.down[:, None] + firsts[:, 1]
+    columns = patch.right[:, None] + firsts[:, 0]
+    inside = (rows >= 0) & (columns >= 0) & (rows < lasts[:, 1]) & (columns < lasts[:, 0])
+    places = rows * size_px + columns + starts
+    return places[inside], np.broadcast_to(patch.values, places.shape)[inside]
+
+
+class _Patch(NamedTuple):
+    """A Gaussian of height 1 on a square of `side` pixels: (side^2,) rows and columns, (side^2, 1) ascending values."""
+
+    down: IntArray
+    right: IntArray
+    values: Maps
+    side: int
+
+
+@lru_cache(maxsize=256)
+def _patch(sigma: float) -> _Patch:
+    offsets = np.arange(0, 6 * sigma + 3) - (3 * sigma + 1)
+    squares = offsets**2
+    values = (
+        np.exp(-(squares[:, None] + squares[None, :]) / (2 * sigma**2))
+        .astype(np.float32)
+        .reshape(-1)
+    )
+    order = np.argsort(values, kind="stable")
+    down, right = np.divmod(order, len(offsets))
+    return _Patch(down, right, values[order, None], len(offsets))
+
 
 STRIDES = (4, 2)  # of the two outputs of the network
 HALF = 127
@@ -28,7 +160,9 @@ class Example:
 
     rgb: Pixels  #: (H, W, 3).
     joints: Floats  #: (P, K, 3): x, y in pixels, visible.
-    mask: Pixels | None = None  #: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
+    mask: Pixels | None = (
+        None  #: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
+    )
 
 
 class Source(Protocol):
@@ -72,7 +206,8 @@ class TrainImages(_Images):
 
     def __init__(self, source: Source, config: DataConfig, *, channels_last: bool = True) -> None:
         super().__init__(source)
-        self._config, self._channels_last = config, channels_last
+        self._config = config
+        self._channels_last = channels_last
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         """Load, transform and draw a batch.
@@ -81,20 +216,31 @@ class TrainImages(_Images):
             inputs (N, 3, S, S) float32; targets: `heatmaps` [(N, K, S/4, S/4), (N, K, S/2, S/2)], `masks`
             [(N, S/4, S/4), (N, S/2, S/2)] float32, `index` (N, max_people, K, 2) int64.
         """
-        count, size = len(indices), self._config.size_px
+        count = len(indices)
+        size = self._config.size_px
         num_joints = self._config.skeleton.num_joints
         images = np.empty((count, size, size, 3), np.float32)
-        heatmaps = [np.zeros((count, num_joints, size // step, size // step), np.float32) for step in STRIDES]
+        heatmaps = [
+            np.zeros((count, num_joints, size // step, size // step), np.float32)
+            for step in STRIDES
+        ]
         masks = [np.empty((count, size // step, size // step), np.float32) for step in STRIDES]
         index = np.empty((count, self._config.max_people, num_joints, 2), np.int64)
-        for row, (sample_index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
+        for row, (sample_index, key) in enumerate(
+            zip(indices.tolist(), keys.tolist(), strict=True)
+        ):
             example = self.source.example(sample_index, key)
             height, width = example.rgb.shape[:2]
             place_sample(
                 example,
                 draw_placement(width, height, key, self._config),
                 self._config,
-                Sample(images[row], [maps[row] for maps in heatmaps], [mask[row] for mask in masks], index[row]),
+                Sample(
+                    images[row],
+                    [maps[row] for maps in heatmaps],
+                    [mask[row] for mask in masks],
+                    index[row],
+                ),
             )
         inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
         targets = {
@@ -102,7 +248,11 @@ class TrainImages(_Images):
             "masks": [torch.from_numpy(mask) for mask in masks],
             "index": torch.from_numpy(index),
         }
-        return Batch(inputs if self._channels_last else inputs.contiguous(), targets, torch.from_numpy(indices))
+        return Batch(
+            inputs if self._channels_last else inputs.contiguous(),
+            targets,
+            torch.from_numpy(indices),
+        )
 
 
 def place_sample(example: Example, placement: Placement, config: DataConfig, out: Sample) -> None:
@@ -138,7 +288,11 @@ class EvalImages(_Images):
             inputs: N tensors (3, H, W) uint8; targets: N dicts of `Source.ground_truth`.
         """
         images = [torch.from_numpy(self.rgb(index)).permute(2, 0, 1) for index in indices.tolist()]
-        return Batch(images, [self.source.ground_truth(index) for index in indices.tolist()], torch.from_numpy(indices))
+        return Batch(
+            images,
+            [self.source.ground_truth(index) for index in indices.tolist()],
+            torch.from_numpy(indices),
+        )
 
     def rgb(self, index: int) -> Pixels:
         """Return (H, W, 3) bytes of an image."""

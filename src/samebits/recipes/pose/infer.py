@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from samebits.data.images import read_rgb
 from samebits.recipes.normalize import normalize
-from samebits.recipes.pose.assign import SCORE, Y
 from samebits.recipes.pose.config import Config
-from samebits.recipes.pose.group import group_people
+from samebits.recipes.pose.group import SCORE, Y, group_people
 from samebits.recipes.pose.view import ImageView, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
@@ -72,7 +71,8 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
         (model, images) -> the detections of each image. Images are a list of (3, H, W) uint8 tensors of any sizes, or
         a dict with `rgb`, (N, 3, H, W), and N `image_id`.
     """
-    test, skeleton = config.test, config.skeleton
+    test = config.test
+    skeleton = config.skeleton
     mirrored = skeleton.mirrored if test.flip else None
     size_px = test.size_px or config.data.size_px
 
@@ -84,7 +84,9 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
         for image, number in zip(images, numbers, strict=True):
             check_shape(f"image {number}", image.shape[-1], image.shape[-2])
             views, base = make_views(image, size_px, test.scales)
-            heat, tags = forward_views(model, image, views, base if test.project else None, mirrored=mirrored)
+            heat, tags = forward_views(
+                model, image, views, base if test.project else None, mirrored=mirrored
+            )
             people, scores = group_people(heat, tags, skeleton.order, test)
             # All views show the same part of the image, so any of them converts coordinates: here the smallest.
             each = _found(people, scores, heat, list(views.values())[-1], image)
@@ -94,7 +96,9 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
     return infer
 
 
-def make_views(image: Tensor, size_px: int, scales: Sequence[float]) -> tuple[dict[float, ImageView], ImageView]:
+def make_views(
+    image: Tensor, size_px: int, scales: Sequence[float]
+) -> tuple[dict[float, ImageView], ImageView]:
     """Make the views of an image.
 
     Args:
@@ -157,7 +161,8 @@ def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]
     """Convert detections to COCO's results format: keypoints are x, y, score of all joints."""
     results = []
     for joints, score in zip(found.joints, found.scores, strict=True):
-        low, high = joints[:, : Y + 1].min(axis=0), joints[:, : Y + 1].max(axis=0)
+        low = joints[:, : Y + 1].min(axis=0)
+        high = joints[:, : Y + 1].max(axis=0)
         results.append(
             {
                 "image_id": image_id,
@@ -170,13 +175,16 @@ def coco_results(found: Detections, image_id: int | str) -> list[dict[str, Any]]
     return results
 
 
-def _forward_view(model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+def _forward_view(
+    model: nn.Module, seen: Tensor, mirrored: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
     """Run the network on (3, H, W): (K, h, w) heat, the mean over both outputs, and (T, K, h, w) tags, at 1/2."""
     images = torch.stack([seen, seen.flip(-1)]) if mirrored is not None else seen[None]
     coarse, fine = (output.float() for output in model(images))
     num_joints = fine.shape[1]
     coarse = F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear", align_corners=False)
-    heat, tags = (coarse[:, :num_joints] + fine) / 2, coarse[:, num_joints:]
+    heat = (coarse[:, :num_joints] + fine) / 2
+    tags = coarse[:, num_joints:]
     if mirrored is None:
         return heat[0], tags
     partners = torch.tensor(mirrored, device=heat.device)
@@ -195,7 +203,11 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _found(
-    people: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], heat: Tensor, seen: ImageView, image: Tensor
+    people: npt.NDArray[np.float32],
+    scores: npt.NDArray[np.float32],
+    heat: Tensor,
+    seen: ImageView,
+    image: Tensor,
 ) -> Detections:
     """Convert joints in pixels of a map to detections in pixels of the image."""
     joints = people[:, :, : SCORE + 1].astype(np.float64)
@@ -205,4 +217,6 @@ def _found(
     factor = min(1.0, _SKETCH_PX / max(highest.shape))
     size = [max(1, round(side * factor)) for side in highest.shape[1:]]
     sketch = F.adaptive_max_pool2d(highest, size)[0]
-    return Detections(joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy())
+    return Detections(
+        joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy()
+    )

@@ -53,7 +53,9 @@ class PoseMetric:
 
     def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
         """Add the detections of a batch. Raises DataError if two images of the dataset have the same number."""
-        for found, target, index in zip(outputs, batch.targets, batch.indices.tolist(), strict=True):
+        for found, target, index in zip(
+            outputs, batch.targets, batch.indices.tolist(), strict=True
+        ):
             number = int(target["image_id"])
             self._keep(
                 number,
@@ -110,10 +112,16 @@ def keypoint_scores(
     whole = run_evaluation(targets, results, skeleton)
     if skeleton.name != "crowdpose":
         return dict(zip(COCO_NAMES, whole.stats.tolist(), strict=True))
-    metrics = {name: value for name, value in zip(CROWDPOSE_NAMES, whole.stats.tolist(), strict=False) if name}
+    metrics = {
+        name: value
+        for name, value in zip(CROWDPOSE_NAMES, whole.stats.tolist(), strict=False)
+        if name
+    }
     if any(target.get("crowd_index") is not None for target in targets):
         for name, (low, high) in CROWDPOSE_GROUPS.items():
-            group = [target for target in targets if low <= (target.get("crowd_index") or 0.0) < high]
+            group = [
+                target for target in targets if low <= (target.get("crowd_index") or 0.0) < high
+            ]
             metrics[name] = -1.0
             if group:
                 precision = run_evaluation(group, results, skeleton, whole.ious).eval["precision"]
@@ -135,20 +143,29 @@ def run_evaluation(
         results: Detections in COCO's results format. Those of other images are ignored.
         known: The `ious` of an evaluation that included these images, to reuse them.
     """
-    people = [{**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]]
+    people = [
+        {**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]
+    ]
     if skeleton.name == "crowdpose":
-        people = [{**person, "area": person["bbox"][2] * person["bbox"][3] * CROWDPOSE_AREA} for person in people]
+        people = [
+            {**person, "area": person["bbox"][2] * person["bbox"][3] * CROWDPOSE_AREA}
+            for person in people
+        ]
     numbers = {int(target["image_id"]) for target in targets}
     found = [
-        {**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results if result["image_id"] in numbers
+        {**result, "area": result["bbox"][2] * result["bbox"][3]}
+        for result in results
+        if result["image_id"] in numbers
     ]
     for entries in (people, found):
         # New ids: in the library, 0 means "no match", and a file may use an id twice.
         for number, entry in enumerate(entries, start=1):
             entry["id"] = number
-    images, categories = [{"id": number} for number in sorted(numbers)], [{"id": PERSON, "name": "person"}]
+    images = [{"id": number} for number in sorted(numbers)]
+    categories = [{"id": PERSON, "name": "person"}]
     truth, guesses = (
-        COCO({"images": images, "annotations": entries, "categories": categories}) for entries in (people, found)
+        COCO({"images": images, "annotations": entries, "categories": categories})
+        for entries in (people, found)
     )
     evaluation = _Evaluation(truth, guesses, skeleton, known)
     evaluation.run()
@@ -158,12 +175,18 @@ def run_evaluation(
 class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no types
     """The evaluation of the library, without its console output, and with known similarities reused."""
 
-    def __init__(self, truth: COCO, guesses: COCO, skeleton: Skeleton, known: Mapping[Any, Any] | None) -> None:
+    def __init__(
+        self, truth: COCO, guesses: COCO, skeleton: Skeleton, known: Mapping[Any, Any] | None
+    ) -> None:
         sigmas = list(skeleton.sigmas)
-        super().__init__(truth, guesses, "keypoints", kpt_oks_sigmas=sigmas, print_function=lambda *_: None)
+        super().__init__(
+            truth, guesses, "keypoints", kpt_oks_sigmas=sigmas, print_function=lambda *_: None
+        )
         self.params.catIds = [PERSON]
         self._known = known
 
     def computeOks(self, imgId: int, catId: int) -> Any:
         """Compute the (detections, people) similarities of an image."""
-        return super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
+        return (
+            super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
+        )

@@ -94,7 +94,8 @@ class HigherHRNet(nn.Module):
     def __init__(self, config: ModelConfig, num_joints: int) -> None:
         super().__init__()
         num_maps = 2 * num_joints  # heatmaps and tags
-        stem, widths = config.stem_width, [config.width << place for place in range(4)]
+        stem = config.stem_width
+        widths = [config.width << place for place in range(4)]
         self.conv1 = _conv(3, stem, kernel=3, stride=2)
         self.bn1 = nn.BatchNorm2d(stem)
         self.conv2 = _conv(stem, stem, kernel=3, stride=2)
@@ -105,17 +106,25 @@ class HigherHRNet(nn.Module):
         self.transition1 = nn.ModuleList(
             # The first one keeps the resolution and changes only the number of channels.
             [
-                nn.Sequential(*_conv_norm(EXPANSION * stem, widths[0], kernel=3), nn.ReLU(inplace=True)),
+                nn.Sequential(
+                    *_conv_norm(EXPANSION * stem, widths[0], kernel=3), nn.ReLU(inplace=True)
+                ),
                 _halve(EXPANSION * stem, widths[1]),
             ]
         )
         self.stage2 = _stage(widths[:2], config.num_modules[0], config.num_blocks)
-        self.transition2 = nn.ModuleList([nn.Identity(), nn.Identity(), _halve(widths[1], widths[2])])
+        self.transition2 = nn.ModuleList(
+            [nn.Identity(), nn.Identity(), _halve(widths[1], widths[2])]
+        )
         self.stage3 = _stage(widths[:3], config.num_modules[1], config.num_blocks)
-        self.transition3 = nn.ModuleList([*(nn.Identity() for _ in range(3)), _halve(widths[2], widths[3])])
+        self.transition3 = nn.ModuleList(
+            [*(nn.Identity() for _ in range(3)), _halve(widths[2], widths[3])]
+        )
         self.stage4 = _stage(widths, config.num_modules[2], config.num_blocks, num_out=1)
         fine = config.width
-        self.final_layers = nn.ModuleList([nn.Conv2d(widths[0], num_maps, 1), nn.Conv2d(fine, num_joints, 1)])
+        self.final_layers = nn.ModuleList(
+            [nn.Conv2d(widths[0], num_maps, 1), nn.Conv2d(fine, num_joints, 1)]
+        )
         deconvolution = nn.Sequential(
             nn.ConvTranspose2d(widths[0] + num_maps, fine, 4, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(fine),
@@ -155,18 +164,27 @@ def _conv(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) 
     return nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def _conv_norm(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:
-    return [_conv(channels_in, channels_out, kernel=kernel, stride=stride), nn.BatchNorm2d(channels_out)]
+def _conv_norm(
+    channels_in: int, channels_out: int, *, kernel: int, stride: int = 1
+) -> list[nn.Module]:
+    return [
+        _conv(channels_in, channels_out, kernel=kernel, stride=stride),
+        nn.BatchNorm2d(channels_out),
+    ]
 
 
 def _halve(channels_in: int, channels_out: int) -> nn.Module:
     """Make the transition from the coarsest branch to a new one of half its resolution."""
     return nn.Sequential(
-        nn.Sequential(*_conv_norm(channels_in, channels_out, kernel=3, stride=2), nn.ReLU(inplace=True))
+        nn.Sequential(
+            *_conv_norm(channels_in, channels_out, kernel=3, stride=2), nn.ReLU(inplace=True)
+        )
     )
 
 
-def _stage(widths: Sequence[int], num_modules: int, num_blocks: int, num_out: int | None = None) -> nn.Sequential:
+def _stage(
+    widths: Sequence[int], num_modules: int, num_blocks: int, num_out: int | None = None
+) -> nn.Sequential:
     outs = [len(widths)] * (num_modules - 1) + [num_out or len(widths)]
     return nn.Sequential(*(Module(widths, num_blocks, out) for out in outs))
 
@@ -182,6 +200,10 @@ def _exchange(widths: Sequence[int], source: int, target: int) -> nn.Module:
     steps = []
     for step in range(source, target):
         is_last = step == target - 1
-        layers = _conv_norm(widths[source], widths[target] if is_last else widths[source], kernel=3, stride=2)
-        steps.append(nn.Sequential(*layers) if is_last else nn.Sequential(*layers, nn.ReLU(inplace=True)))
+        layers = _conv_norm(
+            widths[source], widths[target] if is_last else widths[source], kernel=3, stride=2
+        )
+        steps.append(
+            nn.Sequential(*layers) if is_last else nn.Sequential(*layers, nn.ReLU(inplace=True))
+        )
     return nn.Sequential(*steps)

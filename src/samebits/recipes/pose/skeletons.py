@@ -21,7 +21,9 @@ class Skeleton:
     name: str  #: "coco" or "crowdpose".
     joints: tuple[str, ...]  #: K names, in the order of the annotation files.
     limbs: tuple[tuple[int, int], ...]  #: Pairs of joints that pictures connect.
-    order: tuple[int, ...]  #: Joints in the order in which they are grouped into people, the most reliable first.
+    order: tuple[
+        int, ...
+    ]  #: Joints in the order in which they are grouped into people, the most reliable first.
 
     @property
     def num_joints(self) -> int:
@@ -75,7 +77,10 @@ COCO = Skeleton(
 # As in the reference implementation, the first 14 numbers of COCO's order, although they are other joints here: another
 # order would group crowded images differently.
 CROWDPOSE = Skeleton(
-    name="crowdpose", joints=_CROWDPOSE, limbs=_limbs(_CROWDPOSE, "head-neck", *_BODY), order=COCO.order[:14]
+    name="crowdpose",
+    joints=_CROWDPOSE,
+    limbs=_limbs(_CROWDPOSE, "head-neck", *_BODY),
+    order=COCO.order[:14],
 )
 
 SKELETONS = {skeleton.name: skeleton for skeleton in (COCO, CROWDPOSE)}

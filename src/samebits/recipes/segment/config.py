@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samebits.config.given import check_exists
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.load import check_exists
+from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.recipes.listing import nearest_fix
 
@@ -29,7 +28,8 @@ class DataConfig(Settings):
     """The dataset and the augmentation."""
 
     name: Literal["files", "shapes"] = Field(
-        default="files", description="Dataset. files: your images and masks; shapes: synthetic ones, drawn when loaded."
+        default="files",
+        description="Dataset. files: your images and masks; shapes: synthetic ones, drawn when loaded.",
     )
     root: Path | None = Field(
         default=None,
@@ -37,21 +37,32 @@ class DataConfig(Settings):
         "of its images is the validation split.",
     )
     train: Path | None = Field(
-        default=None, description="Training images, instead of data.root: such a folder, or a COCO annotation file."
+        default=None,
+        description="Training images, instead of data.root: such a folder, or a COCO annotation file.",
     )
     eval: Path | None = Field(
-        default=None, description="Validation images, with data.root or data.train: such a folder or file."
+        default=None,
+        description="Validation images, with data.root or data.train: such a folder or file.",
     )
-    image_folder: str = Field(default="images", description="Name of the folder of the images in data.root.")
-    mask_folder: str = Field(default="masks", description="Name of the folder of the masks in data.root.")
+    image_folder: str = Field(
+        default="images", description="Name of the folder of the images in data.root."
+    )
+    mask_folder: str = Field(
+        default="masks", description="Name of the folder of the masks in data.root."
+    )
     mask_suffix: str = Field(
-        default="", description="End of a mask's name after the name of its image, such as _mask in a_mask.png."
+        default="",
+        description="End of a mask's name after the name of its image, such as _mask in a_mask.png.",
     )
     images: Path | None = Field(
-        default=None, description="Folder or zip file of the images of COCO files. null: the folder of each file."
+        default=None,
+        description="Folder or zip file of the images of COCO files. null: the folder of each file.",
     )
     val_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="Fraction of the images in data.root that is used for validation."
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Fraction of the images in data.root that is used for validation.",
     )
     classes: tuple[str, ...] | None = Field(
         default=None,
@@ -64,7 +75,8 @@ class DataConfig(Settings):
         "before training, and use the values that occur.",
     )
     ignore_label: Value | None = Field(
-        default=255, description="Pixel value in the masks that neither loss nor metrics count. null: none."
+        default=255,
+        description="Pixel value in the masks that neither loss nor metrics count. null: none.",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop",
@@ -85,7 +97,9 @@ class DataConfig(Settings):
         default=(0.75, 1.3333),
         description="Minimum and maximum width / height of a random training crop, relative to those of the image.",
     )
-    flip: Share = Field(default=0.5, description="Probability of a horizontal flip of a training image.")
+    flip: Share = Field(
+        default=0.5, description="Probability of a horizontal flip of a training image."
+    )
 
     @field_validator("size_px", mode="before")
     @classmethod
@@ -97,23 +111,37 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "DataConfig":
         if self.root is not None and self.train is not None:
-            raise ValueError("root and train cannot be combined: both name the training images. Set one of them")
+            raise ValueError(
+                "root and train cannot be combined: both name the training images. Set one of them"
+            )
         if self.train is not None and self.eval is None:
             raise ValueError("train requires eval: val_fraction applies to root only")
         if self.name == "shapes" and (self.root or self.train or self.eval):
-            raise ValueError("name=shapes draws its images. For root, train and eval set name=files")
+            raise ValueError(
+                "name=shapes draws its images. For root, train and eval set name=files"
+            )
         if any(side % 32 for side in self.size_px):
-            raise ValueError(f"size_px {list(self.size_px)} must be multiples of 32, the stride of the networks")
+            raise ValueError(
+                f"size_px {list(self.size_px)} must be multiples of 32, the stride of the networks"
+            )
         for name in ("crop_area", "crop_ratio"):
             low, high = getattr(self, name)
             if low > high or not high:
                 raise ValueError(f"{name} must be the minimum, then the maximum, which is above 0")
         for name in ("classes", "values"):
             given = getattr(self, name)
-            if given is not None and not (len(set(given)) == len(given) and 2 <= len(given) <= MAX_CLASSES):
+            if given is not None and not (
+                len(set(given)) == len(given) and 2 <= len(given) <= MAX_CLASSES
+            ):
                 raise ValueError(f"{name} must be 2 to {MAX_CLASSES} different ones")
-        if self.values is not None and self.classes is not None and len(self.values) != len(self.classes):
-            raise ValueError(f"values has {len(self.values)} entries, but classes has {len(self.classes)}")
+        if (
+            self.values is not None
+            and self.classes is not None
+            and len(self.values) != len(self.classes)
+        ):
+            raise ValueError(
+                f"values has {len(self.values)} entries, but classes has {len(self.classes)}"
+            )
         for folder in (self.image_folder, self.mask_folder):
             if Path(folder).is_absolute() or ".." in Path(folder).parts:
                 raise ValueError(f"{folder} must be the name of a folder in data.root")
@@ -125,7 +153,10 @@ class ModelConfig(Settings):
 
     name: str = Field(default="unet", description=f"Network: {', '.join(MODELS)}.")
     width: int = Field(
-        default=32, ge=1, le=512, description="Channels of the first level of unet. Each coarser one has twice as many."
+        default=32,
+        ge=1,
+        le=512,
+        description="Channels of the first level of unet. Each coarser one has twice as many.",
     )
     weights: Path | None = Field(
         default=None,
@@ -144,7 +175,9 @@ class ModelConfig(Settings):
 class LossConfig(Settings):
     """The loss: cross-entropy, and optionally the Dice loss."""
 
-    dice: float = Field(default=0.0, ge=0, description="Weight of the Dice loss, which helps small classes.")
+    dice: float = Field(
+        default=0.0, ge=0, description="Weight of the Dice loss, which helps small classes."
+    )
 
 
 class Config(RunConfig):

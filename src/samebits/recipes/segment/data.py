@@ -21,8 +21,11 @@ from samebits.recipes.normalize import normalize
 from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
-_FLIP, _CROP = 0, 1
-_UNIT = 1 << 14  # side of the square in which boxes are drawn, so that their shape is relative to the image's
+_FLIP = 0
+_CROP = 1
+_UNIT = (
+    1 << 14
+)  # side of the square in which boxes are drawn, so that their shape is relative to the image's
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ class LabeledImages(Samples):
     is_costly = True
 
     def __init__(self, source: LabelSource, config: DataConfig, *, train: bool) -> None:
-        self.source, self._config, self._train, self.files = source, config, train, source.files
+        self.source = source
+        self._config = config
+        self._train = train
+        self.files = source.files
 
     def __len__(self) -> int:
         return len(self.source.names)
@@ -66,14 +72,18 @@ class LabeledImages(Samples):
         images = torch.empty(len(indices), *size, 3, dtype=torch.uint8)
         labels = torch.empty(len(indices), *size, dtype=torch.uint8)
         masks: list[Tensor] = []
-        boxes = RandomBoxes(keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP)
+        boxes = RandomBoxes(
+            keys, area=self._config.crop_area, ratio=self._config.crop_ratio, first_column=_CROP
+        )
         flips = (uniform(keys, _FLIP) < self._config.flip).tolist()
         for row, (index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
             pixels, mask = self.source.read(index, key)
             height, width = mask.shape
-            box, is_mirrored = Box(0, 0, width, height), False
+            box = Box(0, 0, width, height)
+            is_mirrored = False
             if self._train:
-                box, is_mirrored = _scaled(boxes.box(row, (_UNIT, _UNIT)), width, height), flips[row]
+                box = _scaled(boxes.box(row, (_UNIT, _UNIT)), width, height)
+                is_mirrored = flips[row]
             else:
                 masks.append(torch.from_numpy(np.ascontiguousarray(mask)))
             resize_into(images[row], pixels, box, mirrored=is_mirrored)
@@ -88,11 +98,14 @@ class LabeledImages(Samples):
 
 def _scaled(box: Box, width: int, height: int) -> Box:
     """Return a box of the unit square in an image of (width, height)."""
-    left, top = box.left * width // _UNIT, box.top * height // _UNIT
+    left = box.left * width // _UNIT
+    top = box.top * height // _UNIT
     return Box(left, top, max(1, box.width * width // _UNIT), max(1, box.height * height // _UNIT))
 
 
-def _resized_labels(labels: ByteArray, box: Box, size: tuple[int, int], is_mirrored: bool) -> ByteArray:
+def _resized_labels(
+    labels: ByteArray, box: Box, size: tuple[int, int], is_mirrored: bool
+) -> ByteArray:
     """Resize a box of (H, W) labels to (h, w) by the nearest pixel, aligned as `resize_into` does."""
     height, width = size
     rows = box.top + (2 * np.arange(height) + 1) * box.height // (2 * height)

@@ -5,19 +5,185 @@ A listing is plain JSON and is stored in the run folder.
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+from pydantic import AfterValidator, BaseModel
+
+from samebits.data.coco import (
+    Folder,
+    Id,
+    RegionEntry,
+    check_entries,
+    draw_regions,
+    index_coco,
+    open_store,
+    read_coco,
+)
+from samebits.data.images import ByteArray
 from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
+from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.listing import find_faults, nearest_fix, some, whole_path
-from samebits.recipes.segment.coco import BACKGROUND, CocoFile
-from samebits.recipes.segment.config import MAX_CLASSES, DataConfig
+from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
-from samebits.recipes.segment.masks import MaskFolder
-from samebits.recipes.segment.synthetic import CLASSES, synthetic_shapes
-from samebits.recipes.segment.values import MAX_THREADS, choose_values, find_values
+from samebits.recipes.segment.make import CLASSES, synthetic_shapes
+from samebits.recipes.segment.masks import MAX_THREADS, MaskFolder, choose_values, find_values
+
+# Images and their regions in a COCO annotation file, as labels of pixels.
+
+
+BACKGROUND = "background"
+_FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
+
+
+def _class_name(name: str) -> str:
+    if not (0 < len(name) <= 200 and name.isprintable()):
+        raise ValueError("a name of one line")
+    return name
+
+
+class _Category(BaseModel):
+    id: Id
+    name: Annotated[str, AfterValidator(_class_name)]
+
+
+class _UncheckedEntry(RegionEntry):
+    segmentation: Any = None
+
+
+class CocoFile:
+    """A COCO annotation file, checked field by field.
+
+    With data.on_error=skip a region of a wrong form is not refused here, but when its image is read.
+
+    Attributes:
+        categories: Names of the categories, by their number.
+        names: File names of the images, sorted.
+        num_without_mask: 0, and `left_out` is empty: both are for folders of masks.
+
+    Raises:
+        DataError: It can't be read, or a field is invalid.
+    """
+
+    def __init__(self, path: Path, config: DataConfig) -> None:
+        self.path = path.expanduser()
+        self.num_without_mask = 0
+        self.left_out = Counter[str]()
+        self._folder = self.path.parent if config.images is None else config.images.expanduser()
+        content = read_coco(self.path)
+        categories = check_entries(content["categories"], _Category, "categories", self.path)
+        self.categories: dict[int, str] = dict(
+            sorted((entry["id"], entry["name"]) for entry in categories)
+        )
+        ids = {image["id"] for image in content["images"]}
+        known = {"image_id": ids, "category_id": self.categories}
+        kind = RegionEntry if config.on_error == "stop" else _UncheckedEntry
+        try:
+            # Some tools number all regions 0.
+            regions = check_entries(
+                content["annotations"], kind, "annotations", self.path, known=known, unique=False
+            )
+        except DataError as error:
+            raise (error.with_slots(fix=_FIX) if "segmentation" in error.what else error) from None
+        self._coco = index_coco(
+            {"images": content["images"], "annotations": regions, "categories": categories}
+        )
+        self._images: dict[str, dict[str, Any]] = {
+            image["file_name"]: image for image in content["images"]
+        }
+        self.names = sorted(image["file_name"] for image in content["images"])
+        twice = next((name for name, other in pairwise(self.names) if name == other), None)
+        if twice is not None:
+            raise DataError(
+                f"{twice} is listed twice in {self.path}", fix="Remove one of the entries."
+            )
+
+    def image_path(self, name: str) -> Path:
+        """Return the path of an image."""
+        return self._folder / name
+
+    def classes_by_name(self, classes: Sequence[str]) -> dict[str, set[str]]:
+        """Return which of the classes each image has, by its file name. All have the first, the background."""
+        found = {name: {classes[0]} for name in self.names}
+        for name, owners in found.items():
+            regions = self._coco.imgToAnns.get(self._images[name]["id"], [])
+            owners.update(
+                self.categories[region["category_id"]]
+                for region in regions
+                if not region["iscrowd"]
+            )
+            owners.intersection_update(classes)
+        return found
+
+    def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
+        """Return images with their labels.
+
+        Pixels of crowds, and those that regions of different classes share, are ignored. Categories that are not
+        among the classes are background. To read an image raises DataError if it cannot be read, has another size than
+        in the file or too many pixels, or if a region does not fit.
+
+        Args:
+            info: `classes`: names of the classes; the first is the background.
+
+        Raises:
+            DataError: Images are missing.
+        """
+        store = open_store(
+            [self._folder], names, "Set data.images to the folder or zip file of the images."
+        )
+        read = partial(self._read, store=store, classes=info["classes"])
+        return LabelSource(names, read, [str(self.path), *store.files(names)])
+
+    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
+        """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
+        source = self.opened(names, {"classes": [BACKGROUND, *self.categories.values()]})
+        return lambda name: source.read_name(name, 0)
+
+    def _read(
+        self, name: str, _key: int, *, store: Folder, classes: Sequence[str]
+    ) -> tuple[ByteArray, ByteArray]:
+        if name not in self._images:
+            raise DataError(
+                f"{self.path} has no image {name}",
+                cause="it has changed since the start of the run",
+                fix="Restore the file, or start a new run.",
+            )
+        image = self._images[name]
+        width = image["width"]
+        height = image["height"]
+        if width * height > MAX_PIXELS:
+            raise DataError(
+                f"the image {name} is {width}x{height}",
+                allowed=f"up to {MAX_PIXELS:,} pixels",
+                fix="Resize the image and its regions, or remove it from the annotation file.",
+            )
+        return store.pixels(name, (width, height)), self._labels(image, classes)
+
+    def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
+        """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""
+        labels = np.zeros((image["height"], image["width"]), np.uint8)
+        crowds: list[dict[str, Any]] = []
+        by_class: dict[str, list[dict[str, Any]]] = {}
+        for region in self._coco.imgToAnns.get(image["id"], []):
+            owner = self.categories[region["category_id"]]
+            if region["iscrowd"]:
+                crowds.append(region)
+            elif owner in classes[1:]:
+                by_class.setdefault(owner, []).append(region)
+        for owner, regions in by_class.items():
+            inside = draw_regions(self._coco, regions, image["id"])
+            labels = np.where(
+                inside, np.where(labels, np.uint8(IGNORED), np.uint8(classes.index(owner))), labels
+            )
+        # Last, so that a crowd is ignored where regions of classes cover it.
+        labels[draw_regions(self._coco, crowds, image["id"]) > 0] = IGNORED
+        return labels
+
 
 Dataset = CocoFile | MaskFolder
 
@@ -42,7 +208,10 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     chosen = set(validation.names)
     if config.eval is None:
         if len(train.names) < 2:
-            raise DataError(f"{path} has only one image, so it cannot be split", fix="Add images, or set data.eval.")
+            raise DataError(
+                f"{path} has only one image, so it cannot be split",
+                fix="Add images, or set data.eval.",
+            )
         chosen = choose_validation(train.names, config.val_fraction, seed)
     names = [name for name in train.names if config.eval is not None or name not in chosen]
     classes, labels = _classes_of(config, path, datasets)
@@ -80,13 +249,21 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     assert path is not None
     dataset = _open_dataset(path, "data.root" if train else "data.eval", config)
     names: Sequence[str] = dataset_info["train" if train else "held_out"]
-    if not train and config.eval is not None and whole_path(config.eval) != dataset_info["held_out_from"]:
-        names = dataset.names  # the user evaluates on images other than the validation split of the run
+    if (
+        not train
+        and config.eval is not None
+        and whole_path(config.eval) != dataset_info["held_out_from"]
+    ):
+        names = (
+            dataset.names
+        )  # the user evaluates on images other than the validation split of the run
     return dataset.opened(names, dataset_info)
 
 
 def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:
-    return CocoFile(path, config) if path.expanduser().is_file() else MaskFolder(path, setting, config)
+    return (
+        CocoFile(path, config) if path.expanduser().is_file() else MaskFolder(path, setting, config)
+    )
 
 
 def _drop_unreadable(dataset: Dataset) -> dict[str, str]:
@@ -95,7 +272,11 @@ def _drop_unreadable(dataset: Dataset) -> dict[str, str]:
     faults = find_faults(names, dataset.reader(names), MAX_THREADS)
     dataset.names = [name for name in names if name not in faults]
     if not dataset.names:
-        raise DataError("no image can be read", cause=faults[names[0]], fix="Replace the images by readable ones.")
+        raise DataError(
+            "no image can be read",
+            cause=faults[names[0]],
+            fix="Replace the images by readable ones.",
+        )
     return faults
 
 
@@ -112,13 +293,20 @@ def _classes_of(
         classes = _coco_classes(config, files)
         return {"classes": classes}, [file.classes_by_name(classes) for file in files]
     if len(folders) < len(datasets):
-        raise DataError("data.train and data.eval are a folder and a COCO file", fix="Use the same form for both.")
+        raise DataError(
+            "data.train and data.eval are a folder and a COCO file",
+            fix="Use the same form for both.",
+        )
     if config.values is not None:
-        return {"classes": list(config.classes or map(str, config.values)), "values": list(config.values)}, [{}]
+        return {
+            "classes": list(config.classes or map(str, config.values)),
+            "values": list(config.values),
+        }, [{}]
     found = [find_values(folder) for folder in folders]
     values = choose_values(found, config, path)
     labels: list[Mapping[str, Collection[object]]] = [
-        {name: set(values).intersection(each) for name, each in part.by_name.items()} for part in found
+        {name: set(values).intersection(each) for name, each in part.by_name.items()}
+        for part in found
     ]
     return {"classes": list(config.classes or map(str, values)), "values": values}, labels
 
@@ -127,8 +315,12 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
     train, *others = files
     known = [name for name in train.categories.values() if name != BACKGROUND]
     if len(set(known)) < len(known):
-        raise DataError(f"{train.path} has two categories of one name", fix="Rename one of the categories.")
-    chosen = known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
+        raise DataError(
+            f"{train.path} has two categories of one name", fix="Rename one of the categories."
+        )
+    chosen = (
+        known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
+    )
     wrong = next((name for name in chosen if name not in known), None)
     if wrong is not None:
         raise DataError(
@@ -138,7 +330,9 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
             fix=nearest_fix(wrong, known, "Correct data.classes."),
         )
     for file in others:
-        unknown = next((name for name in file.categories.values() if name not in [*known, BACKGROUND]), None)
+        unknown = next(
+            (name for name in file.categories.values() if name not in [*known, BACKGROUND]), None
+        )
         if unknown is not None and config.classes is None:
             raise DataError(
                 f"category {unknown} is in {file.path}, but not in {train.path}",

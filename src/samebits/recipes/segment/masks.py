@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from samebits.cores import num_cores
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import check_names, walk
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
 from samebits.recipes.listing import some
-from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
+from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
 
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 NUM_VALUES = 1 << 16
-_SHOWN = 12
 BLOCK = 1 << 20  # pixels that numpy indexes with at a time: it copies indices to 64 bits
 _TURNED_BY_90 = 5  # EXIF orientations from here on swap width and height
 _TURN_FIX = (
@@ -44,7 +46,9 @@ class MaskFolder:
     """
 
     def __init__(self, root: Path, setting: str, config: DataConfig) -> None:
-        self._root, self._ignore_label, self.left_out = root.expanduser(), config.ignore_label, Counter[str]()
+        self._root = root.expanduser()
+        self._ignore_label = config.ignore_label
+        self.left_out = Counter[str]()
         self._images = self._list(config.image_folder, setting, "")
         self._masks = self._list(config.mask_folder, setting, config.mask_suffix)
         if not self._masks:
@@ -88,7 +92,11 @@ class MaskFolder:
         Raises:
             DataError: An image or its mask is missing.
         """
-        files = [self._root / self._find(found, name) for found in (self._images, self._masks) for name in names]
+        files = [
+            self._root / self._find(found, name)
+            for found in (self._images, self._masks)
+            for name in names
+        ]
         values: Sequence[int] = info["values"]
         # No bytes: classes and IGNORED can take all their values, and -1 is for those that are no class.
         table = np.full(NUM_VALUES, -1, np.int16)
@@ -109,7 +117,9 @@ class MaskFolder:
         if labels.min(initial=0) < 0:
             row, column = (int(place[0]) for place in np.nonzero(labels < 0))
             shown = some(list(map(str, values)), _SHOWN)
-            ignored = "" if self._ignore_label is None else f"; {self._ignore_label} for ignored pixels"
+            ignored = (
+                "" if self._ignore_label is None else f"; {self._ignore_label} for ignored pixels"
+            )
             raise DataError(
                 f"the mask {self._root / self._masks[name]} has the value {found[row, column]}, which is no class",
                 where=f"x={column}, y={row}",
@@ -146,7 +156,9 @@ class MaskFolder:
             name = name.removesuffix(suffix)
             if name in found:
                 raise DataError(
-                    f"{self._root} has two files for {name}", given=f"{found[name]}, {file}", fix="Remove one of them."
+                    f"{self._root} has two files for {name}",
+                    given=f"{found[name]}, {file}",
+                    fix="Remove one of them.",
                 )
             found[name] = file
         return found
@@ -164,7 +176,11 @@ def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uin
     """
     encoded = EncodedImage(image, max_pixels=MAX_PIXELS)
     values, mask_orientation = _read_values(mask)
-    (width, height), (mask_height, mask_width), turn = encoded.size, values.shape, encoded.orientation
+    (width, height), (mask_height, mask_width), turn = (
+        encoded.size,
+        values.shape,
+        encoded.orientation,
+    )
     if (mask_width, mask_height) != (width, height):
         is_swapped = (mask_width, mask_height) == (height, width)
         raise DataError(
@@ -175,7 +191,9 @@ def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uin
             else f"the image is turned by its EXIF orientation ({turn}), and the mask is not"
             if turn >= _TURNED_BY_90
             else "the mask has width and height swapped",
-            fix=_TURN_FIX if is_swapped and turn >= _TURNED_BY_90 else "Use a mask of the size of the image.",
+            fix=_TURN_FIX
+            if is_swapped and turn >= _TURNED_BY_90
+            else "Use a mask of the size of the image.",
         )
     if turn not in (1, mask_orientation) and (turn < _TURNED_BY_90 or width == height):
         raise DataError(
@@ -192,7 +210,9 @@ def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
     expected = "a PNG file of one channel or with a palette, whose values are classes"
     if path.suffix.lower() in _LOSSY:
         raise DataError(
-            f"the mask {path} has a lossy format, which changes values", allowed=expected, fix="Save masks as PNG."
+            f"the mask {path} has a lossy format, which changes values",
+            allowed=expected,
+            fix="Save masks as PNG.",
         )
     encoded = EncodedImage(path, max_pixels=MAX_PIXELS)
     image = encoded.image()
@@ -207,7 +227,8 @@ def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
             else "Save whole numbers.",
         )
     values = np.asarray(image)
-    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    low = int(values.min(initial=0))
+    high = int(values.max(initial=0))
     if low < 0 or high >= NUM_VALUES:
         raise DataError(
             f"the mask {path} has the value {low if low < 0 else high}",
@@ -218,3 +239,90 @@ def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
             else "Correct the mask.",
         )
     return values.astype(np.uint16, copy=False), encoded.orientation
+
+
+# Values that occur in masks, and those of them that are classes.
+
+
+MAX_THREADS = 4  # each one may hold a mask of MAX_PIXELS
+_SHOWN = 12
+_MIN_THIN = 4  # values, and more than half: lossy masks have about ten for each class
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """Values in the masks of a folder."""
+
+    by_name: dict[str, list[int]]  #: The values of each mask, by the name of its image.
+    thick: set[int]  #: Values that somewhere have equal neighbors on all four sides.
+
+
+def find_values(folder: MaskFolder) -> MaskValues:
+    """Read all masks of a folder, and compare them with their images.
+
+    Raises:
+        DataError: A mask cannot be read, or does not fit its image.
+    """
+
+    def values_of(name: str) -> tuple[list[int], list[int]]:
+        values = folder.pair(name)[1]
+        has_equal = np.ones(values.shape, bool)
+        for part, whole in ((has_equal, values), (has_equal.T, values.T)):
+            is_same = whole[1:] == whole[:-1]
+            part[1:] &= is_same
+            part[:-1] &= is_same
+        return _occurring(values.reshape(-1)), _occurring(values[has_equal])
+
+    # Threads instead of processes, since decoding releases the GIL.
+    with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
+        found = dict(zip(folder.names, pool.map(values_of, folder.names), strict=True))
+    thick = {value for _, values in found.values() for value in values}
+    return MaskValues({name: values for name, (values, _) in found.items()}, thick)
+
+
+def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
+    occurs = np.zeros(NUM_VALUES, bool)
+    for start in range(0, values.size, BLOCK):
+        occurs[values[start : start + BLOCK]] = True
+    return np.flatnonzero(occurs).tolist()
+
+
+def choose_values(found: Sequence[MaskValues], config: DataConfig, root: Path) -> list[int]:
+    """Choose the values that are classes from those that occur in the masks.
+
+    Raises:
+        DataError: There are too few or too many, they do not match the names, or the masks were saved with loss.
+    """
+    occurring = sorted(
+        {value for each in found for values in each.by_name.values() for value in values}
+    )
+    values = [value for value in occurring if value != config.ignore_label]
+    if len(values) < 2:
+        values = occurring  # masks of 0 and 255: then 255 is the second class
+    given = f"{len(occurring):,} values in the masks: {some(list(map(str, occurring)), _SHOWN)}"
+    thin = [value for value in values if not any(value in each.thick for each in found)]
+    if len(thin) >= max(_MIN_THIN, len(values) // 2 + 1):
+        raise DataError(
+            f"the masks of {root} have values that no region has",
+            given=f"{given}\n{len(thin):,} of them only in lines or single pixels",
+            cause="masks were resized with interpolation, or saved with loss (JPEG) before they got this format",
+            fix="Make the masks again: resize by the nearest pixel, and save as PNG only.\n"
+            "If all of these values are classes, set data.values to them.",
+        )
+    if not 2 <= len(values) <= MAX_CLASSES:
+        raise DataError(
+            f"the masks of {root} have {'only one class' if len(values) < 2 else f'{len(values):,} classes'}",
+            given=given,
+            allowed=f"2 to {MAX_CLASSES}",
+            fix="Use masks with the number of a class in each pixel, or set data.values to the values of the classes.",
+        )
+    if config.classes is None or len(values) == len(config.classes):
+        return values
+    if values[-1] < len(config.classes):
+        return list(range(len(config.classes)))  # some classes occur in no mask
+    raise DataError(
+        f"the masks of {root} have other values than data.classes, which names {len(config.classes)} classes",
+        given=given,
+        allowed=f"0 to {len(config.classes) - 1}, and {config.ignore_label} for ignored pixels",
+        fix="Correct data.classes, or set data.values to the value of each class.",
+    )

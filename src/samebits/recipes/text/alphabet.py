@@ -17,7 +17,9 @@ from samebits.recipes.listing import read_list
 CHARS_NAME = "char_std_5990.txt"  # the table of the published index labels
 BLANK = 0
 UNKNOWN = -1
-MAX_CHARACTERS = 100_000  # more than Unicode has Han characters; the network's last layer has a row for each
+MAX_CHARACTERS = (
+    100_000  # more than Unicode has Han characters; the network's last layer has a row for each
+)
 MAX_ALPHABET_BYTES = 1 << 24  # Unicode has a million characters of up to four bytes
 
 CodeArray = npt.NDArray[np.uint32]
@@ -75,7 +77,9 @@ class Alphabet:
         """Encode (L,) code points as (L,) classes."""
         ordered = self._codes[self._sorted]
         indices = np.minimum(np.searchsorted(ordered, codes), len(ordered) - 1)
-        return np.where(ordered[indices] == codes, self._sorted[indices] + 1, UNKNOWN).astype(np.int64)
+        return np.where(ordered[indices] == codes, self._sorted[indices] + 1, UNKNOWN).astype(
+            np.int64
+        )
 
     def decode(self, classes: IntArray) -> str:
         """Decode (L,) classes without blanks: the inverse of `encode`."""
@@ -95,7 +99,11 @@ class Alphabet:
         counts = (paths != BLANK) & (paths != before)
         together = self.decode(paths[counts])
         ends = np.cumsum(counts.sum(axis=1)).tolist()
-        return [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+        return (
+            [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            if ends
+            else []
+        )
 
 
 def read_alphabet(path: Path) -> Alphabet:
@@ -109,7 +117,9 @@ def read_alphabet(path: Path) -> Alphabet:
         # utf-8-sig: some editors begin a file with a byte order mark.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8.") from error
+        raise DataError(
+            f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8."
+        ) from error
     lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
     if len(lines) > 1:
         long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
@@ -139,12 +149,20 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.chars to a readable file.")
     try:
-        table = to_utf8(path, content, encoding, "data.encoding").decode().removesuffix("\n").split("\n")
+        table = (
+            to_utf8(path, content, encoding, "data.encoding")
+            .decode()
+            .removesuffix("\n")
+            .split("\n")
+        )
     except DataError:
         if path.name != CHARS_NAME:
             raise
         # Six lines of the published file are not valid GBK either: they have no character, as in the reference.
-        table = [line.decode("gbk", "ignore").strip("\r") for line in content.removesuffix(b"\n").split(b"\n")]
+        table = [
+            line.decode("gbk", "ignore").strip("\r")
+            for line in content.removesuffix(b"\n").split(b"\n")
+        ]
     if table and table[0].lower() == "blank":
         table[0] = ""
     long = next((number for number, text in enumerate(table) if len(text) > 1), None)
@@ -186,5 +204,9 @@ def text_of(codes: CodeArray) -> str:
 
 def show_character(character: str) -> str:
     """Format a character for an error message, with its code point, and its name if it is invisible."""
-    name = f" {unicodedata.name(character, '')}".rstrip() if escape_invisible(character) != character else ""
+    name = (
+        f" {unicodedata.name(character, '')}".rstrip()
+        if escape_invisible(character) != character
+        else ""
+    )
     return f"{character!r} (U+{ord(character):04X}{name})"

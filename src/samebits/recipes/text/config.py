@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from samebits.config.given import check_exists
-from samebits.config.schema import RunConfig
-from samebits.config.sections import Settings
+from samebits.config.load import check_exists
+from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 
@@ -29,8 +28,12 @@ class DataConfig(Settings):
         default=None,
         description="Folder that data.train and data.eval are relative to: train.txt and test.txt if unset.",
     )
-    train: str | None = Field(default=None, description="Label file or LMDB folder of the training lines.")
-    eval: str | None = Field(default=None, description="Label file or LMDB folder of the validation lines.")
+    train: str | None = Field(
+        default=None, description="Label file or LMDB folder of the training lines."
+    )
+    eval: str | None = Field(
+        default=None, description="Label file or LMDB folder of the validation lines."
+    )
     eval_sets: dict[str, str] = Field(
         default={},
         description="Further validation sets by name, as data.eval: {night: FILE} adds night.line_accuracy.",
@@ -42,7 +45,8 @@ class DataConfig(Settings):
         description="Fraction of the lines of data.train used for validation, evenly spaced, instead of data.eval.",
     )
     images: WholePath | None = Field(
-        default=None, description="Folder of the images. null: next to the labels, in images/ there, or in data.root."
+        default=None,
+        description="Folder of the images. null: next to the labels, in images/ there, or in data.root.",
     )
     form: Literal["auto", "tsv", "words", "index"] = Field(
         default="auto",
@@ -59,14 +63,16 @@ class DataConfig(Settings):
         "cp1252.",
     )
     alphabet: WholePath | None = Field(
-        default=None, description="File with the characters, in the order of the classes. null: those in the labels."
+        default=None,
+        description="File with the characters, in the order of the classes. null: those in the labels.",
     )
     normalize: Normalize = Field(
         default="none",
         description="Unicode normalization of labels. half_width: only ！ to ～ and the ideographic space.",
     )
     on_unknown: Literal["error", "skip"] = Field(
-        default="error", description="Lines with characters that are not in the alphabet: stop, or leave them out."
+        default="error",
+        description="Lines with characters that are not in the alphabet: stop, or leave them out.",
     )
     on_too_long: Literal["error", "skip"] = Field(
         default="error",
@@ -77,8 +83,12 @@ class DataConfig(Settings):
         description="Width in pixels to which images are stretched; the height is 32. A list, or auto (12 widths): the "
         "nearest for each image.",
     )
-    mean: float = Field(default=0.588, description="Mean of all pixels for normalization; white is 1.")
-    std: float = Field(default=0.193, gt=0, description="Standard deviation of all pixels for normalization.")
+    mean: float = Field(
+        default=0.588, description="Mean of all pixels for normalization; white is 1."
+    )
+    std: float = Field(
+        default=0.193, gt=0, description="Standard deviation of all pixels for normalization."
+    )
     jitter: float = Field(
         default=0.0,
         ge=0,
@@ -100,7 +110,9 @@ class DataConfig(Settings):
         try:
             "".encode(value)
         except (LookupError, UnicodeError, ValueError):
-            raise ValueError(f"{value} is not a text encoding of Python, such as utf-8, gb18030 or cp1252") from None
+            raise ValueError(
+                f"{value} is not a text encoding of Python, such as utf-8, gb18030 or cp1252"
+            ) from None
         return value
 
     @model_validator(mode="after")
@@ -109,12 +121,23 @@ class DataConfig(Settings):
             raise ValueError(
                 "eval and val_fraction cannot be combined: both define the validation lines. Set one of them"
             )
-        if self.root is None and self.train is None and (self.eval is not None or self.val_fraction is not None):
+        if (
+            self.root is None
+            and self.train is None
+            and (self.eval is not None or self.val_fraction is not None)
+        ):
             raise ValueError("eval and val_fraction require train")
         if self.eval_sets and self.root is None and self.train is None:
             raise ValueError("eval_sets requires train or root")
-        if self.root is None and self.train is not None and self.eval is None and self.val_fraction is None:
-            raise ValueError("train requires eval, or val_fraction=0.2 to validate on a fifth of its lines")
+        if (
+            self.root is None
+            and self.train is not None
+            and self.eval is None
+            and self.val_fraction is None
+        ):
+            raise ValueError(
+                "train requires eval, or val_fraction=0.2 to validate on a fifth of its lines"
+            )
         return self
 
     @property
@@ -132,13 +155,19 @@ class ModelConfig(Settings):
         default="crnn",
         description="Network. crnn: Shi et al. 2015, loads official checkpoints; fast: a smaller one for CPUs.",
     )
-    width: int = Field(default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper.")
-    num_hidden: int = Field(default=256, ge=1, description="Hidden size of each LSTM, per direction.")
+    width: int = Field(
+        default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper."
+    )
+    num_hidden: int = Field(
+        default=256, ge=1, description="Hidden size of each LSTM, per direction."
+    )
     weights: WholePath | None = Field(
-        default=None, description="Pretrained weights: an official checkpoint, or the weights of a run."
+        default=None,
+        description="Pretrained weights: an official checkpoint, or the weights of a run.",
     )
     freeze: tuple[str, ...] = Field(
-        default=(), description="Parameters that are not trained, as names or patterns: cnn, cnn.conv0, *.bias."
+        default=(),
+        description="Parameters that are not trained, as names or patterns: cnn, cnn.conv0, *.bias.",
     )
 
     @field_validator("freeze", mode="before")
@@ -160,7 +189,8 @@ class DecodeConfig(Settings):
         default=1, description="Beam width of the CTC decoder. 1: greedy decoding, which is faster."
     )
     turns: bool = Field(
-        default=True, description="In predict, also read the image upside down and return the more confident text."
+        default=True,
+        description="In predict, also read the image upside down and return the more confident text.",
     )
 
 
@@ -169,7 +199,9 @@ class Config(RunConfig):
 
     data: DataConfig = Field(default=DataConfig(), description="Text lines.")
     model: ModelConfig = Field(default=ModelConfig(), description="Network.")
-    decode: DecodeConfig = Field(default=DecodeConfig(), description="Decoding of the network's output to text.")
+    decode: DecodeConfig = Field(
+        default=DecodeConfig(), description="Decoding of the network's output to text."
+    )
 
     def check_inputs(self) -> None:
         """Check that data is set, and that its files and folders exist."""

@@ -25,8 +25,7 @@ from samebits.recipes.text.alphabet import (
 )
 from samebits.recipes.text.config import Config, DataConfig
 from samebits.recipes.text.images import GrayArray, gray, nearest_width, open_packed
-from samebits.recipes.text.labels import Labels, read_labels
-from samebits.recipes.text.packed_lmdb import missing_images
+from samebits.recipes.text.labels import Labels, missing_images, read_labels
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -132,14 +131,19 @@ def choose(config: Config, alphabet: Alphabet, *, train: bool) -> SelectedLines:
 
 def check_images(lines: SelectedLines) -> None:
     """Check that the image of each line exists, before training."""
-    labels, rows, folder = lines.labels, lines.rows.tolist(), lines.folder
+    labels = lines.labels
+    rows = lines.rows.tolist()
+    folder = lines.folder
     if folder is None:
         absent = missing_images(labels.path, labels.lines[lines.rows].tolist())
         missing = [row for row in rows if int(labels.lines[row]) in absent]
     else:
         missing = [row for row in rows if not os.path.isfile(folder / labels.name(row))]
     if missing:
-        names = [escape_invisible(labels.name(row)) if folder else f"image-{labels.lines[row]:09d}" for row in missing]
+        names = [
+            escape_invisible(labels.name(row)) if folder else f"image-{labels.lines[row]:09d}"
+            for row in missing
+        ]
         raise DataError(
             f"{len(missing):,} of {len(rows):,} images of {short_path(labels.path)} are missing",
             given="\n".join(name[:200] for name in names[:3]) + ("\n…" if len(names) > 3 else ""),
@@ -184,7 +188,9 @@ def _split(num_lines: int, val_fraction: float | None, *, train: bool) -> IntArr
     if val_fraction is None:
         return rows
     # 1e-9: a product may be rounded down, as 100 * 0.29 is to 28.999999999999996.
-    is_validation = np.floor((rows + 1) * val_fraction + 1e-9) > np.floor(rows * val_fraction + 1e-9)
+    is_validation = np.floor((rows + 1) * val_fraction + 1e-9) > np.floor(
+        rows * val_fraction + 1e-9
+    )
     part: IntArray = rows[~is_validation] if train else rows[is_validation]
     return part
 
@@ -205,7 +211,8 @@ def _image_folder(labels: Labels, config: DataConfig, rows: IntArray) -> Path:
         raise DataError(
             f"the image {name[:200]} is missing",
             where=labels.where(int(rows[0])),
-            cause="it is in none of these folders:\n" + "\n".join(str(folder) for folder in dict.fromkeys(folders)),
+            cause="it is in none of these folders:\n"
+            + "\n".join(str(folder) for folder in dict.fromkeys(folders)),
             fix="Set data.images to the folder of the images.",
         )
     return found
@@ -213,7 +220,11 @@ def _image_folder(labels: Labels, config: DataConfig, rows: IntArray) -> Path:
 
 def _check_names(labels: Labels, config: DataConfig, rows: IntArray, folder: Path) -> None:
     """Refuse a label file that names files outside of the folder of the dataset."""
-    if b".." not in labels.names and not labels.names.startswith(b"/") and b"\n/" not in labels.names:
+    if (
+        b".." not in labels.names
+        and not labels.names.startswith(b"/")
+        and b"\n/" not in labels.names
+    ):
         return
     root = config.images or config.root or labels.path.parent
     for row in rows.tolist():
@@ -266,7 +277,9 @@ def _unknown_error(labels: Labels, alphabet: Alphabet, rows: IntArray) -> DataEr
     )
 
 
-def _too_long(labels: Labels, rows: IntArray, needed: IntArray, allowed: IntArray, fits: BoolArray) -> DataError:
+def _too_long(
+    labels: Labels, rows: IntArray, needed: IntArray, allowed: IntArray, fits: BoolArray
+) -> DataError:
     first = int(np.flatnonzero(~fits)[0])
     row = int(rows[first])
     return DataError(

@@ -16,7 +16,7 @@ from samebits.data.images import EncodedImage
 from samebits.data.keyed import IntArray
 from samebits.data.opencv import cv2
 from samebits.portable import floats
-from samebits.recipes.text import packed_lmdb
+from samebits.recipes.text import labels
 from samebits.recipes.text.config import HEIGHT_PX
 
 GrayArray = npt.NDArray[np.uint8]
@@ -27,7 +27,7 @@ _MAX_PACKED_PIXELS = 50_000_000
 
 def open_packed(folder: Path, number: int) -> EncodedImage:
     """Open an image of an LMDB dataset. Raises DataError if the dataset has no such entry, or it is not an image."""
-    content = packed_lmdb.read_image(folder, number)
+    content = labels.read_image(folder, number)
     return EncodedImage(f"image-{number:09d} of {folder}", content, max_pixels=_MAX_PACKED_PIXELS)
 
 
@@ -42,7 +42,9 @@ def stretch(image: GrayArray, width_px: int) -> GrayArray:
     return np.asarray(resized, dtype=np.uint8)
 
 
-def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random.Generator) -> GrayArray:
+def jitter_line(
+    image: GrayArray, width_px: int, strength: float, rng: np.random.Generator
+) -> GrayArray:
     """Resize an image of a line to (32, width_px) with random shift, shear, rotation, brightness and blur.
 
     Args:
@@ -56,10 +58,11 @@ def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random
     draw = rng.uniform(-1, 1, 6) * strength
     scale_x = width_px / width * (1 + 0.12 * draw[0])
     scale_y = HEIGHT_PX / height * (1 + 0.15 * draw[1])
-    shear, turn = 0.25 * draw[2], math.radians(5 * draw[3])
-    matrix = np.array([[floats.cos(turn), -floats.sin(turn)], [floats.sin(turn), floats.cos(turn)]]) @ np.array(
-        [[scale_x, shear * scale_y], [0.0, scale_y]]
-    )
+    shear = 0.25 * draw[2]
+    turn = math.radians(5 * draw[3])
+    matrix = np.array(
+        [[floats.cos(turn), -floats.sin(turn)], [floats.sin(turn), floats.cos(turn)]]
+    ) @ np.array([[scale_x, shear * scale_y], [0.0, scale_y]])
     center = np.array([width_px / 2 * (1 + 0.08 * draw[4]), HEIGHT_PX / 2 * (1 + 0.2 * draw[5])])
     shift = center - matrix @ np.array([width / 2, height / 2])
     moved = cv2.warpAffine(
@@ -76,7 +79,9 @@ def jitter_line(image: GrayArray, width_px: int, strength: float, rng: np.random
         sigma_px = 1.2 * strength * float(rng.random())
         if sigma_px >= 0.2:
             gray = cv2.GaussianBlur(gray, (5, 5), sigma_px)  # type: ignore[assignment]  # OpenCV's stubs lose the dtype
-    gray += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(gray.shape, np.float32)
+    gray += np.float32(0.06 * strength * float(rng.random())) * rng.standard_normal(
+        gray.shape, np.float32
+    )
     return np.asarray(np.clip(gray * 255, 0, 255).round(), dtype=np.uint8)
 
 

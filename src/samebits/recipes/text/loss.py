@@ -69,7 +69,9 @@ class _Ctc(torch.autograd.Function):
         forwards, backwards, totals = _both_ways(scores, states, lengths)
         if ctx.needs_input_grad[0]:
             posts = (forwards + backwards - scores - totals[:, None, None]).exp()
-            counts = (torch.arange(states.shape[1], device=logits.device) < 2 * lengths[:, None] + 1)[:, None, :]
+            counts = (
+                torch.arange(states.shape[1], device=logits.device) < 2 * lengths[:, None] + 1
+            )[:, None, :]
             # -inf - (-inf) is NaN where a score is -inf: no path goes through such a state.
             posts = torch.where(counts & posts.isfinite(), posts, 0.0)
             ctx.saved = (shares, _added_up(posts, states), places, totals > -math.inf)
@@ -104,7 +106,9 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor,
     """
     num_samples, num_times, num_states = scores.shape
     # States beyond the end are on no path to the end, so clamping their indices to 0 is harmless.
-    turned_state = (2 * lengths[:, None] - torch.arange(num_states, device=scores.device)).clamp(min=0)
+    turned_state = (2 * lengths[:, None] - torch.arange(num_states, device=scores.device)).clamp(
+        min=0
+    )
     turned_places = turned_state[:, None, :].expand(-1, num_times, -1)
     both = torch.cat([scores, scores.flip(1).gather(2, turned_places)]).transpose(0, 1).contiguous()
     classes = torch.cat([states, states.gather(1, turned_state)])
@@ -118,11 +122,16 @@ def _both_ways(scores: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor,
     for now in range(1, num_times):
         before = ways[now - 1]
         stay_or_step = torch.logaddexp(before[:, 2:], before[:, 1:-1])
-        torch.add(torch.logaddexp(stay_or_step, before[:, :-2] + bar), both[now], out=ways[now, :, 2:])
+        torch.add(
+            torch.logaddexp(stay_or_step, before[:, :-2] + bar), both[now], out=ways[now, :, 2:]
+        )
 
-    forwards, turned = ways[:, :num_samples, 2:].transpose(0, 1), ways[:, num_samples:, 2:].transpose(0, 1)
+    forwards = ways[:, :num_samples, 2:].transpose(0, 1)
+    turned = ways[:, num_samples:, 2:].transpose(0, 1)
     backwards = turned.flip(1).gather(2, turned_places)
-    ends = ways[-1, :num_samples].gather(1, 2 * lengths[:, None] + torch.tensor([2, 1], device=scores.device))
+    ends = ways[-1, :num_samples].gather(
+        1, 2 * lengths[:, None] + torch.tensor([2, 1], device=scores.device)
+    )
     return forwards, backwards, torch.logaddexp(ends[:, 0], ends[:, 1])
 
 

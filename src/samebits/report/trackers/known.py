@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from samebits.config.plain_file import read_plain
-from samebits.config.sections import TRACKERS
+from samebits.config.schema import TRACKERS
 from samebits.errors import ConfigError
+from samebits.plain_file import read_plain
 from samebits.report.trackers.tracker import Tracker
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,11 @@ def label(name: str) -> str:
 def check_trackers(names: Iterable[str]) -> None:
     """Check that trackers can be imported: their packages are installed, and their files exist."""
     for name in external(names):
-        missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
+        missing = [
+            package
+            for package in _PACKAGES.get(name, ())
+            if importlib.util.find_spec(package) is None
+        ]
         if missing:
             raise ConfigError(
                 f"report.trackers has {name}, which needs the package {missing[0]}",
@@ -58,7 +62,9 @@ def make_tracker(name: str) -> Tracker:
         each
         for each in vars(module).values()
         # By module, since a file also has the classes that it imports, `Tracker` among them.
-        if isinstance(each, type) and issubclass(each, Tracker) and each.__module__ == module.__name__
+        if isinstance(each, type)
+        and issubclass(each, Tracker)
+        and each.__module__ == module.__name__
     ]
     if len(classes) != 1:
         raise ConfigError(
@@ -74,5 +80,8 @@ def _load(path: Path) -> ModuleType:
     module = ModuleType(f"samebits_tracker_{path.stem}")
     module.__file__ = str(path)
     # `dont_inherit`: this file's future imports must not change how the user's file is compiled.
-    exec(compile(read_plain(path, MAX_FILE_BYTES), str(path), "exec", dont_inherit=True), module.__dict__)
+    exec(
+        compile(read_plain(path, MAX_FILE_BYTES), str(path), "exec", dont_inherit=True),
+        module.__dict__,
+    )
     return module

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config import document
-from samebits.config.plain_file import parse_json, read_plain
 from samebits.errors import SamebitsError
+from samebits.plain_file import parse_json, read_plain
 from samebits.report.records import CHECKPOINT
 from samebits.report.trackers.known import label, make_tracker
 from samebits.report.trackers.tail import ReadPosition, Tail, values_of
@@ -32,7 +32,10 @@ from samebits.report.trackers.tracker import TrackedRun, Tracker
 
 FOLDER = "trackers"  # of all trackers, in the run folder
 POLL_S = 2.0
-STARTED, ALIVE, FAILED = "started", "alive", "failed"  # first words of messages
+# first words of messages
+STARTED = "started"
+ALIVE = "alive"
+FAILED = "failed"
 _LAST_CALL_S = 600.0  # after the end of the training, for uploads
 # A scheduler or terminal may send these to every process of a job. Records of the last steps are still to come then.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -125,7 +128,9 @@ def find_way_out(folder: Path) -> Path | None:
     """
     inside = folder.resolve()
     for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *(files if place == str(folder) else ()))):
+        for path in (
+            Path(place, name) for name in (*folders, *(files if place == str(folder) else ()))
+        ):
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
                 return path
     return None

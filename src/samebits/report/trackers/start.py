@@ -24,7 +24,9 @@ _HANG_S = 10.0
 # Longest start of a tracker, on a machine where the training leaves it little CPU time.
 _START_S = 60.0
 # At the end, a run waits for a silent tracker this fraction of its time, in these limits, seconds.
-_SHARE, _LEAST_S, _MOST_S = 0.01, 3.0, 30.0
+_SHARE = 0.01
+_LEAST_S = 3.0
+_MOST_S = 30.0
 
 
 class Trackers:
@@ -36,19 +38,24 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], run: Path, notify: Callable[[str], None]) -> None:
         check_trackers(names)
-        self._names, self._run, self._notify = external(names), run, notify
+        self._names = external(names)
+        self._run = run
+        self._notify = notify
         self._processes: list[TrackerProcess] = []
         self.outcome: Outcome = "failed"  #: How the run ends; set before `close`.
 
     def start(self, *, is_new: bool) -> None:
         """Start the processes, if they were not started before; `is_new` if training starts from its first step."""
         # Taken away at once: a rollback calls `start` again.
-        names, self._names = self._names, []
+        names = self._names
+        self._names = []
         for name in names:
             try:
                 self._processes.append(TrackerProcess(name, self._run, self._notify, is_new=is_new))
             except OSError as error:
-                self._notify(f"tracker {label(name)} could not be started: {error}; training continues without it")
+                self._notify(
+                    f"tracker {label(name)} could not be started: {error}; training continues without it"
+                )
 
     def close(self) -> None:
         """End the processes: wait shortly for those that work, and kill those that hang."""
@@ -68,16 +75,27 @@ class TrackerProcess:
     """
 
     def __init__(
-        self, name: str, run: Path, notify: Callable[[str], None], *, is_new: bool, is_patient: bool = False
+        self,
+        name: str,
+        run: Path,
+        notify: Callable[[str], None],
+        *,
+        is_new: bool,
+        is_patient: bool = False,
     ) -> None:
-        self._name, self._run, self._notify, self._is_patient = name, run, notify, is_patient
+        self._name = name
+        self._run = run
+        self._notify = notify
+        self._is_patient = is_patient
         self._began = self._last_sign = time.monotonic()
         self._ends = self._patience_s = 0.0
         self._is_started = False
         self.has_failed = False  #: Whether it failed or was killed.
         log = run / "logs" / f"tracker-{label(name)}.log"
         log.parent.mkdir(exist_ok=True)
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
         # -P: without it, -m puts the current folder first on sys.path, where a wandb.py of a stranger may lie.
         command = [sys.executable, "-P", "-m", "samebits.report.trackers.process", name, str(run)]
         with open(descriptor, "ab") as stderr:
@@ -89,7 +107,9 @@ class TrackerProcess:
                 process_group=0,  # a tracker's children end with it, and Ctrl-C reaches only the training
             )
         # A thread reads, since a pipe that no process empties would block a tracker that reports much.
-        self._reader = threading.Thread(target=self._read, name=f"tracker-{label(name)}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, name=f"tracker-{label(name)}", daemon=True
+        )
         self._reader.start()
 
     def _read(self) -> None:
@@ -103,7 +123,8 @@ class TrackerProcess:
 
     def _fail(self, reason: str) -> None:
         self.has_failed = True
-        name, log = label(self._name), self._run / "logs" / f"tracker-{label(self._name)}.log"
+        name = label(self._name)
+        log = self._run / "logs" / f"tracker-{label(self._name)}.log"
         self._notify(
             f"tracker {name} failed, and the run is not affected: {reason}\n"
             f"  log: {log}\n"
@@ -115,7 +136,9 @@ class TrackerProcess:
         assert self._child.stdin is not None
         self._ends = time.monotonic()
         took_s = self._ends - self._began
-        self._patience_s = min(_MOST_S, max(_LEAST_S, _SHARE * took_s if outcome == "done" else 0.0))
+        self._patience_s = min(
+            _MOST_S, max(_LEAST_S, _SHARE * took_s if outcome == "done" else 0.0)
+        )
         with contextlib.suppress(OSError):  # it has ended
             self._child.stdin.write(f"{outcome}\n".encode())
             self._child.stdin.close()
@@ -125,7 +148,9 @@ class TrackerProcess:
         try:
             # WNOWAIT leaves the process as a zombie, so its number, and
             # that of its group, cannot be used again before the kill.
-            while os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            while (
+                os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            ):
                 if not self._is_patient and time.monotonic() > self._deadline():
                     if not self.has_failed:
                         self._fail("it hangs" if self._is_started else "it has not started")

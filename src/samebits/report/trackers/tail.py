@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.config.plain_file import open_plain, parse_json, read_plain
+from samebits.plain_file import open_plain, parse_json, read_plain
 from samebits.report.records import FILE_NAME, lines_of, record_in
 from samebits.storage.run_folder import write_atomically
 
@@ -25,7 +25,8 @@ class Tail:
 
     def __init__(self, run: Path) -> None:
         self._path = run / FILE_NAME
-        self._inode, self._offset = 0, 0
+        self._inode = 0
+        self._offset = 0
 
     def new_records(self) -> Iterator[Mapping[str, Any]]:
         """Yield records that were not yielded before, except after the file was replaced."""
@@ -33,14 +34,18 @@ class Tail:
             # No link, and no FIFO: the run folder may be a stranger's.
             opened = open_plain(self._path, os.O_NOFOLLOW)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.EINVAL):  # it is not there yet, or is no regular file
+            if error.errno in (
+                errno.ENOENT,
+                errno.EINVAL,
+            ):  # it is not there yet, or is no regular file
                 return
             raise
         with opened as file:
             status = os.fstat(file.fileno())
             # A new inode: a resume wrote a new file. A smaller size: the inode was used again.
             if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset = status.st_ino, 0
+                self._inode = status.st_ino
+                self._offset = 0
             file.seek(self._offset)
             # A line without its end is still being written, and is read whole the next time.
             for line in lines_of(file):
@@ -58,7 +63,8 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float]:
     values = {
         f"{kind}/{name}": math.nan if value is None else float(value)
         for name, value in record.items()
-        if name not in _FIELDS and (isinstance(value, int | float) or (value is None and name not in _DEVICE))
+        if name not in _FIELDS
+        and (isinstance(value, int | float) or (value is None and name not in _DEVICE))
     }
     return values | {"epoch": float(record.get("epoch") or 0.0)}
 
@@ -68,7 +74,10 @@ class ReadPosition:
 
     def __init__(self, path: Path, *, is_new: bool) -> None:
         self._path = path
-        self.id, self._logged = secrets.token_hex(4), dict[str, int]()  #: The tracked run, eight hex digits.
+        self.id, self._logged = (
+            secrets.token_hex(4),
+            dict[str, int](),
+        )  #: The tracked run, eight hex digits.
         self.is_resumed = False  #: Whether the file existed.
         if is_new:
             return
@@ -76,7 +85,8 @@ class ReadPosition:
             content = parse_json(read_plain(path))
             logged = {str(kind): int(step) for kind, step in content["logged"].items()}
             # It becomes a part of file names and queries.
-            self.id, self._logged = bytes.fromhex(content["id"]).hex(), logged
+            self.id = bytes.fromhex(content["id"]).hex()
+            self._logged = logged
             self.is_resumed = True
         # Broad, because the file may be a stranger's: nothing in it may prevent the tracker from starting.
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from samebits.config.given import flat
+from samebits.config.load import flat
 from samebits.report.trackers.tracker import Outcome, TrackedRun, Tracker
 
 # Limits of one request to MLflow.
-_MAX_METRICS, _MAX_PARAMS, _MAX_VALUE_CHARS = 1000, 100, 6000
+_MAX_METRICS = 1000
+_MAX_PARAMS = 100
+_MAX_VALUE_CHARS = 6000
 _TAG = "samebits.id"
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -26,7 +28,9 @@ class MlflowTracker(Tracker):
         import mlflow
 
         own = f"sqlite:///{run.folder / 'mlflow.db'}"
-        self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
+        self._client = mlflow.MlflowClient(
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own
+        )
         self._metrics: list[Any] = []
         project = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.recipe
         experiment = self._client.get_experiment_by_name(project)
@@ -34,18 +38,28 @@ class MlflowTracker(Tracker):
             number = experiment.experiment_id
         else:
             # Otherwise MLflow puts the folder of artifacts into the current folder.
-            place = None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "artifacts").as_uri()
+            place = (
+                None
+                if os.environ.get("MLFLOW_TRACKING_URI")
+                else (run.folder / "artifacts").as_uri()
+            )
             number = self._client.create_experiment(project, artifact_location=place)
-        found = self._client.search_runs([number], filter_string=f"tags.`{_TAG}` = '{run.id}'", max_results=1)
+        found = self._client.search_runs(
+            [number], filter_string=f"tags.`{_TAG}` = '{run.id}'", max_results=1
+        )
         if found:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
-            self._id = self._client.create_run(number, run_name=run.name, tags={_TAG: run.id}).info.run_id
+            self._id = self._client.create_run(
+                number, run_name=run.name, tags={_TAG: run.id}
+            ).info.run_id
         known = found[0].data.params if found else {}
         # MLflow refuses another value for a parameter that is logged already, and a resume may change some.
         params = [
-            mlflow.entities.Param(name, (value if isinstance(value, str) else json.dumps(value))[:_MAX_VALUE_CHARS])
+            mlflow.entities.Param(
+                name, (value if isinstance(value, str) else json.dumps(value))[:_MAX_VALUE_CHARS]
+            )
             for name, value in flat(run.settings).items()
             if name not in known
         ]
@@ -67,7 +81,8 @@ class MlflowTracker(Tracker):
     def flush(self) -> None:
         """Send the collected records."""
         while self._metrics:
-            batch, self._metrics = self._metrics[:_MAX_METRICS], self._metrics[_MAX_METRICS:]
+            batch = self._metrics[:_MAX_METRICS]
+            self._metrics = self._metrics[_MAX_METRICS:]
             self._client.log_batch(self._id, metrics=batch)
 
     def finish(self, outcome: Outcome, result: Mapping[str, Any]) -> None:

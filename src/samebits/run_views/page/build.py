@@ -4,24 +4,113 @@ Two barriers keep texts of strangers from acting: the templates escape each text
 Content Security Policy allows only the one script and the one style whose hashes it names, and no request at all.
 """
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined  # a requirement of torch
 from markupsafe import Markup
 
-from samebits.report.format import clock, metric_name, metric_value
+from samebits.errors import CheckpointError, cannot_write_result, printable
+from samebits.plain_file import read_plain
+from samebits.report.format import clock, duration, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
+from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
-from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
-from samebits.run_views.page.pictures import Budget
-from samebits.run_views.page.render import render
+from samebits.run_views.page.chart import NUM_COLORS, Budget, ChartLine, chart
 from samebits.run_views.page.sections import run_values
-from samebits.run_views.repeats import TITLE, group_by_setting, seed_cells
 from samebits.run_views.summary import RunSummary
+from samebits.run_views.table import TITLE, cut, group_by_setting, seed_cells, when
+from samebits.storage.run_folder import check_target, write_atomically
 from samebits.version import __version__
+
+# Fill the templates of pages. Texts of strangers are escaped where a template writes them.
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template of this folder with values filled in.
+
+    Raises:
+        jinja2.UndefinedError: The template uses a value that is not given.
+    """
+    return _environment().get_template(f"{template}.j2").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("samebits.run_views.page", ""),
+        autoescape=True,
+        # HTML has no form for control characters; changes of the text direction could hide a part of a line.
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelled name is an error, not an empty text.
+        undefined=StrictUndefined,
+    )
+    # NaN is no JSON: the browser would refuse all data of the page.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    used = (clock, cut, duration, metric_name, metric_value, plain_text, when)
+    environment.filters |= {each.__name__: each for each in used}
+    environment.filters |= {
+        "grouped": lambda number: f"{number:,}",
+        "at_minute": lambda seconds: f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}",
+        "at_second": lambda seconds: f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}",
+        "sha256_base64": lambda text: base64.b64encode(
+            hashlib.sha256(text.encode()).digest()
+        ).decode(),
+    }
+    return environment
+
+
+# Write a page, and never over a file that this command did not write.
+
+
+_MARK = b"<!-- samebits page, sha256 "
+
+
+def check_page(path: Path) -> None:
+    """Check that a page can be written, before the work.
+
+    Raises:
+        CheckpointError: It cannot, or another file has this name.
+    """
+    check_target(path, is_page)
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that Samebits wrote and the user has not edited: it ends with its SHA-256."""
+    try:
+        if path.is_symlink():
+            return False
+        content, _, last = read_plain(path).rpartition(_MARK)
+    except OSError:
+        return False
+    return last == _end_of(content).removeprefix(_MARK)
+
+
+def _end_of(content: bytes) -> bytes:
+    return _MARK + hashlib.sha256(content).hexdigest().encode() + b" -->\n"
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, whole or not at all. Raises CheckpointError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = page.encode()
+        write_atomically(path, content + _end_of(content))
+    except (OSError, CheckpointError) as error:
+        reason = error.__context__ if isinstance(error, CheckpointError) else error
+        if not isinstance(reason, OSError):
+            raise
+        raise cannot_write_result(path, reason) from None
+
 
 GENERATOR = "samebits report"
 MAX_PICTURE_BYTES = 3_500_000  # of all images of a page, as text
@@ -41,26 +130,46 @@ class SweepRow:
     """A trial of a sweep, as a row of its table."""
 
     summary: RunSummary  #: Its run.
-    values: Sequence[str]  #: The settings in which it differs from others, in the order of the columns.
+    values: Sequence[
+        str
+    ]  #: The settings in which it differs from others, in the order of the columns.
 
 
-def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]) -> str:
+def sweep_page(
+    name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]
+) -> str:
     """Return the page on a sweep."""
     states = [row.summary.state for row in rows]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     metric = next((row.summary.monitor for row in rows if row.summary.monitor), "")
-    names = [metric, *(["loss"] if metric != "loss" and any("loss" in row.summary.metrics for row in rows) else [])]
+    names = [
+        metric,
+        *(
+            ["loss"]
+            if metric != "loss" and any("loss" in row.summary.metrics for row in rows)
+            else []
+        ),
+    ]
 
     def cells(row: SweepRow) -> list[str]:
         run = row.summary
-        metrics = [metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names]
-        return [*row.values, *metrics, f"{run.step:,}", clock(run.took_s) if run.took_s is not None else ""]
+        metrics = [
+            metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names
+        ]
+        return [
+            *row.values,
+            *metrics,
+            f"{run.step:,}",
+            clock(run.took_s) if run.took_s is not None else "",
+        ]
 
     sweep = {
         "note": f"Sweep of {len(rows)} trials: {counted}",
         "heads": ("trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256"),
         "rows": [(row.summary, cells(row)) for row in rows],
-        "best": f"Curves and values of the {len(runs)} best trials." if 1 < len(runs) < len(rows) else "",
+        "best": f"Curves and values of the {len(runs)} best trials."
+        if 1 < len(runs) < len(rows)
+        else "",
     }
     seeds = _seeds([row.summary for row in rows])
     return _page(name, [], compare(runs) if len(runs) > 1 else None, {**sweep, "seeds": seeds})
@@ -68,9 +177,16 @@ def sweep_page(name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: S
 
 def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
     """Return the charts that have a line for each run, with these legends."""
-    curves = [("eval", name, f"Validation {metric_name(name)}") for name in metric_names(comparison.runs)[:8]]
+    curves = [
+        ("eval", name, f"Validation {metric_name(name)}")
+        for name in metric_names(comparison.runs)[:8]
+    ]
     drawn = []
-    for kind, name, title in [*curves, ("train", "loss", "Training loss"), ("train", "lr", "Learning rate")]:
+    for kind, name, title in [
+        *curves,
+        ("train", "loss", "Training loss"),
+        ("train", "lr", "Learning rate"),
+    ]:
         lines = [
             ChartLine(run.curves.get(kind, name), legend, index % NUM_COLORS, index >= NUM_COLORS)
             for index, (run, legend) in enumerate(zip(comparison.runs, legends, strict=True))
@@ -85,7 +201,10 @@ def _seeds(runs: Sequence[RunSummary]) -> dict[str, Any] | None:
 
 
 def _page(
-    title: str, runs: Sequence[Any], comparison: Comparison | None = None, sweep: dict[str, Any] | None = None
+    title: str,
+    runs: Sequence[Any],
+    comparison: Comparison | None = None,
+    sweep: dict[str, Any] | None = None,
 ) -> str:
     compared: dict[str, Any] | None = None
     if comparison is not None:
@@ -99,7 +218,9 @@ def _page(
         }
     charts = [*(compared["charts"] if compared else ())]  # in the order of the page
     charts += [each for run in runs for name in ("curves", "speed") for each in run[name]]
-    style, script = (files("samebits.run_views.page").joinpath(name) for name in ("page.css", "page.js"))
+    style, script = (
+        files("samebits.run_views.page").joinpath(name) for name in ("page.css", "page.js")
+    )
     return render(
         "page.html",
         title=title,

@@ -5,12 +5,18 @@ from typing import Any
 from samebits.provenance.same_run import is_free
 from samebits.report.format import SHARE, duration, metric_name, metric_value
 from samebits.run_views.compare import is_sample, metric_names
-from samebits.run_views.curves import Curves
 from samebits.run_views.files import plain_text
-from samebits.run_views.history import RunHistory, read_confusion
-from samebits.run_views.page.chart import NUM_COLORS, ChartLine, chart
-from samebits.run_views.page.pictures import Budget, matrix, pictures
-from samebits.run_views.page.timeline import event_line, time_parts
+from samebits.run_views.history import Curves, RunHistory, read_confusion
+from samebits.run_views.page.chart import (
+    NUM_COLORS,
+    Budget,
+    ChartLine,
+    chart,
+    event_line,
+    matrix,
+    pictures,
+    time_parts,
+)
 from samebits.run_views.table import step_text
 
 _MAX_CHARTS = 16
@@ -33,7 +39,8 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "root of the record": run.hashes.get("root", ""),
     }
     worlds = ", then ".join(
-        f"{size:,} process{'es' if size != 1 else ''} from step {start:,}" for size, start in run.worlds
+        f"{size:,} process{'es' if size != 1 else ''} from step {start:,}"
+        for size, start in run.worlds
     )
     settings = run.summary.settings
     return {
@@ -47,10 +54,14 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "speed": _speed(run),
         "events": event_line(run.events),
         "trained": _trained(run),
-        "environment": [(name, value) for name, value in [("world", worlds), *run.environment.items()] if value],
+        "environment": [
+            (name, value) for name, value in [("world", worlds), *run.environment.items()] if value
+        ],
         "hashes": {name: value for name, value in hashes.items() if value},
         # Hashes of single samples are for `samebits diff`: no reader compares them.
-        "digests": {name: value for name, value in {**run.code, **run.data}.items() if not is_sample(name)},
+        "digests": {
+            name: value for name, value in {**run.code, **run.data}.items() if not is_sample(name)
+        },
         "changed": [name for name in settings if name in run.changed],
         "decisive": [name for name in settings if not is_free(name)],
         "free": [name for name in settings if is_free(name)],
@@ -67,12 +78,16 @@ def _tiles(run: RunHistory) -> list[tuple[str, str]]:
     values: list[tuple[str, str]] = []
     if summary.monitor in summary.metrics:
         name = metric_name(summary.monitor)
-        values.append((f"validation {name}", metric_value(summary.monitor, summary.metrics[summary.monitor])))
+        values.append(
+            (f"validation {name}", metric_value(summary.monitor, summary.metrics[summary.monitor]))
+        )
         if summary.best is not None:
             values.append((f"best {name}", metric_value(summary.monitor, summary.best)))
     values.append(("steps", step_text(summary).replace("/", " / ")))
     if summary.took_s is not None:
-        values.append(("took" if summary.state == "done" else "training time", duration(summary.took_s)))
+        values.append(
+            ("took" if summary.state == "done" else "training time", duration(summary.took_s))
+        )
     if run.speed is not None:
         values.append(("samples/s", f"{run.speed:,.0f}"))
     if summary.procs:
@@ -81,11 +96,17 @@ def _tiles(run: RunHistory) -> list[tuple[str, str]]:
 
 
 def _curves(run: RunHistory) -> Charts:
-    curves, end = run.curves, run.curves.last_step[1]
-    loss = [ChartLine(curves.get("train", "loss"), "training", 0), *_lines_of_sets(curves, "loss", "validation")]
+    curves = run.curves
+    end = run.curves.last_step[1]
+    loss = [
+        ChartLine(curves.get("train", "loss"), "training", 0),
+        *_lines_of_sets(curves, "loss", "validation"),
+    ]
     found = [chart("Loss", "loss", loss, end=end)]
     names = [name for name in metric_names([run]) if name != "loss"]
-    names += [name for name in curves.names("eval") if name not in (*names, "loss") and "/" not in name]
+    names += [
+        name for name in curves.names("eval") if name not in (*names, "loss") and "/" not in name
+    ]
     # The lines of further validation sets are in the chart of their metric: "night.top1" with "top1".
     own = [name for name in names if name.partition(".")[2] not in (*names, "loss")]
     for name in own[:_MAX_CHARTS]:
@@ -94,11 +115,15 @@ def _curves(run: RunHistory) -> Charts:
         parts = [each for each in curves.names("eval") if each.startswith(f"{name}/")]
         if 1 < len(parts) <= NUM_COLORS:
             lines = [
-                ChartLine(curves.get("eval", part), part.partition("/")[2], index) for index, part in enumerate(parts)
+                ChartLine(curves.get("eval", part), part.partition("/")[2], index)
+                for index, part in enumerate(parts)
             ]
             found.append(chart(f"{title} of each class", name, lines, end=end))
     terms = [name for name in curves.names("train") if name not in _NO_TERMS][:_MAX_TERMS]
-    lines = [ChartLine(curves.get("train", name), metric_name(name), index) for index, name in enumerate(terms)]
+    lines = [
+        ChartLine(curves.get("train", name), metric_name(name), index)
+        for index, name in enumerate(terms)
+    ]
     found.append(chart("Terms of the training loss", "loss", lines, end=end))
     for title, name, color in (("Learning rate", "lr", 2), ("Gradient norm", "grad_norm", 3)):
         line = ChartLine(curves.get("train", name), title.lower(), color)
@@ -108,7 +133,11 @@ def _curves(run: RunHistory) -> Charts:
 
 def _lines_of_sets(curves: Curves, metric: str, title: str) -> list[ChartLine]:
     """Return the lines of a metric: on the validation set, and on further ones that have it."""
-    sets = [name for name in curves.names("eval") if "/" not in name and name.partition(".")[2] == metric]
+    sets = [
+        name
+        for name in curves.names("eval")
+        if "/" not in name and name.partition(".")[2] == metric
+    ]
     others = [
         ChartLine(curves.get("eval", name), name.partition(".")[0], index)
         for index, name in enumerate(sets[: NUM_COLORS - 2], start=2)
@@ -121,8 +150,14 @@ def _speed(run: RunHistory) -> Charts:
         return ChartLine(run.curves.get(kind, name), label, color)
 
     ranks = list(run.curves.ranks().items())[:_MAX_RANKS]
-    lines = [ChartLine(curve, f"rank {rank}", index, index >= NUM_COLORS) for index, (rank, curve) in enumerate(ranks)]
-    lines = lines or [line("median_ms", "median", 0, "ranks"), line("max_ms", "slowest", 1, "ranks")]
+    lines = [
+        ChartLine(curve, f"rank {rank}", index, index >= NUM_COLORS)
+        for index, (rank, curve) in enumerate(ranks)
+    ]
+    lines = lines or [
+        line("median_ms", "median", 0, "ranks"),
+        line("max_ms", "slowest", 1, "ranks"),
+    ]
     use = [line("gpu_use", "GPU busy, rank 0", 5), line("mfu", "MFU, all ranks", 6)]
     end = run.curves.last_step[1]
     found = [
@@ -140,9 +175,15 @@ def _speed(run: RunHistory) -> Charts:
 def _trained(run: RunHistory) -> list[tuple[str, str]]:
     settings = run.summary.settings
     get = {name: plain_text(value) for name, value in settings.items()}.get
-    data = [plain_text(value) for name, value in settings.items() if name in ("data.name", "data.root") and value]
+    data = [
+        plain_text(value)
+        for name, value in settings.items()
+        if name in ("data.name", "data.root") and value
+    ]
     model = [
-        f"{name.partition('.')[2]} {plain_text(value)}" for name, value in settings.items() if name.startswith("model.")
+        f"{name.partition('.')[2]} {plain_text(value)}"
+        for name, value in settings.items()
+        if name.startswith("model.")
     ]
     rows = [
         ("recipe", run.summary.recipe),
@@ -150,7 +191,10 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
         ("classes", f"{len(run.classes)}: {', '.join(run.classes[:30])}" if run.classes else ""),
         ("model", ", ".join(model[:12])),
         ("epochs", get("epochs", "")),
-        ("global batch", f"{get('global_batch', '')}, in micro-batches of {get('micro_batch', '')}"),
+        (
+            "global batch",
+            f"{get('global_batch', '')}, in micro-batches of {get('micro_batch', '')}",
+        ),
         (
             "optimizer",
             f"{get('optim.name', '')}, learning rate {get('optim.lr', '')}, schedule {get('optim.schedule', '')}",

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from samebits.data.sources import parquet_rows
 from samebits.data.sources.parquet_rows import ParquetRows
-from samebits.data.sources.tar_headers import BLOCK
-from samebits.data.sources.tar_shards import TarShards
+from samebits.data.sources.tar_shards import BLOCK, TarShards
 from samebits.errors import DataError
 from tests.unit.data.sources.source_files import to_json, write_tar
 
@@ -215,7 +214,7 @@ def test_a_file_with_a_hole_claims_any_size_and_costs_no_memory(tmp_path: Path) 
 
 
 def test_an_archive_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.data.sources.tar_headers.MAX_MEMBERS", 10)
+    monkeypatch.setattr("samebits.data.sources.tar_shards.MAX_MEMBERS", 10)
     write_tar(tmp_path / "x.tar", [(f"{number}.cls", b"1") for number in range(11)])
     with pytest.raises(DataError, match="has too many files"):
         TarShards(tmp_path / "x.tar")

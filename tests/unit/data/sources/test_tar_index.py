@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.data.sources import index_cache
+from samebits.data.sources import tar_shards
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import DataError
 from tests.unit.data.sources.source_files import write_tar
@@ -21,8 +21,8 @@ def test_the_index_is_made_once_and_again_only_for_a_changed_shard(
 ) -> None:
     shards = [write_tar(tmp_path / f"{name}.tar", [(f"{name}.cls", b"1")]) for name in "ab"]
     made: list[str] = []
-    build = index_cache.build_index
-    monkeypatch.setattr(index_cache, "build_index", lambda path: (made.append(Path(path).name), build(path))[1])
+    build = tar_shards.build_index
+    monkeypatch.setattr(tar_shards, "build_index", lambda path: (made.append(Path(path).name), build(path))[1])
     folder = tmp_path / "index"
     for _ in range(2):
         assert [sample["__key__"] for sample in TarShards(shards, index_dir=folder)] == ["a", "b"]

@@ -1,0 +1,265 @@
+"""`samebits launch`, `submit` and the hidden `call`: scripts, Slurm jobs and functions in several processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Overrides, SourceName, path_option
+from samebits.errors import ConfigError, LaunchError, cannot_make
+from samebits.launch.subcommand import SAMEBITS
+from samebits.process_range import parse_range
+
+if TYPE_CHECKING:
+    from samebits.launch.slurm import BatchJob
+
+
+# `samebits launch`: a DistributedDataParallel script, unmodified, with equal weights at any number of processes.
+
+
+WORKER = "samebits.own_loop.patched.worker"
+TURNS = "SAMEBITS_TURNS"  # see `own_loop/patched/turns.py`
+Arguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[FLAGS] SCRIPT [ARGUMENTS]", help="As for torchrun.", show_default=False
+    ),
+]
+# Flags of torchrun have values, which only its parser knows: all that follows is left to it.
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def launch(arguments: Arguments) -> int:
+    """Start an unmodified DDP script, with equal weights in any world.
+
+    Its flags are those of torchrun, and --global-batch N (samples of a step, over all processes), --micro-batch N
+    (samples of one forward pass) and --seed N. For example: samebits launch --nproc-per-node 2 --global-batch 64
+    --micro-batch 16 train.py --epochs 3
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from samebits.own_loop.ending import BATCH_SIZES
+
+    parser = run.get_args_parser()
+    for name in ("--global-batch", "--micro-batch", "--seed"):
+        parser.add_argument(name, type=int, default=0)
+    args = parser.parse_args(arguments)
+    step = args.global_batch
+    micro = args.micro_batch
+    if min(step, micro, args.seed) < 0 or bool(step) != bool(micro) or (micro and step % micro):
+        raise ConfigError(
+            f"--global-batch {step} and --micro-batch {micro} do not fit together, or --seed is less than 0",
+            allowed="both, or none; the global batch is a multiple of the micro-batch",
+            fix="Give both, such as --global-batch 64 --micro-batch 16.",
+        )
+    os.environ[BATCH_SIZES] = f"{step}:{micro}:{args.seed}"
+    # Threads and hash seeds decide bits and orders already while the script sets up.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    args.training_script_args = [
+        *["-m"] * args.module,
+        args.training_script,
+        *args.training_script_args,
+    ]
+    args.module = True
+    args.training_script = WORKER
+    try:
+        with tempfile.TemporaryDirectory(prefix="samebits-") as os.environ[TURNS]:
+            run.run(args)
+    except ChildFailedError as failed:
+        _, first = failed.get_first_failure()
+        message = first.message if isinstance(first.message, str) else ""
+        # The text of an error of Samebits is enough; `ending.py` writes it with this line feed.
+        print(message.strip() if message.startswith("\n") else failed, file=sys.stderr)
+        return max(first.exitcode, 1)
+    return 0
+
+
+# `samebits call`: the processes of `samebits.launch`, which starts this command. Not for users.
+
+
+Procs = Annotated[str, typer.Option(metavar="N", help="Number of processes.")]
+Threads = Annotated[int, typer.Option(metavar="N", help="CPU threads of each process.")]
+
+
+def call(description: Path, procs: Procs = "1", threads: Threads = 1) -> int:
+    """Call a function that `samebits.launch` has pickled."""
+    from samebits.launch import forkserver
+    from samebits.launch.subcommand import PRELOAD, call_in_worker, end_with_caller, read_call
+
+    end_with_caller()
+    content = read_call(description)
+    size = parse_range(procs, "procs")
+    # Before torch is imported here, so that both imports run at the same time.
+    forkserver.prepare(PRELOAD, threads)
+    from samebits.launch.launch import launch
+
+    return launch(size.most, call_in_worker, (content,), min_procs=size.least, preload=PRELOAD)
+
+
+# `samebits submit`: a run as a Slurm job.
+
+
+Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
+ProcsPerNode = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Processes per node; default: one per GPU.")
+]
+Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")]
+Cpus = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Cores per process, for its threads and DataLoader workers."
+    ),
+]
+Time = Annotated[
+    str,
+    typer.Option(
+        metavar="H:MM:SS", help="Time limit of a job. The run requeues itself and resumes."
+    ),
+]
+Warning = Annotated[
+    int,
+    typer.Option(
+        "--warning-s",
+        min=10,
+        metavar="S",
+        help="Seconds before the time limit at which the run saves.",
+    ),
+]
+RunDir = Annotated[
+    Path, path_option("--run-dir", "DIR", "Run folder, on a file system that all nodes share.")
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sbatch",
+        metavar="OPTION",
+        help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable.",
+    ),
+]
+GridValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="KEY=A,B ...",
+        help="A sweep, as an array of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see samebits "
+        "sweep.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")
+]
+
+
+def submit(
+    source: SourceName,
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    procs: ProcsPerNode = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    time: Time = "",
+    warning_s: Warning = 120,
+    sbatch: Sbatch = None,
+    grid: GridValues = None,
+    dry_run: DryRun = False,
+    debug: Debug = False,
+) -> None:
+    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
+    from samebits.launch.slurm import BatchJob, batch_script
+    from samebits.recipes.catalog import command_arguments, find
+    from samebits.recipes.trust import check_tracker_files
+    from samebits.storage.run_folder import check_run_dir
+
+    found = find(source)
+    loaded = found.load(overrides or [])
+    check_tracker_files(loaded.config.report.trackers, overrides or [])
+    job = BatchJob(
+        # Resolved now: the job does not read the YAML file, which may change while it waits.
+        command=[*SAMEBITS, "train", *command_arguments(found, loaded.diff)],
+        run_dir=run_dir.absolute(),
+        nodes=nodes,
+        procs=procs or gpus or 1,
+        gpus=gpus,
+        cpus=cpus,
+        time=time,
+        warning_s=warning_s,
+        options=sbatch or [],
+    )
+    if grid:
+        _submit_sweep(job, source, overrides or [], grid, dry_run=dry_run)
+        return
+    text = batch_script(job)
+    if dry_run:
+        print(text, end="")
+        return
+    check_run_dir(run_dir, "auto")
+    try:
+        run_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_make(run_dir, error) from None
+    print(_submitted(text))
+
+
+def _submit_sweep(
+    job: BatchJob, source: str, overrides: list[str], grid: list[str], *, dry_run: bool
+) -> None:
+    """Define a sweep in the run folder, and submit its trials as an array of jobs."""
+    from samebits.launch.slurm import batch_script
+    from samebits.sweeps.runner import OUTPUT
+    from samebits.sweeps.state_file import define_grid, make_folder, trial_name
+
+    sweep = define_grid(source, overrides, grid)
+    trials = {trial_name(number): settings for number, settings in enumerate(sweep.trials)}
+    text = batch_script(replace(job, command=[*SAMEBITS, "train", *sweep.arguments], trials=trials))
+    if dry_run:
+        print(text, end="")
+        return
+    folder = make_folder(job.run_dir.name, job.run_dir)
+    sweep.write(folder)
+    # Slurm makes no folder for the output of a job.
+    (folder / OUTPUT).mkdir(exist_ok=True)
+    print(_submitted(text))
+    print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")
+
+
+def _submitted(text: str) -> str:
+    """Submit a script, and return what sbatch prints."""
+    try:
+        done = subprocess.run(
+            ["sbatch"],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a path may hold any bytes
+            timeout=60,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            "sbatch is not installed on this machine",
+            fix="Log in to a Slurm login node. --dry-run prints the script.",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            "sbatch did not answer within 60 s",
+            fix="Check with sinfo that the Slurm controller is up.",
+        ) from None
+    if done.returncode:
+        raise LaunchError(
+            "sbatch refused the job",
+            given="\n".join(line for line in text.splitlines() if line.startswith("#SBATCH")),
+            cause=done.stderr.strip(),
+            fix="Correct the options. --dry-run prints the script.",
+        )
+    return done.stdout.strip()

@@ -1,0 +1,286 @@
+"""`samebits check`, `verify` and `diff`: steps that are computed again and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samebits import version
+from samebits.cli.options import (
+    Debug,
+    Json,
+    MachineOverrides,
+    Overrides,
+    json_text,
+    line_text,
+    path_option,
+    print_report,
+)
+from samebits.errors import ConfigError
+from samebits.process_range import MAX_PROCS
+
+if TYPE_CHECKING:
+    from samebits.verify.verify import Verdict
+
+
+# `samebits check`: is my own recipe exact?
+
+
+SourceName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="As for train.", show_default=False)
+]
+GlobalBatch = Annotated[
+    int, typer.Option(metavar="N", help="For a script: check it as samebits launch starts it.")
+]
+MicroBatch = Annotated[int, typer.Option(metavar="N", help="The same.")]
+NOT_EXACT = 1  # the exit code
+
+
+def check(
+    source: SourceName,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    global_batch: GlobalBatch = 0,
+    micro_batch: MicroBatch = 0,
+    debug: Debug = False,
+) -> int:
+    """Check that a recipe or script is exact on 1, 2 and 3 processes.
+
+    Exact means equal bits; a script is one that calls samebits.exact. Names the cause if it is not. Takes about a
+    minute for a small model, and writes nothing. The exit code is 1 if the recipe or script is not exact. What follows
+    a script are its arguments: samebits check train.py -- --epochs 1
+    """
+    from samebits.launch import forkserver
+    from samebits.launch.kernels import pin_kernels
+    from samebits.own_loop.scripts import is_script
+    from samebits.recipes.catalog import find
+
+    # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sizes = f"{global_batch}:{micro_batch}:0" if global_batch and micro_batch else ""
+    if sizes or is_script(source):
+        from samebits.own_loop.check_script import check_script
+
+        what = f"{source} on 1, 2 and 3 processes, 6 steps each"
+        return _report(
+            lambda show: check_script(source, overrides or [], show, sizes), what, as_json
+        )
+    found = find(source)
+    given = [*(overrides or []), "mode=exact"]
+    config = found.load(given).config
+    config.check_inputs()
+    pin_kernels(config.kernels, only_children=True)
+    forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)
+    from samebits.check import examine
+
+    what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
+    return _report(lambda show: examine.check(source, given, config, show), what, as_json)
+
+
+def _report(
+    check: Callable[[Callable[[str, int, int], None]], Any], what: str, as_json: bool
+) -> int:
+    """Check, and print the report."""
+    from samebits.check.judge import table
+    from samebits.report.console import Console
+    from samebits.report.format import clock
+
+    with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
+        report = check(console.share_done)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        console.say(f"check    {what}  {clock(report.seconds)}")
+        console.draw(table(report.passed, report.findings))
+    return NOT_EXACT if report.findings else 0
+
+
+# `samebits verify`: replay steps of a run and compare them with its record.
+
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False
+    ),
+]
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        metavar="5%",
+        help="Smallest share of the steps to replay; default: 5%. A hash of the run's record selects them.",
+    ),
+]
+Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
+All = Annotated[bool, typer.Option("--all", help="Replay every step.")]
+Scratch = Annotated[
+    bool,
+    typer.Option(
+        "--from-scratch", help="Replay every step from the settings, without the run's checkpoints."
+    ),
+]
+Procs = Annotated[
+    int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine.")
+]
+Challenge = Annotated[
+    str, typer.Option(metavar="TEXT", help="Your own random text, mixed into the choice of steps.")
+]
+AnySigner = Annotated[
+    bool, typer.Option("--any-signer", help="Accept a model that no key you trust has signed.")
+]
+Code = Annotated[
+    Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")
+]
+
+
+def verify(
+    run: Run,
+    overrides: MachineOverrides = None,
+    sample: Sample = None,
+    steps: Steps = None,
+    every: All = False,
+    from_scratch: Scratch = False,
+    procs: Procs = 1,
+    challenge: Challenge = "",
+    code: Code = None,
+    any_signer: AnySigner = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Replay steps of a run or published model, and compare the bits.
+
+    Compares samples, loss, gradient norm and weights, bit for bit, and the signature of a published model. Exit code 0:
+    verified; 1: something differs.
+    """
+    choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
+    given = [
+        name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
+    share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
+    from samebits.storage.run_folder import check_run_path
+
+    check_run_path(run)  # a wrong path is reported before torch is imported
+    if code is not None:
+        _run_with(code)
+    from samebits.inference.hub import as_run
+    from samebits.report.console import Console
+    from samebits.verify.verify import Request
+    from samebits.verify.verify import verify as verify_run
+
+    request = Request(
+        run=run,
+        overrides=tuple(overrides or ()),
+        share=share,
+        steps=None if steps is None else _bounds(steps),
+        from_scratch=from_scratch,
+        challenge=challenge,
+        procs=procs,
+        any_signer=any_signer,
+    )
+    with as_run(run) as folder:
+        return _report_verdict(
+            verify_run(
+                replace(request, run=folder), Console(sys.stderr if as_json else sys.stdout)
+            ),
+            as_json,
+        )
+
+
+def _report_verdict(verdict: Verdict, as_json: bool) -> int:
+    from samebits.verify.verify import lines
+
+    if as_json:
+        print(verdict.to_json())
+    else:
+        print_report(lines(verdict))
+    return 0 if verdict.is_verified else 1
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"--sample is {text!r}",
+            allowed="above 0% and up to 100%: 5%, 0.05",
+            fix="Give a share, such as --sample 5%.",
+        )
+    return share
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip())
+    if match is None:
+        raise ConfigError(
+            f"--steps is {text!r}", allowed="two whole numbers: 1:2", fix="Give --steps 1:2."
+        )
+    return int(match[1]), int(match[2])
+
+
+def _run_with(code: Path) -> None:
+    """Repeat this command with the package of another checkout, in this process; returns only there."""
+    package = code / "src" / "samebits" / "__main__.py"
+    if not os.path.isfile(package):
+        raise ConfigError(
+            f"--code {code} is not a checkout of Samebits: it has no src/samebits/__main__.py",
+            fix="Give the folder that contains the package samebits.",
+        )
+    if Path(version.__file__).resolve().parent == package.resolve().parent:
+        return
+    environment = {**os.environ, "PYTHONPATH": str(code.resolve() / "src")}
+    # -P: otherwise -m puts the current folder first on sys.path, before the other checkout.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "samebits", *sys.argv[1:]], environment)
+
+
+# `samebits diff`: what differs between two runs.
+
+
+RunA = Annotated[Path, typer.Argument(metavar="A", help="A run folder.", show_default=False)]
+RunB = Annotated[Path, typer.Argument(metavar="B", help="Another run folder.", show_default=False)]
+RecipeA = Annotated[
+    Path | None,
+    path_option("--recipe-a", "FILE", "Replay A with this recipe file, which is executed."),
+]
+RecipeB = Annotated[
+    Path | None,
+    path_option("--recipe-b", "FILE", "Replay B with this recipe file, which is executed."),
+]
+NoReplay = Annotated[bool, typer.Option("--no-replay", help="Compare files only; run no recipe.")]
+
+
+def diff(
+    a: RunA,
+    b: RunB,
+    overrides: MachineOverrides = None,
+    recipe_a: RecipeA = None,
+    recipe_b: RecipeB = None,
+    no_replay: NoReplay = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Compare two runs: find the first step and value that differ.
+
+    Settings, code, data and versions are compared too.
+
+    Exit code 0: both runs did the same training; 1: they did not.
+    """
+    from samebits.diff.diff import diff_runs, lines
+
+    found = diff_runs(a, b, tuple(overrides or ()), (recipe_a, recipe_b), is_replayed=not no_replay)
+    if as_json:
+        print(json_text(found.to_plain()))
+    else:
+        print_report(map(line_text, lines(found)))
+    return 0 if found.is_equal else 1

@@ -1,0 +1,217 @@
+"""`samebits runs`, `compare` and `report`: tables and pages of run folders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.options import Debug, Json, json_text, path_of, path_option, table_columns
+from samebits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from samebits.run_views.history import RunHistory
+
+
+# `samebits runs`: a table of runs.
+
+
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", parser=path_of("DIR"), help="The folder that holds run folders."),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY>VALUE",
+        help="Show the runs that meet a condition on a column, metric or setting, such as 'optim.lr>0.1' or "
+        "state=done; repeat for several. Operators: = != > >= < <=.",
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY", help="Sort by a column, metric or setting, such as top1; default: by start."
+    ),
+]
+Reverse = Annotated[bool, typer.Option("--reverse", help="Reverse the order.")]
+
+
+def runs(
+    folder: Folder = Path("runs"),
+    where: Where = None,
+    sort: Sort = None,
+    reverse: Reverse = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List runs with state, metric, time and hash.
+
+    Run folders are only read, and no code in them is run.
+    """
+    from samebits.run_views.summary import read_summaries
+    from samebits.run_views.table import parse_condition, select
+
+    conditions = [parse_condition(text) for text in where or ()]
+    found = read_summaries(folder)
+    chosen = select(found, conditions, sort, is_reversed=reverse)
+    if as_json:
+        print(json_text([run.to_plain() for run in chosen]))
+        return
+    from samebits.report.console import Console
+    from samebits.run_views.table import failure_lines, one_line, runs_table
+
+    columns = table_columns()
+    console = Console(sys.stdout, strict=True, columns=columns)
+    if not chosen:
+        what = "run meets the conditions" if found else "run folder"
+        console.say(f"no {what} in {one_line(str(folder))}")
+        return
+    keys = [condition.key for condition in conditions] + ([sort] if sort else [])
+    console.draw(runs_table(chosen, folder, columns, list(dict.fromkeys(keys))), wraps=False)
+    for line in failure_lines(chosen):
+        console.say(line)
+
+
+# `samebits compare`: runs side by side.
+
+
+MAX_RUNS = 26
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="A B [C ...]", help="Run folders.", show_default=False)
+]
+
+
+def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
+    """Compare runs: settings, metrics, time.
+
+    Settings, versions, code and data are listed where they differ. Run folders are only read. samebits report draws
+    curves, and samebits diff finds the first step and value that differ.
+    """
+    from samebits.provenance.run_files import altered_in
+    from samebits.report.console import Console
+    from samebits.run_views.compare import compare as compare_runs
+    from samebits.run_views.history import read_history
+    from samebits.run_views.summary import check_run
+    from samebits.run_views.table import group_by_setting
+
+    if not 2 <= len(runs) <= MAX_RUNS:
+        raise ConfigError(
+            f"{len(runs)} run folder{' was' if len(runs) == 1 else 's were'} given",
+            allowed=f"2 to {MAX_RUNS} run folders",
+            fix="Give run folders, such as samebits compare runs/digits-0001 runs/digits-0002.",
+        )
+    for run in runs:
+        check_run(run)
+    for run in runs:
+        for text in altered_in(run):
+            Console(sys.stderr).say(f"altered  {run}: {text}")
+    comparison = compare_runs([read_history(run) for run in runs])
+    if as_json:
+        groups = group_by_setting([run.summary for run in comparison.runs])
+        print(
+            json_text(
+                {**comparison.to_plain(), "by_setting": [group.to_plain() for group in groups]}
+            )
+        )
+        return
+    from samebits.run_views.compare import comparison_tables
+
+    columns = table_columns()
+    console = Console(sys.stdout, strict=True, columns=columns)
+    for block in comparison_tables(comparison, columns):
+        console.draw(block)
+
+
+# `samebits report`: one HTML file on one or several runs.
+
+
+MAX_COMPARED = 8  # trials of a sweep
+RunsOrSweep = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Run folders, or the folder of a sweep.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path | None,
+    path_option("--out", "FILE", "The HTML file; default: report.html in the run folder."),
+]
+
+Svg = Annotated[
+    Path | None,
+    path_option(
+        "--svg", "DIR", "Also write each chart as an SVG file; of several runs, what compares them."
+    ),
+]
+
+
+def report(runs: RunsOrSweep, out: Out = None, svg: Svg = None, debug: Debug = False) -> None:
+    """Write one HTML file on runs, which opens without a network.
+
+    Shows curves, evaluation images, where the time went, faults and restarts, environment, settings and hashes. For
+    several runs it begins with a comparison.
+    """
+    from samebits.run_views.page.build import check_page
+    from samebits.run_views.summary import check_run
+    from samebits.sweeps.state_file import is_sweep
+
+    if len(runs) > MAX_RUNS:
+        raise ConfigError(
+            f"{len(runs)} run folders were given", allowed=f"at most {MAX_RUNS}", fix="Give fewer."
+        )
+    if out is None and len(runs) > 1:
+        raise ConfigError(
+            "--out is missing for several runs", fix="Add --out FILE, such as --out report.html."
+        )
+    if len(runs) == 1 and is_sweep(runs[0]):
+        _report_sweep(runs[0], out or runs[0] / "report.html", svg)
+        return
+    for run in runs:
+        check_run(run)
+    target = out or runs[0] / "report.html"
+    check_page(target)
+    from samebits.run_views.history import read_history
+    from samebits.run_views.page.build import report_page
+
+    histories = [read_history(run) for run in runs]
+    _write(report_page(histories), target, histories, svg)
+
+
+def _report_sweep(folder: Path, target: Path, svg: Path | None) -> None:
+    from samebits.run_views.history import read_history
+    from samebits.run_views.page.build import SweepRow, check_page, sweep_page
+    from samebits.run_views.summary import check_run
+    from samebits.sweeps.runner import ranked, read_trials
+    from samebits.sweeps.state_file import read_sweep, settings_of
+
+    check_page(target)
+    sweep = read_sweep(folder)
+    trials = ranked(read_trials(folder, sweep), sweep)
+    rows = []
+    for trial in trials:
+        typed = settings_of(sweep.trials[trial.number])
+        rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys]))
+    compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][
+        :MAX_COMPARED
+    ]
+    for run in compared:
+        check_run(run)
+    histories = [read_history(run) for run in compared]
+    _write(sweep_page(folder.absolute().name, sweep.keys, rows, histories), target, histories, svg)
+
+
+def _write(page: str, target: Path, runs: Sequence[RunHistory], svg: Path | None) -> None:
+    from samebits.run_views.page.build import write_page
+
+    if svg is not None and runs:
+        from samebits.run_views.page.notebook import figures, write_figures
+
+        drawn = figures(runs)
+        write_figures(drawn, svg)
+        print(f"charts  {svg}  {len(drawn)} SVG files")
+    write_page(page, target)
+    print(f"report  {target}  {len(page.encode()) / 1e6:.1f} MB")

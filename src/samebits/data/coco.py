@@ -1,0 +1,473 @@
+"""Datasets in COCO's format: annotation files of strangers, regions as masks, and images in a folder or zip file."""
+
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import numpy as np
+from faster_coco_eval import COCO
+from faster_coco_eval.core import mask as coco_mask
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
+
+from samebits.data.images import (
+    MAX_FILE_BYTES,
+    MAX_PIXELS,
+    ByteArray,
+    EncodedImage,
+    read_content,
+    too_large,
+)
+from samebits.errors import DataError
+from samebits.garbage import without_collections
+from samebits.plain_file import parse_json, read_plain
+
+# Read an untrusted annotation file in COCO's format. A wrong field is named with its place in the file.
+
+
+# No image has so many pixels, and the square of this is still a number: what is larger is a slip.
+LARGEST = 1e9
+MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
+_SHOWN = 60
+_FIX = "Correct the annotation file."
+_EXPECTED = "a JSON file with images, annotations and categories"
+_PARTS = {"images": "image", "annotations": "annotation", "categories": "category"}
+
+
+def _inside(name: str) -> str:
+    name = name.replace("\\", "/")  # as tools on Windows write it
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or not name.isprintable():
+        raise ValueError("a file name that can be printed, without .. or a leading /")
+    return name
+
+
+def check_region(value: Any) -> Any:
+    """Check the form of a region: polygons, or run lengths."""
+    if isinstance(value, dict):
+        size = value.get("size")
+        counts = value.get("counts")
+        # type() instead of isinstance, for which True is an int.
+        is_list = isinstance(counts, list) and all(
+            type(count) is int and 0 <= count < 1 << 31 for count in counts
+        )
+        is_good = isinstance(size, list) and len(size) == 2 and (is_list or isinstance(counts, str))
+    else:
+        is_good = isinstance(value, list) and bool(value) and all(map(_is_outline, value))
+    if not is_good:
+        raise ValueError(
+            "polygons of at least three points, of finite numbers, or run lengths with size and counts"
+        )
+    return value
+
+
+def _is_outline(value: Any) -> bool:
+    numbers = (
+        isinstance(value, list)
+        and len(value) >= 6
+        and all(type(each) in (int, float) for each in value)
+    )
+    return numbers and all(-1e15 < each < 1e15 for each in value)
+
+
+def _in_file(value: int, info: ValidationInfo) -> int:
+    if value not in info.context[info.field_name]:  # type: ignore[index]  # `check_entries` gives both
+        kind = "images" if info.field_name == "image_id" else "categories"
+        raise ValueError(f"the id of one of the file's {kind}")
+    return value
+
+
+Id = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Reference = Annotated[
+    Id, AfterValidator(_in_file)
+]  #: The id of an image or a category that `check_entries` is given.
+Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+Size = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
+Side = Annotated[int, Field(strict=True, ge=1, le=MAX_PIXELS)]
+FileName = Annotated[str, Field(strict=True), AfterValidator(_inside)]
+IsCrowd = Annotated[int, Field(strict=True, ge=0, le=1)] | None
+Region = Annotated[Any, PlainValidator(check_region)]
+
+
+class ImageEntry(BaseModel):
+    """An image of the file."""
+
+    id: Id
+    file_name: FileName
+    width: Side
+    height: Side
+    crowdIndex: Number | None = None  # CrowdPose: the share of overlapping people
+
+
+class RegionEntry(BaseModel):
+    """An annotation with a region."""
+
+    id: Id
+    image_id: Reference
+    category_id: Reference
+    iscrowd: IsCrowd = None
+    segmentation: Region
+
+
+def read_coco(path: Path) -> dict[str, list[Any]]:
+    """Read the lists of an annotation file; only the images are checked.
+
+    Raises:
+        DataError: It can't be read, is not an annotation file, or an image is wrong.
+    """
+    try:
+        with without_collections():  # up to a hundred million new objects
+            content = parse_json(read_plain(path, MAX_JSON_BYTES))
+    except OSError as error:
+        raise DataError(
+            f"{path} can't be read: {error.strerror or error}",
+            allowed=_EXPECTED,
+            fix="Make it readable.",
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not JSON: {error}", allowed=_EXPECTED, fix="Download it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(
+            f"{path} contains a {type(content).__name__}, not annotations",
+            allowed=_EXPECTED,
+            fix="Use another file.",
+        )
+    for part in _PARTS:
+        if not isinstance(content.get(part), list):
+            raise DataError(
+                f"{path} has no list of {part}",
+                given=f"its parts: {', '.join(content) or 'none'}",
+                allowed=_EXPECTED,
+                fix="Use an annotation file: not one of results, or of images without annotations.",
+            )
+    images = check_entries(content["images"], ImageEntry, "images", path)
+    for image in images:
+        if image["width"] * image["height"] > MAX_PIXELS:
+            raise DataError(
+                f"image {image['id']} is {image['width']}x{image['height']} by its annotation",
+                where=path,
+                allowed=f"at most {MAX_PIXELS:,} pixels",
+                fix="Correct the width and the height, or remove the image.",
+            )
+    return {**{part: content[part] for part in _PARTS}, "images": images}
+
+
+def check_entries(
+    entries: Sequence[Any],
+    kind: type[BaseModel],
+    part: str,
+    path: Path,
+    *,
+    places: Sequence[int] | None = None,
+    known: Mapping[str, Any] | None = None,
+    unique: bool = True,
+) -> list[dict[str, Any]]:
+    """Check entries of a file, and return them without fields that are not used.
+
+    Args:
+        part: The list of the file, such as "annotations".
+        places: Index of each entry in the list of the file. None: the entries are the whole list.
+        known: The ids that each `Reference` may be, by the field's name.
+    """
+    try:
+        with without_collections():
+            adapter = TypeAdapter(list[kind])  # type: ignore[valid-type]
+            checked: list[BaseModel] = adapter.validate_python(entries, context=known)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place, *fields = first["loc"]
+        where = f"{part}[{place if places is None else places[int(place)]}]"
+        expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        if not fields:
+            raise DataError(
+                f"{where} of {path} is {shown(first['input'])}", allowed="an object", fix=_FIX
+            ) from None
+        name = "".join(
+            f"[{field}]" if isinstance(field, int) else f".{field}" for field in fields
+        ).removeprefix(".")
+        value = ... if first["type"] == "missing" else first["input"]
+        raise wrong(entries[int(place)], name, f"{path}: {where}", expected, value) from None
+    found = [dict(entry) for entry in checked]
+    seen: dict[int, int] = {}
+    for index, entry in enumerate(found if unique else ()):
+        if seen.setdefault(entry["id"], index) != index:
+            first_at, again_at = (
+                at if places is None else places[at] for at in (seen[entry["id"]], index)
+            )
+            raise DataError(
+                f"id {entry['id']} comes twice in {part}",
+                where=f"{path}: {part}[{first_at}] and {part}[{again_at}]",
+                allowed="a number that no other entry has",
+                fix="Give each entry a unique id.",
+            )
+    return found
+
+
+def wrong(
+    entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = ...
+) -> DataError:
+    """Make the error of a field such as `keypoints[3]` in `a.json: annotations[7]`; the value `...`: it is missing."""
+    part, _, place = where.rpartition(": ")[2].partition("[")
+    number = entry.get("id")
+    is_id = type(number) is int and abs(number) < 2**64
+    name = f"{_PARTS[part]} {number if is_id else f'number {place[:-1]}'}"
+    if value is ...:
+        return DataError(f"{name} has no {field}", where=where, allowed=expected, fix=_FIX)
+    return DataError(
+        f"{field} of {name} is {shown(value)}", where=f"{where}.{field}", allowed=expected, fix=_FIX
+    )
+
+
+def index_coco(content: Mapping[str, list[Any]]) -> COCO:
+    """Make faster_coco_eval's index of checked lists."""
+    with warnings.catch_warnings():
+        # COCO warns of id 0, which its evaluation takes for no match; the pose metric replaces ids there.
+        warnings.simplefilter("ignore", UserWarning)
+        return COCO(dict(content))
+
+
+def shown(value: Any) -> str:
+    """Format a value of the file as JSON, shortened."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "lists or objects that are nested too deeply"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+# Draw regions of COCO's annotations into masks, within a limit on the length of their outlines.
+
+
+# COCO's encoder follows outlines point by point, also outside of an image, and takes some 200 bytes for a pixel.
+MAX_OUTLINE_PX = 1_000_000
+MAX_OUTLINES_PX = 10_000_000  # of all regions of an image
+
+
+def draw_regions(coco: COCO, annotations: Iterable[Mapping[str, Any]], image_id: int) -> ByteArray:
+    """Draw regions of an image into one mask (H, W) of 0 and 1; an annotation without a region is drawn as its box.
+
+    Raises:
+        DataError: A region has another form, or does not fit the image.
+    """
+    image = coco.imgs[image_id]
+    height = image["height"]
+    width = image["width"]
+    left_px = MAX_OUTLINES_PX
+    runs = []
+    for annotation in annotations:
+        region: Any = annotation.get("segmentation")
+        if not region and "bbox" in annotation:
+            left, top, width_px, height_px = annotation["bbox"]
+            right = left + width_px
+            bottom = top + height_px
+            region = [[left, top, right, top, right, bottom, left, bottom]]
+        try:
+            check_region(region)
+            if isinstance(region, dict):
+                _check_runs(region, height, width)
+            else:
+                left_px -= _outline_px(region, height, width)
+                if left_px < 0:
+                    raise ValueError(
+                        f"with those before it, its outline is longer than {MAX_OUTLINES_PX:,} pixels"
+                    )
+            runs.append(coco.annToRLE({"image_id": image_id, "segmentation": region}))
+            if isinstance(region, dict):
+                coco_mask.decode(runs[-1])  # raises if its text stands for another number of pixels
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise DataError(
+                f"the region of annotation {annotation['id']} does not fit its image",
+                where=f"image {image_id}, {width}x{height}",
+                cause=error,
+                fix="Correct the annotation file.",
+            ) from error
+    if not runs:
+        return np.zeros((height, width), np.uint8)
+    return np.ascontiguousarray(coco_mask.decode(coco_mask.merge(runs)), dtype=np.uint8)
+
+
+def _check_runs(region: Mapping[str, Any], height: int, width: int) -> None:
+    if list(region["size"]) != [height, width]:
+        raise ValueError(f"its run lengths are of {region['size'][1]}x{region['size'][0]}")
+    counts = region["counts"]
+    if isinstance(counts, str):
+        if not counts.isascii():
+            raise ValueError("its run lengths are not COCO's text")
+    elif sum(counts) != height * width:
+        raise ValueError(f"its run lengths add up to {sum(counts):,}, not {width * height:,}")
+
+
+def _outline_px(outlines: list[list[float]], height: int, width: int) -> int:
+    """Return the number of pixels on closed outlines."""
+    total = 0.0
+    for outline in outlines:
+        points = np.array(outline[: len(outline) // 2 * 2], np.float64).reshape(-1, 2)
+        if np.abs(points).max() > 100 * max(width, height):
+            raise ValueError("it lies far outside of it")
+        total += float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())
+    if total > MAX_OUTLINE_PX:
+        raise ValueError(f"its outline is longer than {MAX_OUTLINE_PX:,} pixels")
+    return int(total)
+
+
+# Read the images of a dataset from a folder or from a zip file.
+
+
+# Others have decoders whose memory the file decides on.
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class Folder:
+    """Images in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that it does not contain."""
+        # List each folder once: a hundred thousand stat calls would take long on a file server.
+        known: set[str] = set()
+        for folder in {str(PurePosixPath(name).parent) for name in names}:
+            try:
+                with os.scandir(self.path / folder) as entries:
+                    known.update(str(PurePosixPath(folder) / entry.name) for entry in entries)
+            except OSError:
+                continue
+        return [name for name in names if str(PurePosixPath(name)) not in known]
+
+    def files(self, names: Sequence[str]) -> list[str]:
+        """Return the paths of the files that hold the images of these names."""
+        return [f"{self.path}/{name}" for name in names]
+
+    def read(self, name: str) -> bytes:
+        """Read an image file."""
+        return read_content(self.path / name)
+
+    def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
+        """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+
+        Raises:
+            DataError: It is no image, is damaged, or has another size.
+        """
+        content = self.read(name)
+        shown = f"{self.path}/{name}"
+        image = EncodedImage(shown, content, upright=False)
+        if image.size == size:
+            return image.pixels()
+        cause = None
+        fix = "Use images and annotations from the same source."
+        if image.size == size[::-1]:
+            cause = "the annotation has width and height swapped"
+            if EncodedImage(shown, content).size == size:
+                cause = "it was annotated after its EXIF rotation, which is not applied here"
+                fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
+        raise DataError(
+            f"the image {shown} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
+            cause=cause,
+            fix=fix,
+        )
+
+
+class Zip(Folder):
+    """Images in a zip file, below any one folder of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file: zipfile.ZipFile | None = None
+        self._pid = 0
+        self._names: dict[str, str] = {}
+        for member in self._opened().namelist():
+            parts = PurePosixPath(member).parts
+            for depth in (1, 0):  # an image at the top comes before one in a folder
+                if len(parts) > depth:
+                    self._names["/".join(parts[depth:])] = member
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return the names that it does not contain."""
+        return [name for name in names if str(PurePosixPath(name)) not in self._names]
+
+    def files(self, names: Sequence[str]) -> list[str]:
+        """Return the path of the zip file."""
+        return [str(self.path)]
+
+    def read(self, name: str) -> bytes:
+        """Read an image file."""
+        file = self._opened()
+        try:
+            member = file.getinfo(self._names[str(PurePosixPath(name))])
+            # What is read is never more than the size given here, whatever the member unpacks to.
+            if member.file_size > MAX_FILE_BYTES:
+                raise too_large(f"{name} in {self.path}", member.file_size)
+            if member.compress_type not in _PACKINGS:
+                raise DataError(
+                    f"{name} has an unsupported compression",
+                    where=self.path,
+                    fix="Compress it with deflate, or store it.",
+                )
+            return file.read(member)
+        except DataError:
+            raise
+        except Exception as error:  # of a damaged file, zipfile raises whatever comes up
+            raise DataError(
+                f"{name} can't be read from {self.path}: {str(error) or type(error).__name__}",
+                fix="Download the zip file again.",
+            ) from error
+
+    def _opened(self) -> zipfile.ZipFile:
+        # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.
+        if self._file is None or self._pid != os.getpid():
+            try:
+                self._file = zipfile.ZipFile(self.path)
+                self._pid = os.getpid()
+            except Exception as error:
+                raise DataError(
+                    f"{self.path} can't be opened: {error}",
+                    allowed="a zip file of images",
+                    fix="Download the zip file again.",
+                ) from error
+        return self._file
+
+
+def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Folder:
+    """Open the first folder or zip file that exists; `fix`: what the user can do if some are missing, a sentence.
+
+    Raises:
+        DataError: None of them exists, or images are missing.
+    """
+    path = next(
+        (
+            path
+            for path in candidates
+            if path.is_dir() or (path.suffix == ".zip" and path.is_file())
+        ),
+        None,
+    )
+    if path is None:
+        raise DataError(
+            "there is neither a folder nor a zip file of images",
+            allowed="\n".join(map(str, candidates)),
+            fix="Unpack the images into this folder, or copy the zip file there.",
+        )
+    store = Folder(path) if path.is_dir() else Zip(path)
+    missing = store.missing(names)
+    if missing:
+        more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
+        raise DataError(
+            f"{len(missing):,} of {len(names):,} images are missing in {path}",
+            given="\n".join(missing[:3]) + more,
+            fix=fix,
+        )
+    return store

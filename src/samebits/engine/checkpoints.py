@@ -1,0 +1,388 @@
+"""When checkpoints are written, how a run resumes from one, and how a job is restored on all ranks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from samebits.cluster import collectives
+from samebits.cluster.world import World
+from samebits.config.interval import parse_interval
+from samebits.config.schema import CheckpointConfig
+from samebits.engine.job import Job
+from samebits.engine.progress import Progress
+from samebits.errors import CheckpointError, DataError
+from samebits.optim.build import check_state, load_state
+from samebits.parallel.exact_fsdp.replica import ExactShards
+from samebits.parallel.replica import gathering, order_of, read_parts
+from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.same_run import check_settings
+from samebits.provenance.step_log import FILE_NAME as STEPS
+from samebits.provenance.step_log import flush_steps
+from samebits.storage import checkpoint
+from samebits.storage.background import Background, HostCopies
+from samebits.storage.checkpoint import Checkpoint, OpenedCheckpoint, Shape, open_checkpoint
+from samebits.storage.manifest import run_of
+from samebits.storage.run_folder import RunFolder
+from samebits.storage.weights import check_fits, file_limits, load_into
+
+# Restoring a job from a checkpoint, on all ranks.
+#
+# Rank 0 reads and verifies the files, then broadcasts shapes, settings and tensors, in this order: a wrong checkpoint
+# is
+# refused before any tensor is sent. A sharded model reads only each rank's part.
+
+
+T = TypeVar("T")
+# All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
+Described = tuple[dict[str, Any] | None, dict[str, Shape]]
+
+
+def restore_job(
+    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
+) -> bool:
+    """Restore a job from a checkpoint, and return whether there was one. Only rank 0 needs the disk.
+
+    Args:
+        job: The run; model, optimizer and progress change.
+        resume: "auto" for the newest whole checkpoint in it, or a checkpoint's folder.
+        notify: Called on rank 0 with the error of each checkpoint that is skipped.
+
+    Raises:
+        CheckpointError: No checkpoint of the run is whole, the requested one is not, or it belongs to another
+            model. Raised on every rank.
+        ConfigError: It was written with other settings.
+        DataError: The size of the training set changed.
+    """
+    restored = (_read_parts if job.replica.is_sharded else _read)(job, folder, resume, notify)
+    if restored is None:
+        return False
+    path = _path(folder, resume, restored.step)
+    progress = Progress.from_json(restored.state, path)
+    progress.check_position(restored.step, job.num_steps, job.parts.monitor[0], path)
+    _check_size(progress.train_size, len(job.train_data))
+    load_state(job.optimizer, restored.optimizer)
+    if job.average is not None:
+        job.average.reset(restored.average or restored.weights)
+    # Checkpoints of former versions have no size (None). From here on the run can compare it.
+    job.progress = replace(progress, train_size=len(job.train_data))
+    job.resumed_from = Fingerprint.from_json(progress.fingerprint)
+    return True
+
+
+def restore_step(job: Job, folder: Path, step: int) -> None:
+    """Restore a job (model, optimizer and progress) from the checkpoint of a step; see `restore_job`."""
+    # A checkpoint that is named is never skipped, so nothing is notified: its error is raised.
+    restore_job(job, folder, str(folder / checkpoint.name_of(step)), lambda error: None)
+
+
+def _read(
+    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
+) -> Checkpoint | None:
+    limits = file_limits(job.model)
+    tensors = dict[str, Tensor]()
+
+    def describe() -> Described:
+        found = _find(folder, resume, notify, lambda path: checkpoint.load_checkpoint(path, limits))
+        if found is None:
+            return None, {}
+        packed, plain = checkpoint.pack(found)
+        tensors.update(packed)
+        return plain, {name: (tensor.shape, tensor.dtype) for name, tensor in packed.items()}
+
+    # Shapes first: the other ranks must allocate before the tensors are broadcast.
+    plain, shapes = collectives.run_on_rank0(job.world, describe)
+    if plain is None:
+        return None
+    _check_same(folder, job, plain, resume)  # before the tensors, which may take minutes to send
+    device = job.world.device
+    here = {
+        name: tensors[name].to(device)
+        if name in tensors
+        else torch.empty(shape, dtype=dtype, device=device)
+        for name, (shape, dtype) in shapes.items()
+    }
+    collectives.broadcast_tensors(job.world, list(here.values()))
+    restored = checkpoint.unpack(here, plain)
+    path = _path(folder, resume, restored.step)
+    load_into(job.model, restored.weights, path)
+    if restored.average:
+        check_fits(job.model, restored.average, path)
+    return restored
+
+
+def _read_parts(
+    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
+) -> Checkpoint | None:
+    limits = file_limits(job.model)
+    opened = list[OpenedCheckpoint]()
+
+    def describe() -> Described:
+        found = _find(folder, resume, notify, lambda path: open_checkpoint(path, limits))
+        if found is None:
+            return None, {}
+        opened.append(found)
+        return found.plain, found.shapes
+
+    # Opened without reading tensors: no process needs memory for the whole state of a sharded run (ADR 21).
+    plain, shapes = collectives.run_on_rank0(job.world, describe)
+    if plain is None:
+        return None
+    _check_same(folder, job, plain, resume)
+    # Everything is compared on the meta device first, so that a wrong checkpoint changes no shard.
+    metas = {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in shapes.items()
+    }
+    described = checkpoint.unpack(metas, plain)
+    path = _path(folder, resume, described.step)
+    check_fits(job.model, described.weights, path)
+    if described.average:
+        check_fits(job.model, described.average, path)
+    check_state(job.optimizer, described.optimizer)
+    assert isinstance(job.replica, ExactShards)
+    parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened[0] if opened else None)
+    return checkpoint.unpack(parts, plain)
+
+
+def _path(folder: Path, resume: str, step: int) -> Path:
+    """Return the folder of the checkpoint that `resume` refers to, given its step."""
+    return folder / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
+
+
+def _check_same(folder: Path, job: Job, plain: dict[str, Any], resume: str) -> None:
+    """Check that a checkpoint was written with this job's settings, if it records them."""
+    check_settings(run_of(plain), job.config, _path(folder, resume, plain["step"]), is_resume=True)
+
+
+def _find(
+    folder: Path, resume: str, notify: Callable[[CheckpointError], None], load: Callable[[Path], T]
+) -> T | None:
+    if resume != "auto":
+        return load(Path(resume))
+    bad = []
+    for _, found in checkpoint.newest(folder, load):
+        if not isinstance(found, CheckpointError):
+            return found
+        bad.append(found.what)
+        notify(found)
+    if bad:
+        raise CheckpointError(
+            f"none of the {len(bad)} checkpoints in {folder} is whole",
+            cause="\n".join(bad),
+            fix="Start a new run in another --run-dir.",
+        )
+    return None
+
+
+def _check_size(before: int | None, now: int) -> None:
+    """Refuse another number of samples: the order of an epoch would repeat some and omit others."""
+    if before not in (None, now):
+        raise DataError(
+            f"the training set has {now:,} samples, and had {before:,} when the run started",
+            fix="Restore the data, or start a new run with another --run-dir.",
+        )
+
+
+# When checkpoints are written, and how a run resumes from one.
+#
+# A save copies the state and returns; a background thread writes it (storage/checkpoint.py has the commit protocol):
+#
+#     rank 0, loop     step n | copy | step n+1 | ... | step m | wait | copy | ...
+#     rank 0, thread              |-- write n ------------------|      |-- write m --
+#     other ranks      step n |      | step n+1 | ...             nothing to do: they have the same weights
+#
+# With fsdp no rank has all weights. Then all ranks take part: rank 0 writes tensor by tensor, each gathered when it is
+# its turn, and training waits.
+
+
+def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a job's current state into tensors of any shape, which training will change in place, and plain JSON."""
+    progress = job.progress
+    average = job.average.state if job.average is not None else {}
+    optimizer = job.optimizer.state_dict()
+    state = progress.to_json()
+    run = dict(job.identity)
+    return checkpoint.pack(
+        Checkpoint(progress.step, dict(job.state()), optimizer, state, average, run)
+    )
+
+
+class CheckpointManager:
+    """Writes a run's checkpoints in the background, on rank 0.
+
+    On the other ranks its methods do nothing, unless the model is sharded. There is one writer at a time: a save waits
+    for the previous one, except a save by wall-clock time, which is postponed instead. An error in the thread is raised
+    by the next call of any method. The copies take as much host memory as the checkpoint.
+
+    Attributes:
+        folder: The run folder.
+        rolled_back: Steps for which the run was rolled back.
+        notify: Called in the background with the step and the path of each checkpoint, once it is whole on disk.
+    """
+
+    def __init__(self, folder: RunFolder, config: CheckpointConfig, world: World) -> None:
+        self.folder = folder
+        self._config = config
+        self._is_main = world.is_main
+        self._pulse = world.activity
+        self._every = parse_interval(config.every)
+        self._kept = parse_interval(config.keep_every) if config.keep_every is not None else None
+        # Monotonic, so that a change of the system's clock neither skips nor hurries a checkpoint.
+        self._saved_at = time.monotonic()
+        self._saved_step: int | None = None
+        self.rolled_back: set[int] = set()
+        self.notify: Callable[[int, Path], None] = lambda step, path: None
+        self._background = Background()
+        self._copies = HostCopies()
+        self._copied: tuple[int, dict[str, Tensor]] | None = None
+        if self._is_main:  # it holds the run folder's lock, so no other process is writing there
+            checkpoint.clean(folder.checkpoints)
+
+    def is_due(self, job: Job) -> bool:
+        """Return whether the interval between checkpoints is over.
+
+        Steps and epochs are equal on all ranks. Wall-clock time is not, so rank 0 decides: alone, as only rank 0
+        writes, or for all ranks if the model is sharded.
+
+        Raises:
+            CheckpointError: The previous checkpoint could not be written.
+        """
+        # An error of the thread is raised here, in each step, so that a full disk ends the run at once (ADR 8).
+        self._background.check()
+        is_kept = self._kept is not None and self._kept.is_due(
+            job.progress.step, job.order.steps_per_epoch, 0.0
+        )
+        is_due = self._every.is_due(
+            job.progress.step, job.order.steps_per_epoch, time.monotonic() - self._saved_at
+        )
+        if self._every.seconds is None or is_kept:
+            return is_due or is_kept
+        is_due = is_due and self._is_main and not self._background.is_busy
+        return collectives.broadcast_object(job.world, is_due) if job.replica.is_sharded else is_due
+
+    def save_if_due(self, job: Job) -> None:
+        """Save the current state if that is due, unless this process has saved it or is writing it."""
+        if self.is_due(job) and (self._copied is None or self._copied[0] != job.progress.step):
+            self.save(job)
+
+    def _keeper(self, job: Job) -> Callable[[int], bool]:
+        """Return a function of a step: whether its checkpoint is the best one, or kept by `checkpoint.keep_every`."""
+        kept = self._kept
+        best = job.progress.best and job.progress.best["step"]
+        if kept is None:
+            return lambda step: step == best
+        steps_per_epoch = job.order.steps_per_epoch
+        return lambda step: step == best or kept.is_due(step, steps_per_epoch, 0.0)
+
+    def save(self, job: Job) -> None:
+        """Start writing a checkpoint of the current state, and remove surplus ones.
+
+        Raises:
+            CheckpointError: The previous checkpoint could not be written; those before it are whole.
+        """
+        self._saved_at = time.monotonic()
+        if not self._is_main and not job.replica.is_sharded:
+            return
+        step = job.progress.step
+        best = job.progress.best
+        # A save before a validation is repeated after it, under the same name. That replaces the folder, so the
+        # checkpoint before must still exist: prune only with the save that is final for its step.
+        is_final = job.is_evaluated() or not job.is_evaluation_due()
+        is_kept = self._keeper(job)
+        tensors, plain = pack_job(job)
+        if isinstance(job.replica, ExactShards):
+            whole, fetch = gathering(job.replica, job.optimizer, tensors)
+            if self._is_main:
+                self._write(step, whole, plain, best, is_kept if is_final else None, fetch)
+            else:
+                # Gathering is collective: all ranks fetch in the order in which rank 0 writes.
+                for name in order_of(whole):
+                    fetch(name)
+            return
+        if self._copied is None or self._copied[0] != step:
+            # The thread must not read the copies while they change. A second save of one step has the same tensors.
+            self.wait()
+            self._copied = (step, self._copies.take(tensors))
+        copies = self._copied[1]
+        # Training continues meanwhile: `plain` is a copy, and `best` is replaced by a new dict, never changed in place.
+        self._background.start(
+            lambda: self._write(step, copies, plain, best, is_kept if is_final else None)
+        )
+
+    def _write(
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        plain: dict[str, Any],
+        best: dict[str, Any] | None,
+        is_kept: Callable[[int], bool] | None,  # None: a later save of this step prunes
+        fetch: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        # Copies from a GPU are made in stream order, so they may still be under way when the thread starts (ADR 8).
+        self._copies.wait()
+        target = self.folder.checkpoints
+        # A power cut must not leave a checkpoint whose earlier steps have lost their records.
+        flush_steps(self.folder.path / STEPS)
+        written = checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
+        is_first = step != self._saved_step
+        self._saved_step = step
+        # Only now: before, best.json would name a checkpoint that a crash could leave unwritten, or prune would remove
+        # the last whole one.
+        if best is not None and best["step"] == step:
+            checkpoint.mark_best(target, best)
+        if is_first:
+            self.notify(step, written)
+        if is_kept is not None:
+            checkpoint.prune(target, step, self._config.keep, is_kept)
+
+    def take_over(self) -> None:
+        """Continue the work of another process that was lost: the checkpoints on disk are this run's."""
+        self._saved_step = max(checkpoint.steps(self.folder.checkpoints), default=None)
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are on disk. Raises CheckpointError if one could not be written."""
+        self._background.wait(self._beat)
+
+    def close(self) -> None:
+        """Wait until nothing is being written, and ignore errors."""
+        self._background.join(self._beat)
+
+    def _beat(self) -> None:
+        self._pulse.enter("writing a checkpoint")
+
+    def last_step(self, world: World) -> int | None:
+        """Return the step of the newest checkpoint that this run wrote or resumed from, equal on all ranks.
+
+        Raises:
+            CheckpointError: The previous checkpoint could not be written.
+        """
+        self.wait()
+        return collectives.broadcast_object(world, self._saved_step)
+
+    def restore(self, job: Job, resume: str, notify: Callable[[CheckpointError], None]) -> bool:
+        """Restore a job from a checkpoint, and return whether there was one; see `restore_job`."""
+        self.wait()  # a rollback must not read a checkpoint that is still being written
+        self._copied = None  # the restored state may differ at the same step
+        if not restore_job(job, self.folder.checkpoints, resume, notify):
+            return False
+        job.note_world()
+        self._saved_step = job.progress.step
+        self._keep_best(job)
+        return True
+
+    def _keep_best(self, job: Job) -> None:
+        best = job.progress.best
+        has_best = best is not None and best["step"] in checkpoint.steps(self.folder.checkpoints)
+        # Only rank 0 sees the folder, and `best` has to be equal
+        # on all ranks: it decides whether a validation is saved.
+        if not collectives.broadcast_object(job.world, has_best):
+            job.progress.best = None  # it is in another run folder, where it may be pruned
+        elif self._is_main and best is not None:
+            checkpoint.mark_best(
+                self.folder.checkpoints, best
+            )  # the process may have died before it did so

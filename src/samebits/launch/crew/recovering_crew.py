@@ -1,0 +1,350 @@
+"""The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the views.
+
+    each launcher   its processes ── status ──> shared folder ── newest view ──> views.json, which its processes read
+    the leader      statuses ── a member is missing: next view, urgent ──> shared folder
+                             ── a replacement is ready: next view
+
+The launcher of the lowest node names the first view: node 0, which serves the rendezvous, unless it is lost. When the
+leader's node is lost, the launcher of the lowest remaining node takes its place. Each view is created once, from the
+members of the one before, so there is one order of views. A group that is not in the newest one misses a member, and
+cannot complete another step.
+
+SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
+and saves.
+"""
+
+import signal
+import time
+from dataclasses import replace
+
+from samebits.cluster.address import address_towards, split_endpoint
+from samebits.cluster.store import serve_store
+from samebits.cluster.views.membership import View, broken_mark, write_view
+from samebits.errors import LaunchError
+from samebits.launch.crew.crew import VIEWS_FILE, Crew, Entry, LocalRanks, MemberProcess
+from samebits.launch.crew.recovery import STOPPED_S, Recovery
+from samebits.launch.crew.shared_folder import MemberState, NodeStatus, SharedFolder
+from samebits.launch.nodes.rendezvous import FIX, gave_up_waiting, too_few_nodes
+from samebits.launch.supervisor import Supervisor, send_signal
+from samebits.launch.worker import WorkerResult
+from samebits.process_range import RendezvousConfig
+
+# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the members.
+POLL_S = 0.05
+# Numbers of a node's processes: NODE * NUMBERS, and those after it.
+NUMBERS = 1_000_000
+# How long a machine with a notice trains on, and looks whether others have one. Disks take their time to show a file.
+NOTICE_S = 1.0
+LEAVING = "this machine leaves the run if the others stay"
+
+
+class RecoveringCrew(Crew):
+    """The processes of one machine of several: `max_restarts` are replaced; it leaves with less than `min_procs`."""
+
+    def __init__(
+        self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
+        nodes: RendezvousConfig, shared: SharedFolder,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            entry, supervisor, num_procs, min_procs, max_restarts, Recovery(True, STOPPED_S)
+        )
+        self._nodes = nodes
+        self._shared = shared
+        self._address = address_towards(*split_endpoint(nodes.endpoint))
+        self._num_started = self._shared.node * NUMBERS
+        self._planned = range(self._num_started, self._num_started + num_procs)
+        self._done_numbers: set[int] = set()
+        self._ended_numbers: set[int] = set()
+        self._members_before: set[int] = set()
+        self._statuses: dict[int, NodeStatus] = {}
+        self._published = NodeStatus(-1)
+        self._published_at = 0.0
+        self._began = self._enough_since = time.monotonic()
+        self._failure = ""
+        self._is_stopping = self._is_leaving = False
+        self._noticed_at = 0.0
+        self._lost_leader: int | None = None  # the last one that was reported as lost
+        stops = supervisor.on_stop
+        supervisor.on_stop = lambda: LEAVING if self._may_leave() else stops()
+
+    def run(self) -> tuple[bool, dict[int, WorkerResult]]:
+        """Run until all processes of this machine are done, or the run has failed; see `Crew.run`.
+
+        Raises:
+            LaunchError: The run cannot continue, for a reason that is not on this machine alone.
+        """
+        try:
+            while True:
+                time.sleep(POLL_S)
+                is_failed = not self._supervise()
+                self._publish()
+                if is_failed:
+                    return True, self._done
+                self._statuses = self._shared.statuses(self._view.number)
+                if text := next(
+                    (status.failure for status in self._statuses.values() if status.failure), ""
+                ):
+                    raise LaunchError(
+                        "the run has ended on another node", given=text.splitlines()[0], fix=FIX
+                    )
+                self._follow()
+                if self._obey():
+                    return False, self._done
+                if not self._processes and (
+                    self._view.is_last or self._supervisor.stop is not None
+                ):
+                    return False, self._done
+                self._lead()
+        except FileNotFoundError as error:
+            raise LaunchError(
+                "the other nodes have ended the run", given=str(error), fix=FIX
+            ) from None
+        except LaunchError as error:
+            self._failure = str(error)
+            raise
+        finally:
+            self._kill_all()
+            self._stores = []
+            self._shared.leave(self._status(), is_end=not self._is_leaving)
+
+    def _ranks(self) -> LocalRanks:
+        node = self._shared.node
+        num_procs = self._num_procs
+        return LocalRanks(
+            num_procs, 0, node * num_procs, max(self._nodes.size.most, node + 1) * num_procs
+        )
+
+    def _status(self) -> NodeStatus:
+        states: dict[int, MemberState] = dict.fromkeys(self._done_numbers, "done")
+        if self._view.number < 0:
+            states |= dict.fromkeys(self._planned, "planned")
+        for member in self._processes.values():
+            # As `_supervise` has seen it: one that ends before the next poll is not lost yet, it may be done.
+            if member.number not in self._ended_numbers:
+                marks: tuple[MemberState, ...] = ("member", "ready")
+                states[member.number] = next(
+                    (mark for mark in marks if member.has_marked(mark)), "started"
+                )
+        is_leaving = self._supervisor.stop is not None and not self._is_stopping
+        is_broken = any(
+            member.has_marked(broken_mark(self._view)) for member in self._processes.values()
+        )
+        broken = self._view.number if is_broken else -1
+        return NodeStatus(
+            self._shared.node,
+            0,
+            states,
+            self._is_stopping,
+            is_leaving,
+            failure=self._failure,
+            broken=broken,
+        )
+
+    def _publish(self) -> None:
+        status = self._status()
+        now = time.monotonic()
+        beat_s = 0.0 if self._shared.is_broken else self._shared.beat_s
+        if status != self._published or now - self._published_at > beat_s:
+            self._shared.publish(status)
+            self._published = status
+            self._published_at = now
+
+    def _supervise(self) -> bool:
+        """React to what happens to the processes of this machine; return whether it stays in the run."""
+        running = {slot: member for slot, member in self._processes.items() if member.is_running}
+        if self._is_stopping:
+            self._supervisor.forward_stop(
+                {slot: member.process for slot, member in running.items()}
+            )
+        self._kill_stopped(running)
+        dropped = self._members_before - {*self._view.members}
+        send_signal(
+            [w.process.pid for w in running.values() if w.number in dropped and w.process.pid],
+            signal.SIGKILL,
+        )
+        ended = [member for member in self._processes.values() if not member.is_running]
+        self._ended_numbers |= {member.number for member in ended}
+        for member in sorted(ended, key=lambda member: member.result() is None):  # done before lost
+            result = member.result()
+            is_member = member.has_marked("member")
+            if result is not None and is_member:
+                self._done[member.slot] = result
+                self._done_numbers.add(member.number)
+                del self._processes[member.slot]
+            elif self._view.is_last or (
+                self._supervisor.stop is not None and not member.has_marked("ready")
+            ):
+                del self._processes[
+                    member.slot
+                ]  # the run is complete, here or on another node, or it is being stopped
+            elif member.is_killed or (member.number not in self._planned and not is_member):
+                if not self._replace(member):
+                    return False
+            else:
+                return self._give_up()
+        return True
+
+    def _replace(self, member: MemberProcess) -> bool:
+        del self._processes[member.slot]
+        self._publish()  # before anything that takes time, since the survivors wait for it
+        if self._supervisor.stop is None or member.is_killed:
+            self._supervisor.report(self._why(member))
+        if self._supervisor.stop is not None:
+            return True
+        if self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            count = f"restart {self._num_restarts} of {self._max_restarts}"
+            self._supervisor.report(
+                f"{count}: the other processes continue, and a new one will join them"
+            )
+            with self._shared.beating(self._published):
+                self._start(member.slot)
+        elif len(self._processes) < self._min_procs:
+            self._is_leaving = True
+            self._supervisor.report("no restart is left: this node leaves, and the others continue")
+            return self._fail(member)
+        return True
+
+    def _obey(self) -> bool:
+        """React to a stop signal: stop the run with all others, or return True to leave them."""
+        if self._supervisor.stop is None or self._is_stopping:
+            return False
+        self._noticed_at = self._noticed_at or time.monotonic()
+        self._is_stopping = not self._may_leave()
+        self._is_leaving = not self._is_stopping and time.monotonic() - self._noticed_at > NOTICE_S
+        if self._is_stopping and self._supervisor.stop != signal.SIGINT:
+            self._supervisor.report("too few machines stay: the run stops")
+        if self._is_leaving:
+            self._supervisor.report("this machine has left the run, and the others continue")
+        return self._is_leaving
+
+    def _may_leave(self) -> bool:
+        if self._supervisor.stop == signal.SIGINT or self._view.number < 0 or self._view.is_last:
+            return False
+        others = [status for node, status in self._statuses.items() if node != self._shared.node]
+        staying = [
+            each for each in others if "member" in each.members.values() and not each.is_leaving
+        ]
+        return len(staying) >= self._nodes.size.least and not any(
+            status.is_stopping for status in others
+        )
+
+    def _give_up(self) -> bool:
+        self._find_cause()
+        if self._supervisor.stop is None and self._supervisor.cause is not None:
+            self._failure = self._supervisor.cause.text
+        return False
+
+    def _follow(self) -> None:
+        """Pass the newest view on to the processes of this machine, and start them once the first one is named."""
+        is_last = any("done" in status.members.values() for status in self._statuses.values())
+        newest = self._shared.newest(self._view)
+        if newest.number != self._view.number or is_last != self._view.is_last:
+            self._adopt(replace(newest, is_last=is_last))
+
+    def _adopt(self, view: View) -> None:
+        is_first = self._view.number < 0 <= view.number
+        if is_first and not {*self._planned} & {*view.members}:
+            self._planned = range(
+                0
+            )  # this machine joins a run that has begun: all its processes are replacements
+        if view.node != self._shared.node:
+            self._stores = []
+        # A slow launcher may have missed views.
+        self._members_before |= {*view.members} | self._shared.members(
+            range(self._view.number + 1, view.number)
+        )
+        self._view = view
+        write_view(self._entry.folder / VIEWS_FILE, view)
+        if is_first and self._supervisor.stop is None:
+            with self._shared.beating(self._published):
+                for slot in range(self._num_procs):
+                    self._start(slot)
+
+    def _lead(self) -> None:
+        """Name the next view, if that is for this launcher to do and something has changed."""
+        if self._view.number < 0:
+            self._begin_first()
+            return
+        states = {
+            number: state
+            for status in self._statuses.values()
+            for number, state in status.members.items()
+        }
+        if self._view.is_last or not self._leads():
+            return
+        survivors = [number for number in self._view.members if number in states]
+        if len(survivors) < len(self._view.members):
+            if self._may_continue(survivors, states):
+                self._begin(survivors, is_urgent=True)
+            return
+        ready = [
+            n for n, state in states.items() if state == "ready" and n not in self._members_before
+        ]
+        is_stopping = any(status.is_stopping for status in self._statuses.values())
+        if (ready and not is_stopping) or self._view.node != self._shared.node:
+            self._begin([*survivors, *ready], is_urgent=False)
+
+    def _leads(self) -> bool:
+        leader = self._statuses.get(self._view.node)
+        if self._view.node == self._shared.node or (leader is not None and not leader.has_ended):
+            return self._view.node == self._shared.node
+        members = {*self._view.members}
+        remaining = [
+            node for node, status in self._statuses.items() if members & status.members.keys()
+        ]
+        if (
+            min(remaining or self._statuses, default=-1) != self._shared.node
+        ):  # with no member left, it names the end
+            return False
+        if (
+            self._lost_leader != self._view.node
+        ):  # asked at each look, also while nothing can be done
+            self._lost_leader = self._view.node
+            self._supervisor.report(
+                f"node {self._view.node} is lost: node {self._shared.node} names the members from now on"
+            )
+        return True
+
+    def _may_continue(self, survivors: list[int], states: dict[int, MemberState]) -> bool:
+        """Return whether the survivors form the next view now, and raise an error if they cannot."""
+        num_nodes = len({number // NUMBERS for number in survivors})
+        size = self._nodes.size
+        lost = {number // NUMBERS for number in self._view.members} - self._statuses.keys()
+        if lost and num_nodes < size.least:
+            # Nothing can be done without them, so they have as long as any silent node.
+            if not all(self._shared.has_timed_out(node) for node in lost):
+                return False
+            raise too_few_nodes(num_nodes, size, lost)
+        found = {states[number] for number in survivors}
+        if "member" not in found or not found <= {"ready", "member"}:
+            raise LaunchError("a process was lost before all others had built the run", fix=FIX)
+        return True
+
+    def _begin_first(self) -> None:
+        now = time.monotonic()
+        num_nodes = len(self._statuses)
+        size = self._nodes.size
+        if num_nodes < size.least:
+            self._enough_since = now
+            if now - self._began > self._nodes.join_timeout_s:
+                raise gave_up_waiting(self._nodes, f"{num_nodes} have joined")
+        elif min(self._statuses) == self._shared.node and (
+            num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
+        ):
+            self._begin(
+                sorted(n for status in self._statuses.values() for n in status.members),
+                is_urgent=True,
+            )
+
+    def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
+        number = self._view.number + 1
+        store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
+        urgent = number if is_urgent else self._view.urgent
+        mine = View(
+            number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node
+        )
+        if (found := self._shared.begin(mine)) == mine:
+            self._stores = [store] if is_urgent else [*self._stores[-1:], store]
+        if found is not None:
+            self._adopt(found)
