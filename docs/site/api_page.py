@@ -54,7 +54,7 @@ def api_page() -> str:
 def _entry(name: str, title: str) -> Iterator[str]:
     thing = getattr(samebits, name)
     if inspect.ismodule(thing):  # samebits.launch is a package too
-        thing = getattr(importlib.import_module(f"{thing.__name__}.function"), name)
+        thing = getattr(importlib.import_module(f"{thing.__name__}.subcommand"), name)
     yield f"### {name}\n"
     if title == "Errors":
         yield f"Base: `{thing.__base__.__name__}`.\n"

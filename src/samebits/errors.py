@@ -11,6 +11,7 @@ Every other exception is a bug in Samebits or in a recipe, and prints its traceb
 
 import errno
 import re
+import textwrap
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 # Control characters except tab and line feed, line separators, changes of the text direction, and surrogates (bytes of
@@ -18,6 +19,9 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
 )
+_WIDTH = 68  # of a slot's text: 80 columns less the slot's name
+_LABEL = re.compile(r"  ([a-z]+|) +(?=\S)")  # at the start of a line of a slot
+_COMMAND = re.compile(r"\b(samebits|torchrun|pip|apt|kill|ssh) ")
 _MAX_CHARS = 5000  # of a slot: more than the longest path
 
 
@@ -35,6 +39,30 @@ SLOTS = tuple(_Slots.__annotations__)
 def printable(text: str) -> str:
     """Replace characters that a terminal may act on by escapes, such as \\x1b."""
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def wrapped(text: str) -> str:
+    """Break a slot's text into lines, so that the whole error fits into 80 columns."""
+    return "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def wrap_error(text: str, width: int) -> str:
+    """Wrap the lines of an error between words, for a terminal of so many columns.
+
+    The slots `given` and `where`, and lines with a command or a long path, stay whole, since users copy them.
+    """
+    slot = ""
+    lines = []
+    for line in text.split("\n"):
+        label = _LABEL.match(line)
+        slot = label[1] or slot if label is not None else ""
+        indent = " " * (len(label[0]) if label is not None else 4)
+        has_long_word = any(len(indent) + len(word) > width for word in line.split())
+        if slot in ("given", "where") or has_long_word or _COMMAND.search(line):
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, width, break_on_hyphens=False, subsequent_indent=indent)
+    return "\n".join(lines)
 
 
 def _cut(text: str) -> str:

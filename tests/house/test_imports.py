@@ -51,8 +51,10 @@ def small_package(tmp_path: Path) -> Path:
         path = Path("src", *module.split("."))
         files[f"{path}/__init__.py" if (ROOT / path).is_dir() else f"{path}.py"] = ""
     for importer, imported in re.findall(r"^    (samebits\.\S+) -> (samebits\.\S+)$", contracts, re.MULTILINE):
-        files[f"src/{importer.replace('.', '/')}.py"] = f"import {imported}\n"
-        files[f"src/{imported.replace('.', '/')}.py"] = ""
+        name = f"src/{importer.replace('.', '/')}.py"
+        files[name] = files.get(name, "") + f"import {imported}\n"
+        files.setdefault(f"src/{imported.replace('.', '/')}.py", "")
+        files[f"src/{importer.rpartition('.')[0].replace('.', '/')}/__init__.py"] = ""
         files[f"src/{imported.rpartition('.')[0].replace('.', '/')}/__init__.py"] = ""
     files["src/samebits/__init__.py"] = ""
     files["src/samebits/engine/loop.py"] = "from samebits.data import order\n"
@@ -85,6 +87,11 @@ def test_imports_of_the_checkout_follow_the_contracts(repo: Path) -> None:
             "modules and folders import each other in one direction",
         ),
         ("src/samebits/strategies/__init__.py", "", "not listed as layers"),
+        (
+            "src/samebits/own_loop/x.py",
+            "from samebits.config import load\n",
+            "what samebits.exact needs imports no settings",
+        ),
     ],
 )
 def test_an_import_that_breaks_a_contract_is_refused(small_package: Path, name: str, text: str, broken: str) -> None:
@@ -102,5 +109,16 @@ def test_modules_that_must_load_fast_are_imported_without_torch(repo: Path) -> N
     # In turn, so that the first module that imports one is named.
     code = f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\n"
     code += f"    if heavy := set(sys.modules) & set({HEAVY!r}): sys.exit(f'{{name}} imports {{sorted(heavy)}}')"
+    run = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_exact_loads_no_package_for_settings_and_commands(repo: Path) -> None:
+    code = """
+import sys
+from samebits import exact, EvalLoader
+loaded = {'pydantic', 'typer', 'rich', 'yaml'} & set(sys.modules)
+sys.exit(f'samebits.exact loads {sorted(loaded)}' if loaded else 0)
+"""
     run = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -1,6 +1,5 @@
 """The checkout follows the house rules, and every rule detects when it is broken."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,32 +16,24 @@ RULES: tuple[Rule, ...] = (*file_rules.ALL, *code_rules.ALL, *docstring_rules.AL
 
 # rule -> (file or a name, text that breaks it, text of the report)
 BROKEN: dict[Rule, list[tuple[str, Files, str]]] = {
-    file_rules.long_files: [("samebits/data/x.py", "x = 1\n" * 401, "x.py: 401 lines")],
     file_rules.long_functions: [
-        ("tests/test_x.py", "def test_x():\n" + "    x = 1\n" * 60, "test_x has 61 lines"),
-        ("samebits/x.py", "class A:\n    async def go(self):\n" + "        x = 1\n" * 70, "go has 71 lines"),
+        ("tests/test_x.py", "def test_x():\n" + "    x = 1\n" * 80, "test_x has 81 lines"),
+        ("samebits/x.py", "class A:\n    async def go(self):\n" + "        x = 1\n" * 90, "go has 91 lines"),
     ],
     file_rules.long_pages: [
-        ("samebits/engine/loop.py", "x = 1\n" * 81, "loop.py: 81 lines of code"),
+        ("samebits/engine/loop.py", "x = 1\n" * 91, "loop.py: 91 lines of code"),
         ("samebits/other.py", "", "step.py: not there"),
-    ],
-    file_rules.wide_folders: [
-        (
-            "21 files",
-            {f"samebits/data/m{number}.py": "" for number in range(21)},
-            "src/samebits/data: 21 files, 20 at most",
-        )
     ],
     file_rules.busy_modules: [
         (
-            "21 imports",
+            "31 imports",
             {
-                "samebits/x.py": "".join(f"from samebits.data.m{number} import f\n" for number in range(20))
-                + "from samebits.data import m20\n",
-                **{f"samebits/data/m{number}.py": "f = 1\n" for number in range(20)},
-                "samebits/data/m20.py": "",
+                "samebits/x.py": "".join(f"from samebits.data.m{number} import f\n" for number in range(30))
+                + "from samebits.data import m30\n",
+                **{f"samebits/data/m{number}.py": "f = 1\n" for number in range(30)},
+                "samebits/data/m30.py": "",
             },
-            "samebits/x.py: imports 21 modules of the package",
+            "samebits/x.py: imports 31 modules of the package",
         )
     ],
     file_rules.full_inits: [("samebits/data/__init__.py", "from samebits.data.order import Order\n", "not empty")],
@@ -225,13 +216,6 @@ ALLOWED: dict[Rule, list[tuple[str, str]]] = {
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_follows_the_rule(repo: Path, rule: Rule) -> None:
     assert rule(repo) == []
-
-
-def test_files_are_short_enough_to_read(repo: Path) -> None:
-    for problem in file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES):
-        warnings.warn(f"{problem} (hard limit {file_rules.HARD_LIMIT_LINES})", stacklevel=1)
-    over = len(file_rules.long_files(repo, limit=file_rules.SOFT_LIMIT_LINES))
-    assert over <= 3, "files over 300 lines are the exception: split some"
 
 
 def _cases(table: dict[Rule, list]) -> list:

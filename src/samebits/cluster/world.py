@@ -35,8 +35,7 @@ from samebits.open_files import out_of_files, raise_open_files
 # Two ranks that exchange values send to each other at the same time. On one connection, a rank's gloo thread then
 # receives in the middle of the main thread's send, and needs the lock that the send holds. It tries again and again,
 # often on the main thread's core, until the system takes the core away, milliseconds later. With a group for messages
-# to
-# higher ranks and another one for those to lower ranks, values arrive on another connection than they are sent.
+# to higher ranks and another one for those to lower ranks, values arrive on another connection than they are sent.
 # `python -m benchmarks.exact_cost --one-group` measures both.
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +17,11 @@ from samebits.config import describe, document
 from samebits.config.describe import Setting
 from samebits.config.document import KeyPath
 from samebits.config.schema import RunConfig, Settings
-from samebits.errors import ConfigError, DataError
+from samebits.errors import ConfigError, DataError, wrapped
 
 # Turn pydantic's validation errors into one `ConfigError` that the user can act on.
 
 
-_WIDTH = 68  # of a slot's text: 80 columns less the slot's name
 # A validator's message may end in this and an imperative sentence, which becomes the slot `fix`.
 FIX = "; fix: "
 
@@ -255,11 +253,6 @@ def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
         if near:
             return names[near[0]]
     return None
-
-
-def wrapped(text: str) -> str:
-    """Break a slot's text into lines, so that the whole error fits into 80 columns."""
-    return "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 # Convert settings given in Python to overrides of the command line, and check paths given in either.

@@ -250,9 +250,8 @@ def damaged(name: Path | str, error: Exception) -> DataError:
 # Decode image files of any format to 8-bit RGB, as an image viewer shows them.
 #
 # The EXIF orientation is applied. Gray, CMYK, palette and 16-bit images are converted, transparent parts are blended
-# over
-# white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of their
-# size.
+# over white, and the first frame of an animation is used. To save time, JPEG files can be decoded at 1/2 to 1/8 of
+# their size.
 
 
 ByteArray = npt.NDArray[np.uint8]

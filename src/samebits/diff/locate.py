@@ -95,7 +95,10 @@ def describe_update(
         )  # fmt: skip
     found = first_tensor(*tensors)
     if found is None:
-        fields = f"outcome {a.outcome} / {b.outcome}, gradient norm {a.norm!r} / {b.norm!r}, loss {a.loss!r} / {b.loss!r}"
+        fields = (
+            f"outcome {a.outcome} / {b.outcome}, gradient norm {a.norm!r} / {b.norm!r}, "
+            f"loss {a.loss!r} / {b.loss!r}"
+        )
         return Location(a.step, "sums over the step", element=fields, notes=notes)
     phase = "moving average" if found[0].startswith(AVERAGE) else "update"
     return replace(_of_tensor(a.step, phase, found, notes), operation=optimizer)

@@ -160,7 +160,10 @@ def _all_reduce(world: World) -> list[CheckResult]:
         ]
     last = results[-1]
     speed = last.bits_per_s(world.size)
-    text = f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, {_rate(speed)} at {_size(last.num_bytes)}"
+    text = (
+        f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, "
+        f"{_rate(speed)} at {_size(last.num_bytes)}"
+    )
     # Rank 0's value: all ranks have to return the same list.
     link = collectives.broadcast_object(
         world, link_speed(world.assignment.init) if world.num_hosts > 1 else None

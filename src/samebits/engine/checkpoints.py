@@ -33,8 +33,7 @@ from samebits.storage.weights import check_fits, file_limits, load_into
 # Restoring a job from a checkpoint, on all ranks.
 #
 # Rank 0 reads and verifies the files, then broadcasts shapes, settings and tensors, in this order: a wrong checkpoint
-# is
-# refused before any tensor is sent. A sharded model reads only each rank's part.
+# is refused before any tensor is sent. A sharded model reads only each rank's part.
 
 
 T = TypeVar("T")

@@ -115,9 +115,9 @@ def check_terms(terms: object) -> None:
 
 # Diagnosis of a step whose loss or gradient is not finite, and the configured reaction (`watch.nonfinite`).
 #
-# All ranks see it at once, since they have the same sums. Each rank then runs its micro-batches of the step again, one
-# at
-# a time, with the same samples, random numbers and weights, hence the same values, and checks each before it is summed.
+# All ranks see it at once, since they have the same sums. Each rank then runs its micro-batches of the step again,
+# one at a time, with the same samples, random numbers and weights, hence the same values, and checks each before it
+# is summed.
 
 
 _FIX = "Correct or remove these samples, lower optim.lr, or set watch.nonfinite=skip or rollback."

@@ -176,8 +176,8 @@ def _joined(metric: Metric, name: str, parts: list[State]) -> Any:
 # What a LightningModule logs, merged over all micro-batches of a step, or all batches of an evaluation.
 #
 # Lightning keeps sums on each rank, and adds them up over ranks in an order that depends on their number. Here the
-# values
-# of all batches are gathered, merged in the order of the batches, and logged once, with the same result on every rank.
+# values of all batches are gathered, merged in the order of the batches, and logged once, with the same result on
+# every rank.
 
 
 # Lightning has no public way to replace how values are averaged over batches and ranks.

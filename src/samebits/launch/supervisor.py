@@ -29,11 +29,10 @@ from types import FrameType
 
 from samebits import scratch
 from samebits.cluster.signals import STOP_SIGNALS, handled
-from samebits.errors import printable
+from samebits.errors import printable, wrap_error
 from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
 from samebits.launch.worker import STOP_FILE, WorkerResult
-from samebits.report.format import wrap_error
 
 # How long the peers of a failed process may take to fail by themselves before they are killed: they cannot continue,
 # and may block in a collective for as long as its timeout. Their reports decide on the root cause.

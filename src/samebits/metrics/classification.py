@@ -14,8 +14,7 @@ from samebits.data.samples import Batch
 # Counts of predictions by class, exact in any distribution of the samples over ranks.
 #
 # Up to MAX_DENSE_CLASSES classes, a matrix has a count for each pair of classes. With more, a matrix would take
-# gigabytes
-# (21,841 classes: 3.8 GB on each rank), so only counts of each class are kept.
+# gigabytes (21,841 classes: 3.8 GB on each rank), so only counts of each class are kept.
 
 
 MAX_DENSE_CLASSES = 2_000  # a matrix of 32 MB

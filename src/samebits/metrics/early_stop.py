@@ -4,11 +4,15 @@ The decision is a function of the validations so far, whose metrics are equal on
 therefore stop after the same step without an exchange, and a resumed run stops where an undisturbed one does.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from samebits.config.schema import StopEarlyConfig
+if TYPE_CHECKING:
+    from samebits.config.schema import StopEarlyConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Patience:
     best: float | None = None  #: Best value so far; None before the first.
     num_stale: int = 0  #: Number of validations since then.
 
-    def after(self, value: float, sign: float, config: StopEarlyConfig) -> "Patience":
+    def after(self, value: float, sign: float, config: StopEarlyConfig) -> Patience:
         """Return what is remembered after one more validation; `sign`: 1 if larger values are better, else -1."""
         # NaN never is the best: every comparison with it is false, so no later value could replace it.
         is_better = not math.isnan(value) and (

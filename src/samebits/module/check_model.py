@@ -1,16 +1,22 @@
 """Checks of a recipe's model before its first use, so that a fault is named here and not raised deep inside torch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from samebits.config.schema import RunConfig
 from samebits.data.division import smallest_micro_batch, two_or_more
 from samebits.data.seeding import seeded
 from samebits.errors import ConfigError
 from samebits.module.flops import copied_shapes, shapes_alone
 from samebits.storage.tensor_file import TYPES
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
 
 
 def check_model(model: object) -> None:

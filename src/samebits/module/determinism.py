@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from samebits.config.schema import RunConfig
 from samebits.launch.kernels import has_effect, too_late
 from samebits.portable.arithmetic import use_portable_arithmetic
 from samebits.portable.mode import converting
 from samebits.portable.operations.resizing import grid_sampler_2d_backward
 from samebits.portable.table import HANDLERS
 
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
+
 # Deterministic forms of operations that torch refuses on a GPU in deterministic mode.
 #
 # torch's kernels of them add atomically, in no defined order. The forms of portable arithmetic add integers, exactly,
-# so
-# the order does not matter. They replace the kernels below autograd, so that all other operations cost what they did.
+# so the order does not matter. They replace the kernels below autograd, so that all other operations cost what they
+# did.
 
 
 _BILINEAR = 0

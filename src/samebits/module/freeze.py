@@ -9,8 +9,7 @@ from torch.nn.modules.batchnorm import (
     _BatchNorm,  # the base class of all batch norms has no public name
 )
 
-from samebits.config.load import wrapped
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, wrapped
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -4,15 +4,19 @@ Weights, gradients and their sums, the optimizer, the loss and batch norm's stat
 al., "Mixed Precision Training", 2018).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

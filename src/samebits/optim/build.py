@@ -1,15 +1,19 @@
 """torch optimizers from settings, and the loading of their state."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from samebits.config.schema import OptimConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.portable import floats
+
+if TYPE_CHECKING:
+    from samebits.config.schema import OptimConfig
 
 # Depth of each parameter in a model of repeated blocks, for a learning rate that decays from layer to layer.
 
@@ -56,10 +60,8 @@ def layer_scales(names: Sequence[str], decay: float) -> dict[str, float]:
 # Muon for a model's hidden matrices, and AdamW for the rest of its parameters, as one optimizer.
 #
 # torch.optim.Muon accepts matrices only. Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
-# 2024,
-# train embeddings, the output layer, norms, biases and convolutions with AdamW. With the scaling of Liu et al., "Muon
-# is
-# scalable for LLM training", 2025 (`match_rms_adamw`), both use the same learning rate and weight decay.
+# 2024, train embeddings, the output layer, norms, biases and convolutions with AdamW. With the scaling of Liu et al.,
+# "Muon is scalable for LLM training", 2025 (`match_rms_adamw`), both use the same learning rate and weight decay.
 
 
 class MuonAdamW(torch.optim.Optimizer):

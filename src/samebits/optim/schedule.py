@@ -1,9 +1,14 @@
 """Learning-rate schedules: (step, settings) -> factor of the peak learning rate. Pure, hence without state."""
 
-import math
+from __future__ import annotations
 
-from samebits.config.schema import OptimConfig
+import math
+from typing import TYPE_CHECKING
+
 from samebits.portable import floats
+
+if TYPE_CHECKING:
+    from samebits.config.schema import OptimConfig
 
 # Of a run. A preset's warmup of two epochs would otherwise be the whole of a run of two epochs, which would end at the
 # peak learning rate and never train at lower ones.

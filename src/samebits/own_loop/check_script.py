@@ -28,7 +28,10 @@ TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
 TAIL_LINES = 12  # of a failing script's output
 TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
-_OWN_RANKS_FIX = "Call init_process_group() without init_method, rank and world_size: torchrun sets RANK and MASTER_ADDR."
+_OWN_RANKS_FIX = (
+    "Call init_process_group() without init_method, rank and world_size: "
+    "torchrun sets RANK and MASTER_ADDR."
+)
 # torchrun's own variables: this command may run inside of a world itself.
 _WORLD = (
     "RANK",

@@ -11,7 +11,10 @@ from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
 from samebits.own_loop.trained import Trained
 
-_CALL_IN_EVERY_PASS = "Call optimizer.step() in every pass; global_batch already accumulates. For several steps use loader.step."
+_CALL_IN_EVERY_PASS = (
+    "Call optimizer.step() in every pass; global_batch already accumulates. "
+    "For several steps use loader.step."
+)
 
 
 class Habits:

@@ -90,7 +90,10 @@ class WeightGuard:
             fix = "Leave out max_norm, or normalize the vectors that it returns."
         elif not any(tensor.requires_grad for name, tensor in self._named if name in changed):
             cause = "They are not trained: the loop moves an average of weights itself, once a micro-batch."
-            fix = "Move it once a step, behind optimizer.step(), and not in forward:\n+    if loader.sync_gradients: ..."
+            fix = (
+                "Move it once a step, behind optimizer.step(), and not in forward:\n"
+                "+    if loader.sync_gradients: ..."
+            )
         else:
             cause = (
                 "The loop changes weights itself: by clipping them, by a step by hand, or by perturbing and restoring "

@@ -279,7 +279,10 @@ class Bucket:
                 # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
                 # A factor in `add_` would be multiplied and added with one rounding, which tiny products show.
                 values = (values if factor == 1.0 else values * factor).to(self.dtype)
-                view.add_(values) if is_added else view.copy_(values)
+                if is_added:
+                    view.add_(values)
+                else:
+                    view.copy_(values)
             elif factor == 1.0:
                 view.copy_(values)
             else:

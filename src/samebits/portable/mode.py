@@ -132,7 +132,10 @@ def converting(
 
 
 # Functions whose result has a fraction, whatever their arguments; and random numbers, which torch draws in its own way.
-_FUNCTIONS = "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
+_FUNCTIONS = (
+    "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh "
+    "logsumexp _softmax _log_softmax"
+)
 _FLOATING = frozenset(_FUNCTIONS.split())
 
 

@@ -12,6 +12,8 @@ neither, and no later check could see it.
     check_unchanged                     at a resume, with the checkpoint's (`resumed`)
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import os
@@ -24,14 +26,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samebits.cluster.world import World
-from samebits.config.schema import RunConfig
 from samebits.data.division import Alone
 from samebits.data.keyed import CHECK, key, keys
 from samebits.data.loader import Loader, Request, choose_num_workers
@@ -50,6 +51,9 @@ from samebits.plain_file import read_plain
 from samebits.portable.arithmetic import VERSION
 from samebits.provenance.self_check import check_same_samples, try_micro_batch
 from samebits.version import __version__
+
+if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
 
 # The environment of a run: versions, hardware and commit, for `environment.json`.
 
@@ -223,7 +227,7 @@ class Fingerprint:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, content: object) -> "Fingerprint":
+    def from_json(cls, content: object) -> Fingerprint:
         """Read the fingerprint in a checkpoint; parts that are missing or not text are left out."""
         plain = content if isinstance(content, dict) else {}
         named = {part.name: plain.get(part.name) for part in dataclasses.fields(cls)}

@@ -34,10 +34,9 @@ from samebits.config.load import (
     mapping_layer,
     read_layer,
     short_path,
-    wrapped,
 )
 from samebits.config.schema import RunConfig, Settings
-from samebits.errors import ConfigError, cannot_read
+from samebits.errors import ConfigError, cannot_read, wrapped
 from samebits.extras import extra_with, pip_line, require_recipe
 from samebits.garbage import without_collections
 from samebits.recipes.listing import nearest_fix

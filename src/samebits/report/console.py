@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from samebits.errors import SamebitsError, printable
+from samebits.errors import SamebitsError, printable, wrap_error
 from samebits.report.format import (
     COLUMNS,
     block,
@@ -25,7 +25,6 @@ from samebits.report.format import (
     metric_name,
     metric_value,
     metric_width,
-    wrap_error,
 )
 
 # Terminals, log files and pipes as places for a run's console output.

@@ -14,8 +14,6 @@ _SHARES = ("top", "accuracy", "precision", "recall")
 _OF_SET = re.compile(
     r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII
 )  # a metric of a named validation set
-_ERROR_LABEL = re.compile(r"  ([a-z]+|) +(?=\S)")  # at the start of a line of a slot
-_COMMAND = re.compile(r"\b(samebits|torchrun|pip|apt|kill|ssh) ")
 
 
 def block(
@@ -52,25 +50,6 @@ def _cut(text: str, width: int) -> list[str]:
         subsequent_indent=indent,
     )
     return [piece for line in lines for piece in wrapper.wrap(line)]
-
-
-def wrap_error(text: str, width: int) -> str:
-    """Wrap the lines of an error between words, for a terminal of so many columns.
-
-    The slots `given` and `where`, and lines with a command or a long path, stay whole, since users copy them.
-    """
-    slot = ""
-    lines = []
-    for line in text.split("\n"):
-        label = _ERROR_LABEL.match(line)
-        slot = label[1] or slot if label is not None else ""
-        indent = " " * (len(label[0]) if label is not None else 4)
-        has_long_word = any(len(indent) + len(word) > width for word in line.split())
-        if slot in ("given", "where") or has_long_word or _COMMAND.search(line):
-            lines.append(line)
-        else:
-            lines += textwrap.wrap(line, width, break_on_hyphens=False, subsequent_indent=indent)
-    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samebits.config.load import wrapped
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, wrapped
 from samebits.plain_file import open_plain
 from samebits.storage.weights import check_kinds, check_names, read
 

@@ -96,8 +96,7 @@ def _names(folder: Path) -> list[str]:
 # Refuse a run folder in which a write would leave the folder or block forever.
 #
 # A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to
-# any
-# file, and `metrics.part` a FIFO, on which a write waits for a reader.
+# any file, and `metrics.part` a FIFO, on which a write waits for a reader.
 
 
 FOLDERS = ("checkpoints", "logs", "pictures", "tensorboard", "trackers")

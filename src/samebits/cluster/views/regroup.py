@@ -146,16 +146,20 @@ def regroup(world: World, timeout_s: float, join_timeout_s: float | None = None)
         )
     except OSError as error:  # torch would try again until its timeout
         raise ViewEnded(f"the store of view {view.number} is closed: {error}") from None
-    connect: Callable[[], Any] = lambda: TCPStore(
-        view.host, view.port, None, False, seconds, wait_for_workers=False
-    )
+
+    def connect() -> TCPStore:
+        return TCPStore(view.host, view.port, None, False, seconds, wait_for_workers=False)
+
     store = PrefixStore(f"view/{view.number}", _call(connect, membership, view))
     signed = SignedStore(
         PrefixStore("signed", store), Seal(world.assignment.key, f"view {view.number}")
     )
     here = machine(world.assignment.node)
     # They may be in a long validation, so each look counts as progress.
-    beat = lambda: world.activity.enter("waiting for the other processes", waits=True)  # noqa: E731
+
+    def beat() -> None:
+        world.activity.enter("waiting for the other processes", waits=True)
+
     limit_s = timeout_s if join_timeout_s is None else join_timeout_s
     machines = _check_in(signed, membership, view, rank, here, limit_s, beat)
 

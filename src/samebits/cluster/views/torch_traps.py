@@ -131,9 +131,8 @@ def drop_last(kept: list[Any]) -> None:
 # Wait for other ranks, in a world whose members may change, and end the wait soon after its group has ended.
 #
 # When a connection ends, gloo ends the waits for messages on it, but not for one that is under way: a rank that waits
-# for
-# the rest of a message from a rank that was killed, or has sent it a part, stays there until the group's timeout. torch
-# 2.15 has no call that ends such a wait. So another thread makes the call, and this one can leave it:
+# for the rest of a message from a rank that was killed, or has sent it a part, stays there until the group's timeout.
+# torch 2.15 has no call that ends such a wait. So another thread makes the call, and this one can leave it:
 #
 #     this thread      call | ............ the answer; or ViewEnded, once nothing can arrive any more
 #     another thread        | native wait; if it is left there, it ends with the group's timeout

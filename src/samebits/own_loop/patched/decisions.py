@@ -111,8 +111,8 @@ class _Flow:
             return
         depends = bool(self._known_in(statement.test))
         if depends and (
-            any(True for _ in ends([statement])) or "['lr']" in ast.unparse(statement.body)
-        ):  # type: ignore[arg-type]
+            any(True for _ in ends([statement])) or "['lr']" in ast.unparse(statement.body)  # type: ignore[arg-type]
+        ):
             self._find(statement.test)
         self.follow([*statement.body, *statement.orelse])
         if depends:

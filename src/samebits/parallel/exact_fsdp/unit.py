@@ -74,8 +74,10 @@ class Piece:
         view = self.gradients.view(self.leaf, index)
         if gradient is None:
             view.zero_()
+        elif factor != 1.0:
+            torch.mul(gradient, factor, out=view)
         else:
-            torch.mul(gradient, factor, out=view) if factor != 1.0 else view.copy_(gradient)
+            view.copy_(gradient)
         self.gradients.zero_gap(self.leaf, index)
 
     def take_leaf(self) -> Tensor:

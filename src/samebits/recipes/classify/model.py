@@ -202,8 +202,8 @@ def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
 # Pretrained weights by name (`model.weights=pretrained`): published files in the caches of torchvision and timm.
 #
 # A file is downloaded by the library's own function into its own cache, on rank 0 when a run starts. A file in the
-# cache
-# is used without the network. Its SHA-256 is stored in `dataset_info.json`, whose digest is in the run's record.
+# cache is used without the network. Its SHA-256 is stored in `dataset_info.json`, whose digest is in the run's
+# record.
 
 
 _FILE = "model.safetensors"  # on the Hugging Face Hub

@@ -1,4 +1,4 @@
-"""Runs outside of their page: HTML for the cells of a notebook, and charts as SVG files for a paper."""
+"""HTML of runs for the cells of a notebook, and charts as SVG files for a paper."""
 
 import re
 from collections.abc import Mapping, Sequence
