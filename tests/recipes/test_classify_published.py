@@ -12,10 +12,11 @@ import torchvision.models as zoo
 from safetensors.torch import save_file
 
 from samebits.errors import CheckpointError, ConfigError, DataError
-from samebits.recipes.classify import model as published
-from samebits.recipes.classify.config import DataConfig, MakeConfig, ModelConfig
+from samebits.recipes import backbones as published
+from samebits.recipes.backbones import find_published, load_published
+from samebits.recipes.classify.config import MakeConfig, ModelConfig
 from samebits.recipes.classify.make import make
-from samebits.recipes.classify.model import build_model, find_published, load_published
+from samebits.recipes.classify.model import build_model
 from tests.runs import samebits
 
 VIT = "timm/vit_tiny_patch16_224"
@@ -66,13 +67,13 @@ def test_torchvisions_weights_come_from_the_cache_by_sha256(tmp_path: Path, monk
     torch.manual_seed(2)
     model = build_model(ModelConfig(name="resnet18"), 5)
     head = model.fc.weight.clone()
-    rows = load_published(model, "resnet18", info, DataConfig())
+    rows = load_published(model, "resnet18", info)
     assert torch.equal(model.layer4[1].conv2.weight, state["layer4.1.conv2.weight"])
     assert torch.equal(model.fc.weight, head)
     assert rows["source"].endswith(f"sha256 {info['sha256']}")
     assert "normalization" not in rows
     with pytest.raises(CheckpointError, match="not the file that the run started with"):
-        load_published(model, "resnet18", {**info, "sha256": "0" * 64}, DataConfig())
+        load_published(model, "resnet18", {**info, "sha256": "0" * 64})
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(DataError, match="is damaged"):
         find_published("resnet18")
@@ -96,13 +97,13 @@ def test_timms_weights_come_from_the_cache_of_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     info = find_published(VIT)
     model = build_model(ModelConfig(name=VIT), 3)
-    rows = load_published(model, VIT, info, DataConfig())
+    rows = load_published(model, VIT, info)
     assert torch.equal(model.blocks[11].attn.qkv.weight, state["blocks.11.attn.qkv.weight"])
     assert rows["normalization"].endswith("set data.mean=[0.5,0.5,0.5] data.std=[0.5,0.5,0.5]")
     del state["blocks.3.attn.qkv.weight"]
     save_file(state, file)
     with pytest.raises(CheckpointError, match=r"does not fit model.name=timm/vit_tiny_patch16_224"):
-        load_published(model, VIT, find_published(VIT), DataConfig())
+        load_published(model, VIT, find_published(VIT))
 
 
 def test_networks_without_published_weights_and_unknown_networks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

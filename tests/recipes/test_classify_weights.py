@@ -12,8 +12,9 @@ from torch import nn
 from samebits.engine.parts import Parts
 from samebits.errors import CheckpointError, ConfigError
 from samebits.optim.build import optimizer
+from samebits.recipes.backbones import backbone_of, frozen_row
 from samebits.recipes.classify.config import Config, ModelConfig
-from samebits.recipes.classify.model import backbone_of, build_model, frozen_row
+from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.recipe import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,7 +23,7 @@ def _parts(**settings: Any) -> Parts:
     torch.manual_seed(0)
     data = {"size_px": 64, "num_train": 4, "num_eval": 2, "sigma": 1.0, **settings.pop("data", {})}
     config = Config.model_validate({"recipe": "pose", "data": data, "model": {**SMALL, **settings}})
-    return with_people(build(config), config)
+    return with_people(build(config, {}), config)
 
 
 def _steps(parts: Parts, num_steps: int) -> list[dict[str, float]]:
@@ -119,5 +119,5 @@ def test_the_presets_are_the_official_settings(parity_folder: Path, preset: str,
 )
 def test_a_split_that_is_trained_and_evaluated_on_is_named(train: str, held_out: str, both: str | None) -> None:
     data = {"name": "crowdpose", "root": ".", "train": train, "eval": held_out, "size_px": 64}
-    rows = build(Config.model_validate({"recipe": "pose", "data": data, "model": SMALL})).describe
+    rows = build(Config.model_validate({"recipe": "pose", "data": data, "model": SMALL}), {}).describe
     assert rows.get("validation") == (both and f"warning: {both} is trained on too")

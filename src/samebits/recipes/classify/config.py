@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from samebits.config.load import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
-from samebits.recipes.listing import nearest_fix
+from samebits.recipes.network_config import NetworkConfig
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -188,8 +188,11 @@ class AugmentConfig(Settings):
         return bool(self.policy or jitter or self.erasing or is_mixing)
 
 
-class ModelConfig(Settings):
+class ModelConfig(NetworkConfig):
     """The network and its initial weights."""
+
+    KNOWN = RESNETS
+    LIBRARIES = ("timm/", "torchvision/")
 
     name: str = Field(
         default="resnet34",
@@ -206,18 +209,6 @@ class ModelConfig(Settings):
         description="Stochastic depth: probability that a sample skips the last residual block; earlier blocks are "
         "skipped less often, in proportion.",
     )
-    freeze: Literal["backbone"] | tuple[str, ...] = Field(
-        default=(),
-        description="Parameters that are not trained: backbone (all but the head), or patterns: [conv1, layer1.*].",
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        if name in RESNETS or name.startswith(("timm/", "torchvision/")):
-            return name
-        fix = nearest_fix(name, RESNETS, f"Use model.name={RESNETS[0]}.", "Use model.name={}.")
-        raise ValueError(f"must be one of the names below; fix: {fix}")
 
 
 class LossConfig(Settings):

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
-from torch import Tensor, nn
+from torch import Tensor
 
 from samebits.data.images import read_rgb
 from samebits.data.keyed import IntArray
@@ -18,15 +18,15 @@ from samebits.data.samples import Batch, Samples
 from samebits.engine.parts import Parts
 from samebits.errors import printable
 from samebits.metrics.classification import Accuracy
+from samebits.recipes.backbones import frozen_row, initial_weights, published_info
 from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
 from samebits.recipes.classify.listing import list_images, list_validation
-from samebits.recipes.classify.model import build_model, find_published, frozen_row, load_published
+from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.rows import Files, order_row
 from samebits.recipes.listing import header_rows, whole_path
 from samebits.recipes.results import ByteArray, draw_classes, draw_samples, top_classes
 from samebits.report.pictures import font_for
-from samebits.storage.pretrained import load_pretrained
 from samebits.storage.run_folder import write_atomically
 
 # The training loss: cross-entropy.
@@ -143,18 +143,13 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         DataError: The images can't be found, the splits do not match, or pretrained weights cannot be downloaded.
     """
     found = list_images(config.data, config.seed)
-    published = (
-        {"weights": find_published(config.model.name)}
-        if config.model.weights == "pretrained"
-        else {}
-    )
     # Chosen once, as the validation images are (ADR 11).
     sets = {
         name: [whole_path(path), list_validation(path, config.data, found["classes"])[0]]
         for name, path in config.data.eval_sets.items()
     }
     return {
-        **published,
+        **published_info(config.model.name, config.model.weights),
         "classes": found.pop("classes"),
         **({"eval_sets": sets} if sets else {}),
         **found,
@@ -171,13 +166,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
     }
-    weights = config.model.weights
-    init_weights: Callable[[nn.Module], Mapping[str, str]] | None = None
-    if weights == "pretrained":
-        info = dataset_info["weights"]
-        init_weights = partial(load_published, name=config.model.name, info=info, data=config.data)
-    elif weights is not None:
-        init_weights = partial(load_pretrained, path=Path(weights))
     return Parts(
         model=model,
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
@@ -188,7 +176,13 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         },
         metric=partial(Accuracy, len(classes), num_top=NUM_TOP, classes=classes),
         monitor=("top1", "max"),
-        init_weights=init_weights,
+        init_weights=initial_weights(
+            config.model.weights,
+            config.model.name,
+            dataset_info,
+            mean=config.data.mean,
+            std=config.data.std,
+        ),
         preprocess=partial(preprocess, config=config.data),
         postprocess=partial(top_classes, classes=classes, num_top=NUM_TOP),
         draw=partial(draw_evaluation, classes=classes),

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from samebits.config.load import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.metrics.eval_sets import check_set_names
+from samebits.recipes.network_config import TIMM, NetworkConfig
 from samebits.recipes.pose.skeletons import SKELETONS, Skeleton
 
 Count = Annotated[int, Field(ge=1)]
@@ -105,13 +106,17 @@ class DataConfig(Settings):
         return SKELETONS[self.name]
 
 
-class ModelConfig(Settings):
-    """The network: HigherHRNet."""
+class ModelConfig(NetworkConfig):
+    """The network: HigherHRNet, or heatmaps and tags on a network of timm."""
 
+    KNOWN = ("higherhrnet",)
+
+    name: str = Field(default="higherhrnet", description=f"Network: higherhrnet; or {TIMM}.")
     width: int = Field(
         default=32,
         ge=1,
-        description="Channels of the branch at 1/4 resolution. Each coarser branch has twice as many.",
+        description="Channels of the branch at 1/4 resolution, each coarser one has twice as many; or of the merged "
+        "feature map.",
     )
     num_modules: tuple[Count, Count, Count] = Field(
         default=(1, 4, 3), description="Modules of the stages with two, three and four branches."
@@ -120,9 +125,10 @@ class ModelConfig(Settings):
     stem_width: Count = Field(default=64, description="Channels of the stem.")
     stem_blocks: Count = Field(default=4, description="Residual blocks of the stem.")
     deconv_blocks: int = Field(default=4, ge=0, description="Residual blocks at 1/2 resolution.")
-    weights: Path | None = Field(
+    weights: Literal["pretrained"] | Path | None = Field(
         default=None,
-        description="Pretrained weights: a HigherHRNet, or an HRNet trained on ImageNet.",
+        description="Pretrained weights: a HigherHRNet, or an HRNet trained on ImageNet; or pretrained: those that "
+        "timm publishes for its network.",
     )
 
 

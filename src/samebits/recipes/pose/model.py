@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from samebits.recipes.backbones import Pyramid, freeze_parts
 from samebits.recipes.pose.config import ModelConfig
 
 EXPANSION = 4  # ratio of output to inner channels of a bottleneck
@@ -158,6 +159,36 @@ class HigherHRNet(nn.Module):
                 nn.init.normal_(module.weight, std=INIT_STD)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+
+class PyramidPose(nn.Module):
+    """HigherHRNet's head on the merged feature maps of a network of timm."""
+
+    def __init__(self, config: ModelConfig, num_joints: int) -> None:
+        super().__init__()
+        width = config.width
+        num_maps = 2 * num_joints  # heatmaps and tags
+        self.pyramid = Pyramid(config.name.removeprefix("timm/"), width)
+        self.coarse = nn.Conv2d(width, num_maps, 1)
+        self.finer = nn.Sequential(
+            nn.ConvTranspose2d(width + num_maps, width, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        )
+        self.fine = nn.Conv2d(width, num_joints, 1)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Compute heatmaps and tags of (N, 3, H, W) normalized images, as `HigherHRNet` does."""
+        features = self.pyramid(images)
+        coarse = self.coarse(features)
+        return [coarse, self.fine(self.finer(torch.cat((features, coarse), dim=1)))]
+
+
+def build_model(config: ModelConfig, num_joints: int) -> nn.Module:
+    """Build the network of the settings, on the CPU, with frozen parts."""
+    model = PyramidPose(config, num_joints) if config.is_timm else HigherHRNet(config, num_joints)
+    freeze_parts(model, config.freeze)
+    return model
 
 
 def _conv(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:

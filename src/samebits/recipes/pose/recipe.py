@@ -15,17 +15,17 @@ from samebits.data.images import read_rgb
 from samebits.data.opencv import check_portable
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
+from samebits.recipes.backbones import frozen_row, initial_weights, published_info
 from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.pose.coco_files import open_files, split_names
 from samebits.recipes.pose.config import Config, LossConfig
 from samebits.recipes.pose.data import STRIDES, EvalImages, TrainImages
 from samebits.recipes.pose.infer import make_infer, read_image, to_prediction
 from samebits.recipes.pose.metric import PoseMetric
-from samebits.recipes.pose.model import HigherHRNet
+from samebits.recipes.pose.model import build_model
 from samebits.recipes.pose.skeletons import Skeleton
 from samebits.recipes.results import draw_samples
 from samebits.report.pictures import add_caption, colors, draw_sheet
-from samebits.storage.pretrained import load_pretrained
 
 # The training loss: squared error of heatmaps, and the push and pull losses of tags.
 #
@@ -285,7 +285,12 @@ def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uin
 TITLES = {"coco": "COCO keypoints", "crowdpose": "CrowdPose"}
 
 
-def build(config: Config) -> Parts:
+def dataset_info(config: Config) -> Mapping[str, Any]:
+    """Find published weights, if the settings name them. Raises DataError if they cannot be downloaded."""
+    return published_info(config.model.name, config.model.weights)
+
+
+def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     """Build the parts from the settings. Reads no data yet.
 
     Raises:
@@ -295,8 +300,8 @@ def build(config: Config) -> Parts:
     skeleton = config.skeleton
     trained, validated = (set(split_names(config.data, train=train)) for train in (True, False))
     both = sorted((trained | ({"train", "val"} if "trainval" in trained else set())) & validated)
-    model = HigherHRNet(config.model, skeleton.num_joints)
-    weights = config.model.weights
+    model = build_model(config.model, skeleton.num_joints)
+    frozen = frozen_row(model, weights=config.model.weights)
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
@@ -307,7 +312,7 @@ def build(config: Config) -> Parts:
         },
         metric=partial(PoseMetric, skeleton),
         monitor=("AP", "max"),
-        init_weights=partial(load_pretrained, path=weights.expanduser()) if weights else None,
+        init_weights=initial_weights(config.model.weights, config.model.name, dataset_info),
         infer=make_infer(config),
         preprocess=read_image,
         postprocess=to_prediction,
@@ -325,7 +330,10 @@ def build(config: Config) -> Parts:
         },
         describe={
             "data": f"{TITLES[config.data.name]}, {skeleton.num_joints} joints, {config.data.size_px} px",
-            "model": f"HigherHRNet-W{config.model.width}",
+            "model": config.model.name
+            if config.model.is_timm
+            else f"HigherHRNet-W{config.model.width}",
+            **({"frozen": frozen} if frozen else {}),
             **({"validation": f"warning: {', '.join(both)} is trained on too"} if both else {}),
         },
     )

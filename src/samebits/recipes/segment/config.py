@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from samebits.config.load import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
-from samebits.recipes.listing import nearest_fix
+from samebits.recipes.network_config import TIMM, NetworkConfig
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -148,28 +148,24 @@ class DataConfig(Settings):
         return self
 
 
-class ModelConfig(Settings):
+class ModelConfig(NetworkConfig):
     """The network and its initial weights."""
 
-    name: str = Field(default="unet", description=f"Network: {', '.join(MODELS)}.")
+    KNOWN = MODELS
+
+    name: str = Field(default="unet", description=f"Network: {', '.join(MODELS)}; or {TIMM}.")
     width: int = Field(
         default=32,
         ge=1,
         le=512,
-        description="Channels of the first level of unet. Each coarser one has twice as many.",
+        description="Channels of the first level of unet, each coarser one has twice as many; or of the "
+        "merged feature map.",
     )
-    weights: Path | None = Field(
+    weights: Literal["pretrained"] | Path | None = Field(
         default=None,
-        description="Pretrained weights: .pth, .pt, .pth.tar or .safetensors. The last layer may have another size.",
+        description="Pretrained weights: .pth, .pt, .pth.tar or .safetensors, whose last layer may have another "
+        "size; or pretrained: those that timm publishes for its network.",
     )
-
-    @field_validator("name")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        if name in MODELS:
-            return name
-        fix = nearest_fix(name, MODELS, f"Use model.name={MODELS[0]}.", "Use model.name={}.")
-        raise ValueError(f"must be one of the names below; fix: {fix}")
 
 
 class LossConfig(Settings):

@@ -1,6 +1,6 @@
 """The segment recipe: the parts that the engine trains, from the settings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,13 @@ from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
+from samebits.recipes.backbones import (
+    Pyramid,
+    freeze_parts,
+    frozen_row,
+    initial_weights,
+    published_info,
+)
 from samebits.recipes.listing import header_rows, some
 from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.results import draw_samples, most_confused
@@ -25,7 +32,6 @@ from samebits.recipes.segment.config import MAX_PIXELS, Config, ModelConfig
 from samebits.recipes.segment.data import LabeledImages, read_image
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.report.pictures import colors, draw_confusion, draw_sheet, font_for
-from samebits.storage.pretrained import load_pretrained
 
 # Build networks: a U-Net, and the segmentation networks of torchvision.
 #
@@ -93,8 +99,30 @@ class OnlyLogits(nn.Module):
         return logits
 
 
+class PyramidSegmenter(nn.Module):
+    """Classes of pixels on the merged feature maps of a network of timm."""
+
+    def __init__(self, name: str, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.pyramid = Pyramid(name, width)
+        self.head = nn.Conv2d(width, num_classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute (N, C, H, W) logits of (N, 3, H, W) normalized images."""
+        logits = self.head(self.pyramid(images))
+        return F.interpolate(logits, images.shape[-2:], mode="bilinear", align_corners=False)
+
+
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C, H, W) logits."""
+    model = _build(config, num_classes)
+    freeze_parts(model, config.freeze)
+    return model
+
+
+def _build(config: ModelConfig, num_classes: int) -> nn.Module:
+    if config.is_timm:
+        return PyramidSegmenter(config.name.removeprefix("timm/"), config.width, num_classes)
     if config.name == "unet":
         return UNet(config.width, num_classes)
     build = getattr(zoo, config.name)
@@ -276,7 +304,8 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     Raises:
         DataError: The images can't be found, or their masks or annotations are invalid.
     """
-    return list_images(config.data, config.seed)
+    published = published_info(config.model.name, config.model.weights)
+    return {**published, **list_images(config.data, config.seed)}
 
 
 def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
@@ -290,14 +319,16 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         "classes": some(classes, 8),
         "no mask": f"{num_without:,} images are left out" if num_without else "",
     }
+    model = build_model(config.model, len(classes))
+    rows["frozen"] = frozen_row(model, weights=config.model.weights)
     return Parts(
-        model=build_model(config.model, len(classes)),
+        model=model,
         loss=partial(segment_loss, dice=config.loss.dice),
         train_data=partial(_open, config, dataset_info, train=True),
         eval_data=partial(_open, config, dataset_info, train=False),
         metric=partial(SegmentationMetric, classes),
         monitor=("mIoU", "max"),
-        init_weights=partial(_load, path=config.model.weights) if config.model.weights else None,
+        init_weights=_weights_of(config.model, dataset_info),
         preprocess=partial(read_image, config=data),
         postprocess=partial(to_prediction, classes=classes),
         draw=partial(draw_evaluation, classes=classes),
@@ -322,6 +353,11 @@ def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> La
     )
 
 
-def _load(model: nn.Module, path: Path) -> Mapping[str, str]:
+def _weights_of(
+    config: ModelConfig, dataset_info: Mapping[str, Any]
+) -> Callable[[nn.Module], Mapping[str, str]] | None:
+    load = initial_weights(config.weights, config.name, dataset_info)
+    if load is None:
+        return None
     # The files of torchvision have the names of the network without the wrapper.
-    return load_pretrained(model.net if isinstance(model, OnlyLogits) else model, path.expanduser())
+    return lambda model: load(model.net if isinstance(model, OnlyLogits) else model)

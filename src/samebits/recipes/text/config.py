@@ -1,7 +1,7 @@
 """Settings of the text recipe, in addition to the shared settings."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -9,6 +9,7 @@ from samebits.config.load import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
+from samebits.recipes.network_config import TIMM, NetworkConfig
 
 Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]
@@ -148,34 +149,34 @@ class DataConfig(Settings):
         return (self.width,) if isinstance(self.width, int) else tuple(sorted(set(self.width)))
 
 
-class ModelConfig(Settings):
+class ModelConfig(NetworkConfig):
     """The network."""
 
-    name: Literal["crnn", "fast"] = Field(
+    KNOWN = ("crnn", "fast")
+
+    name: str = Field(
         default="crnn",
-        description="Network. crnn: Shi et al. 2015, loads official checkpoints; fast: a smaller one for CPUs.",
+        description="Network. crnn: Shi et al. 2015, loads official checkpoints; fast: a smaller one for CPUs; or "
+        f"{TIMM}, and averaged over the height.",
     )
     width: int = Field(
-        default=64, ge=1, description="Channels of the first convolution. 64 in the CRNN paper."
+        default=64,
+        ge=1,
+        description="Channels of the first convolution, 64 in the CRNN paper; or of the merged feature map.",
     )
     num_hidden: int = Field(
         default=256, ge=1, description="Hidden size of each LSTM, per direction."
     )
-    weights: WholePath | None = Field(
+    weights: Literal["pretrained"] | WholePath | None = Field(
         default=None,
-        description="Pretrained weights: an official checkpoint, or the weights of a run.",
+        description="Pretrained weights: an official checkpoint, or the weights of a run; or pretrained: those that "
+        "timm publishes for its network.",
     )
-    freeze: tuple[str, ...] = Field(
+    freeze: Literal["backbone"] | tuple[str, ...] = Field(
         default=(),
-        description="Parameters that are not trained, as names or patterns: cnn, cnn.conv0, *.bias.",
+        description="Parameters that are not trained: backbone (a network of timm), or names and patterns: cnn, "
+        "cnn.conv0, *.bias.",
     )
-
-    @field_validator("freeze", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return (value,)
-        return tuple(value) if isinstance(value, list) else value
 
     def num_steps(self, width_px: int) -> int:
         """Return T, the number of time steps for an image of a width."""

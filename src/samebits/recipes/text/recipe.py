@@ -16,7 +16,13 @@ from samebits.data.samples import Batch, Samples
 from samebits.data.sources.plain_text import escape_invisible
 from samebits.engine.parts import Parts
 from samebits.metrics.text import TextMetric
-from samebits.module.freeze import freeze
+from samebits.recipes.backbones import (
+    Pyramid,
+    freeze_parts,
+    frozen_row,
+    initial_weights,
+    published_info,
+)
 from samebits.recipes.results import ByteArray, Tiles, draw_samples, draw_worst, gray_tiles
 from samebits.recipes.text.alphabet import BLANK, Alphabet
 from samebits.recipes.text.config import HEIGHT_PX, Config, DataConfig, ModelConfig
@@ -25,7 +31,6 @@ from samebits.recipes.text.images import jitter_line, normalize, stretch
 from samebits.recipes.text.labels import padded_row
 from samebits.recipes.text.loss import ctc
 from samebits.recipes.text.predict import draw_prediction, read, read_line, to_prediction
-from samebits.storage.pretrained import load_pretrained
 
 # Dataset of text lines: images with labels.
 #
@@ -189,8 +194,24 @@ def _convolution(
     return [convolution, nn.BatchNorm2d(num_out), nn.ReLU(inplace=True)]
 
 
+class LineFeatures(nn.Module):
+    """The merged feature maps of a network of timm, averaged over the height: (N, 1, 32, W) -> (N, F, 1, W // 4)."""
+
+    def __init__(self, name: str, width: int) -> None:
+        super().__init__()
+        self.pyramid = Pyramid(name, width)
+
+    def forward(self, lines: Tensor) -> Tensor:
+        """(N, 1, 32, W) -> (N, F, 1, W // 4)."""
+        features: Tensor = self.pyramid(lines.expand(-1, 3, -1, -1))
+        return features.mean(dim=2, keepdim=True)
+
+
 def build_model(config: ModelConfig, num_classes: int) -> Reader:
     """Build the network of the settings, on the CPU."""
+    if config.is_timm:
+        features = LineFeatures(config.name.removeprefix("timm/"), config.width)
+        return Reader(features, BidirectionalLSTM(config.width, config.num_hidden, num_classes))
     kind = {"crnn": crnn, "fast": fast}[config.name]
     return kind(num_classes, config.width, config.num_hidden)
 
@@ -214,6 +235,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
     for lines in splits.values():
         check_images(lines)
     return {
+        **published_info(config.model.name, config.model.weights),
         "alphabet": alphabet.characters,
         "left_out": _left_out(splits),
         "padded": "\n".join(
@@ -233,7 +255,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     check_portable(config.kernels)
     alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
-    freeze(model, config.model.freeze)
+    freeze_parts(model, config.model.freeze)
     read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
     widths = config.data.widths
     shown = (
@@ -244,7 +266,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     seen = "".join(sign for sign in alphabet.characters[:20] if escape_invisible(sign) == sign)
     unseen = [text for sign in alphabet.characters if (text := escape_invisible(sign)) != sign]
     named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
-    weights = config.model.weights
     tiles = partial(_tiles, data=config.data, alphabet=alphabet)
     return Parts(
         model=model,
@@ -257,7 +278,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         },
         metric=partial(TextMetric, read_texts, partial(ground_truths, alphabet=alphabet)),
         monitor=("line_accuracy", "max"),
-        init_weights=None if weights is None else partial(load_pretrained, path=weights),
+        init_weights=initial_weights(config.model.weights, config.model.name, dataset_info),
         preprocess=partial(read_line, config=config),
         postprocess=partial(to_prediction, alphabet=alphabet, config=config.decode),
         draw=partial(_draw_worst, tiles=tiles),
@@ -274,6 +295,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
+            **({"frozen": row} if (row := frozen_row(model, weights=config.model.weights)) else {}),
             "alphabet": f"{len(alphabet):,} characters: {seen}{' ...' * (len(alphabet) > 20)}{named}",
             **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
             **dataset_info.get("warnings", {}),
