@@ -45,7 +45,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
             ],
             "Look after runs": ["resume", "run-folder", "runs", "trackers", "find", "sweeps"],
             "Check and share a model": ["trust", "diff", "export", "publish", "models"],
-            "Several machines": ["launchers", "slurm", "containers", "two-machines", "clusters", "simulate"],
+            "Several machines": ["launchers", "slurm", "containers", "two-machines", "clusters"],
             "When something fails": ["debug-a-hang", "faults", "recovery"],
             "Memory and speed": ["memory", "speed", "kernels", "portable"],
             "Versions and other tools": ["versions", "comparison"],

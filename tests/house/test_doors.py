@@ -49,11 +49,6 @@ DOORS: dict[str, dict[str, str]] = {
         "module.activation_checkpointing module.flops module.precision": "a plan counts what these do",
         "parallel.blocks parallel.tree": "the same",
     },
-    "simulate": {
-        "engine.step": "each virtual rank runs the step itself, in a coroutine",
-        "parallel.coroutines parallel.exchange.tree_all_reduce": "its ranks have reducers of their own",
-        "parallel.recoverable parallel.replica": "the same",
-    },
     "sweeps": {
         "cluster.signals launch.subcommand": "a trial is a command, samebits train",
     },

@@ -15,7 +15,6 @@ from samebits.cli import (
     replay,
     runs,
     scale,
-    simulate,
     sweep,
     track,
     train,
@@ -74,7 +73,6 @@ app.command("check")(replay.check)
 app.command("doctor")(doctor.doctor)
 app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
 app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)
 app.command("submit", cls=sweep.SweepCommand)(launch.submit)

@@ -15,7 +15,7 @@ from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.part import bucket_tag, exchange_by_halving
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
 from samebits.parallel.tree import push, rank_nodes
-from samebits.simulate.network import Network, SimulatedWorld
+from tests.unit.parallel.virtual_network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.part import DIRECT_SIZE, plan_rounds
 from samebits.parallel.layer_sums import LayerSums
 from samebits.parallel.tree import merged, partials, push
-from samebits.simulate.network import Network, SimulatedWorld
+from tests.unit.parallel.virtual_network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")
 NUM_SUMS = 3

@@ -15,8 +15,8 @@ from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange import part
 from samebits.parallel.exchange.part import is_in_rounds
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
-from samebits.simulate.network import Network
 from tests.unit.parallel.all_reduces import CPU, leaves, reduce, total, world_of
+from tests.unit.parallel.virtual_network import Network
 
 
 @settings(max_examples=30)

@@ -185,7 +185,7 @@ class Work(Protocol):
         """Return when they have arrived, or have been sent."""
 
 
-@singledispatch  # a simulated world has a network of its own
+@singledispatch  # the virtual ranks of the tests have a network of their own
 def post(
     world: World, messages: Sequence[Message], group: dist.ProcessGroup | None = None
 ) -> Sequence[Work]:

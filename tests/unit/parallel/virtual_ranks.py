@@ -10,13 +10,11 @@ every other rank. A step with three ranks:
 """
 
 import copy
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -30,96 +28,59 @@ from samebits.engine.job import MAX_TERMS, Job, init_weights, make_job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
-from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
-from samebits.simulate.network import Network, SimulatedWorld
 from samebits.storage.weights import weights_sha256
-
-Progress = Callable[[int, int], object]
+from tests.unit.parallel.virtual_network import Network, SimulatedWorld
 
 
 @dataclass(frozen=True)
 class Simulated:
     """What a simulated run shows."""
 
-    worlds: tuple[
-        tuple[int, ...], ...
-    ]  #: The number of ranks of each machine; several worlds take turns, a step each.
     steps: int  #: Number of steps.
     sha256: str  #: The hash of the weights after them.
     gradient_bytes: int  #: Size of the gradient in messages.
     messages: int  #: Most messages that a rank sent in a step.
     num_bytes: int  #: Most bytes that a rank sent in a step.
     rounds: int  #: Most messages that followed each other in a step.
-    seconds: float  #: Duration of the steps.
-    rank_bytes: int  #: Memory of a rank beside the weights; 0 where the system does not report it.
-    way: str = ""  #: How ranks exchange gradients in the first world.
-    link_messages: int = 0  #: Most messages that a machine sent to others in a step.
-    link_bytes: int = 0  #: Most bytes that a machine sent to others in a step.
-
-    @property
-    def procs(self) -> tuple[int, ...]:
-        """Numbers of ranks."""
-        return tuple(map(sum, self.worlds))
+    way: str  #: How ranks exchange gradients in the first world.
+    link_messages: int  #: Most messages that a machine sent to others in a step.
+    link_bytes: int  #: Most bytes that a machine sent to others in a step.
 
 
-def simulate(
-    config: RunConfig,
-    build: Callable[[], Parts],
-    worlds: Sequence[tuple[int, ...]],
-    steps: int,
-    progress: Progress,
-) -> Simulated:
+def simulate(config: RunConfig, build: Callable[[], Parts], worlds: Sequence[tuple[int, ...]], steps: int) -> Simulated:
     """Train for some steps on virtual ranks.
 
     Args:
         worlds: The number of ranks of each machine. Several worlds take turns, a step each: ranks are lost and join
             between two steps.
         steps: Number of steps; fewer if the run is shorter.
-        progress: Called with the steps done, and the number of steps.
-
-    Raises:
-        TrainError: Two ranks have other gradients, or a gradient is not finite.
     """
     job = make_job(config, build, alone("cpu"))
     init_weights(job, build)
     steps = min(steps, job.num_steps)
-    before = psutil.Process().memory_info().rss
-    most = max(map(sum, worlds))
-    ranks = _Ranks(job, most, steps)
+    ranks = _Ranks(job, max(map(sum, worlds)), steps)
     # For each rank the number of its machine.
-    machines = [
-        tuple(number for number, count in enumerate(each) for _ in range(count)) for each in worlds
-    ]
-    messages = num_bytes = rounds = link_messages = link_bytes = 0
-    began = time.perf_counter()
+    machines = [tuple(number for number, count in enumerate(each) for _ in range(count)) for each in worlds]
+    networks = []
     # One rank computes at a time. With several threads for one operation, these need cores of their own.
     with on_one_core() if torch.get_num_threads() == 1 else nullcontext(), closing(ranks):
         for number in range(steps):
-            network = ranks.step(number, machines[number % len(machines)])
-            messages = max(messages, *(each.messages for each in network.traffic), 0)
-            num_bytes = max(num_bytes, *(each.num_bytes for each in network.traffic), 0)
-            rounds = max(rounds, network.rounds)
-            link_messages = max(link_messages, *(each.messages for each in network.links))
-            link_bytes = max(link_bytes, *(each.num_bytes for each in network.links))
-            progress(number + 1, steps)
-    seconds = time.perf_counter() - began
-    rank_bytes = max(0, psutil.Process().memory_info().rss - before) // most
+            networks.append(ranks.step(number, machines[number % len(machines)]))
+    sent = [each for network in networks for each in network.traffic]
+    left = [each for network in networks for each in network.links]
     return Simulated(
-        worlds=tuple(worlds),
         steps=steps,
         sha256=weights_sha256(job.model.state_dict()),
         gradient_bytes=ranks.reducers[0].num_bytes,
-        messages=messages,
-        num_bytes=num_bytes,
-        rounds=rounds,
-        seconds=seconds,
-        rank_bytes=rank_bytes,
+        messages=max(each.messages for each in sent),
+        num_bytes=max(each.num_bytes for each in sent),
+        rounds=max(network.rounds for network in networks),
         way=layout_text(machines[0]),
-        link_messages=link_messages,
-        link_bytes=link_bytes,
+        link_messages=max(each.messages for each in left),
+        link_bytes=max(each.num_bytes for each in left),
     )
 
 
@@ -141,24 +102,15 @@ class _Ranks:
             else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
         )
         self._loader = Loader(
-            job.train_data,
-            lambda: iter(()),
-            job.world.device,
-            channels_last=job.config.channels_last,
+            job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last
         )
-        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {
-            "backend": "gloo"
-        }
+        self._world = {each.name: getattr(job.world, each.name) for each in fields(World)} | {"backend": "gloo"}
         world = replace(job.world, backend=self._world["backend"])
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         #: One of each rank.
         self.reducers = [
             RecoverableReducer(
-                model,
-                world,
-                num_extras=MAX_TERMS,
-                synchronized=is_synchronized,
-                compress=job.config.compress,
+                model, world, num_extras=MAX_TERMS, synchronized=is_synchronized, compress=job.config.compress
             )
             for model in models
         ]
@@ -193,17 +145,8 @@ class _Ranks:
             [self._body(number, rank, network) for rank in range(size)], lambda _: network.deliver()
         )
         for rank, result in enumerate(results):
-            if not result.is_finite:
-                raise TrainError(
-                    f"loss or gradient is not finite in step {number}",
-                    fix="Set another learning rate.",
-                )
-            if not all(is_same(*pair) for pair in self._gradients(rank)):
-                raise TrainError(
-                    f"ranks 0 and {rank} of {size} have other gradients in step {number}",
-                    cause="This is a fault of Samebits.",
-                    fix="Report it with this command.",
-                )
+            assert result.is_finite, f"loss or gradient is not finite in step {number}"
+            assert all(is_same(*pair) for pair in self._gradients(rank)), f"rank {rank} of {size} has other gradients"
         # Ranks that were not part of this step receive its buffers, as a process that joins does.
         for buffers in self._buffers[size:]:
             for buffer, current in zip(buffers, self._buffers[0], strict=True):
@@ -211,18 +154,14 @@ class _Ranks:
         return network
 
     def _body(self, number: int, rank: int, network: Network) -> Callable[[], StepResult]:
-        job = self._jobs[rank]
-        size = len(network.traffic)
+        job, size = self._jobs[rank], len(network.traffic)
         job.world = SimulatedWorld(
-            **self._world
-            | {"rank": rank, "size": size, "machines": network.machines, "network": network}
+            **self._world | {"rank": rank, "size": size, "machines": network.machines, "network": network}
         )
         self.reducers[rank].move_to(job.world)
         place = rank, network.machines
         if place not in self._orders:
-            self._orders[place] = iter(
-                job.order.steps(job.world, start=number, stop=self._num_steps)
-            )
+            self._orders[place] = iter(job.order.steps(job.world, start=number, stop=self._num_steps))
         step = next(step for step in self._orders[place] if step.number == number)
         return lambda: run_step(job, step, self._loader)
 

@@ -19,8 +19,7 @@ class _Transfer:
     """Messages that a rank has posted together."""
 
     def __init__(self, network: Network, num_open: int) -> None:
-        self._network = network
-        self.num_open = num_open
+        self._network, self.num_open = network, num_open
 
     def wait(self) -> None:
         """Let the other ranks run until all of them have arrived or have been sent."""
@@ -48,18 +47,12 @@ class Network:
         wait: Called by a rank that waits; returns after `deliver` has been called.
     """
 
-    def __init__(
-        self, size: int, wait: Callable[[], object], machines: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, size: int, wait: Callable[[], object], machines: tuple[int, ...] = ()) -> None:
         self.wait = wait
         self.traffic = [Traffic() for _ in range(size)]  #: What each rank has sent.
         self.machines = machines or (0,) * size  #: For each rank, the number of its machine.
-        self.links = [
-            Traffic() for _ in {*self.machines}
-        ]  #: What the ranks of each machine have sent to others.
-        self.rounds = (
-            0  #: How often all ranks waited: the messages that follow each other, in time.
-        )
+        self.links = [Traffic() for _ in {*self.machines}]  #: What the ranks of each machine have sent to others.
+        self.rounds = 0  #: How often all ranks waited: the messages that follow each other, in time.
         self._sent: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._expected: dict[_Key, deque[tuple[Tensor, _Transfer]]] = defaultdict(deque)
         self._ready: list[tuple[tuple[Tensor, _Transfer], tuple[Tensor, _Transfer]]] = []
@@ -95,19 +88,10 @@ class Network:
         """
         self.rounds += 1
         if not self._ready:
-            waiting = sorted(
-                key
-                for queues in (self._sent, self._expected)
-                for key, queue in queues.items()
-                if queue
-            )
-            raise RuntimeError(
-                f"the simulated ranks wait for messages that no rank sends: {waiting[:4]}"
-            )
+            waiting = sorted(key for queues in (self._sent, self._expected) for key, queue in queues.items() if queue)
+            raise RuntimeError(f"the simulated ranks wait for messages that no rank sends: {waiting[:4]}")
         for (values, sender), (memory, receiver) in self._ready:
-            memory[: len(values)].copy_(
-                values
-            )  # like gloo: a message may be shorter than the memory for it
+            memory[: len(values)].copy_(values)  # like gloo: a message may be shorter than the memory for it
             sender.num_open -= 1
             receiver.num_open -= 1
         self._ready = []
