@@ -83,11 +83,6 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
 
         return read
 
-    def scaled(_: Sequence[str]) -> Iterator[Row]:
-        for name, rows in _json(folder / "scale" / "scale.json")["variants"].items():
-            for size, row in rows.items():
-                yield Row(f"{name} on {size} ({row['backend']})", f"{row['samples_per_s']:,.0f} samples/s")
-
     def steps(outputs: Sequence[str]) -> Iterator[Row]:
         for line in filter(None, outputs[0].splitlines()):
             if " ms" in line:
@@ -101,7 +96,6 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
     images = str(folder / "images")
     make = [*SAMEBITS, "data", "make", "classify", f"num_per_class={NUM_PER_CLASS}", "--out", images]
     shapes = [*SHAPES, f"data.root={images}"]
-    scale = [*SAMEBITS, "scale", *shapes, on, "--procs", listed, "--compare", "exact,fast,ddp,compile,bf16"]
     peers = ["--peers-python", peers_python] if peers_python else []
     step = [sys.executable, "-m", "benchmarks.steps", "--steps", "20", "--rounds", "3", *peers]
     return [
@@ -111,12 +105,6 @@ def parts(device: str, procs: Sequence[int], folder: Path, peers_python: str) ->
             "ResNet-18 on image files of 128 px: equal weights, and whether the files are read fast enough",
             [make, *runs("shapes", *shapes)],
             same_bits("shapes"),
-        ),
-        Part(
-            "scale",
-            "ResNet-18, throughput: exact and fast mode, torch's DDP, compiled, bf16",
-            [make, [*scale, "--steps", "20", "--out", str(folder / "scale")]],
-            scaled,
         ),
         Part("peers", "step time and peak memory on one, beside Lightning and Accelerate", [step], steps),
     ]

@@ -26,7 +26,7 @@ def test_without_a_gpu_it_prints_the_commands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "No CUDA device is available here" in done.stdout
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line[:1].islower()] == [
-        "bits", "images", "scale", "peers",
+        "bits", "images", "peers",
     ]  # fmt: skip
     assert "$ samebits train digits epochs=2 device=cuda --procs 1 --run-dir " in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -36,7 +36,7 @@ def test_without_a_gpu_it_prints_the_commands(tmp_path: Path) -> None:
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     done = bench(tmp_path, "--parts", "bits,bit")
     assert done.returncode == 2
-    assert "no such part: bit; there are bits, images, scale, peers" in done.stderr
+    assert "no such part: bit; there are bits, images, peers" in done.stderr
 
 
 @pytest.mark.full

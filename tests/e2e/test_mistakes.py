@@ -127,7 +127,6 @@ def trial(choose: random.Random) -> list[str]:
         lambda: ["data", "make", "text", "num=-1", "--out", place()],
         lambda: ["submit", *tiny, "--run-dir", place(), *choose.choice([[], ["--dry-run"], ["--sbatch", place()]])],
         lambda: ["plan", choose.choice([*tiny[:1], place()]), f"data.root={place()}"],
-        lambda: ["scale", place(), "--out", place(), "--procs", "1"],
         lambda: ["cache", place()],
     ]  # fmt: skip
     return choose.choice(commands)()

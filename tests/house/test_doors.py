@@ -44,7 +44,6 @@ DOORS: dict[str, dict[str, str]] = {
     },
     "run_views": {},
     "scaling": {
-        "cluster.collectives": "timings of all ranks",
         "engine.build": "a plan needs parts, and no job",
         "module.activation_checkpointing module.flops module.precision": "a plan counts what these do",
         "parallel.blocks parallel.tree": "the same",

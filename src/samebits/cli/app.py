@@ -14,7 +14,6 @@ from samebits.cli import (
     plan,
     replay,
     runs,
-    scale,
     sweep,
     track,
     train,
@@ -71,7 +70,6 @@ app.command("pull")(model.pull)
 app.command("config")(config.config)
 app.command("check")(replay.check)
 app.command("doctor")(doctor.doctor)
-app.command("scale")(scale.scale)
 app.command("plan")(plan.plan)
 app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)

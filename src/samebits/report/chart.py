@@ -5,7 +5,6 @@ matplotlib takes a third of a second to import, so it is imported with the first
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,40 +27,6 @@ _FAINT = "#767676"
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MAX_POINTS = 1000  # of a line: more are not visible
 _LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
-
-
-def draw_lines(
-    lines: Mapping[str, Line], path: Path, *, title: str, x_name: str, y_name: str
-) -> None:
-    """Plot lines on axes that start at 0.
-
-    Args:
-        lines: Points (x, y) by the line's name; a name that begins with "(" is drawn thin and gray.
-        path, title: Where the PNG goes, and the text above the chart.
-
-    Raises:
-        CheckpointError: The PNG cannot be written.
-    """
-    with _figure(path, (7.6, 4.4), "".join([title, *lines])) as figure:
-        axes = figure.subplots()
-        colors = itertools.cycle(_COLORS)
-        for name, points in lines.items():
-            x, y = zip(*points, strict=True)
-            if name.startswith("("):
-                axes.plot(x, y, color=_FAINT, linewidth=1, linestyle="--", label=name.strip("()"))
-            else:
-                axes.plot(x, y, color=next(colors), linewidth=2, marker="o", label=name)
-        axes.set(
-            title=title,
-            xlabel=x_name,
-            ylabel=y_name,
-            xticks=sorted({x for line in lines.values() for x, _ in line}),
-        )
-        axes.set_xlim(left=0)
-        axes.set_ylim(
-            bottom=0, top=None if any(y for line in lines.values() for _, y in line) else 1
-        )
-        axes.legend(loc="upper left")
 
 
 def draw_rates(

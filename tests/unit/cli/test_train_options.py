@@ -1,4 +1,4 @@
-"""What `samebits train` makes of its options, and how `samebits scale` ends early."""
+"""What `samebits train` makes of its options, and how a command that asks processes ends early."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from samebits.bench.processes import ask
 from samebits.cli import train
 from samebits.cli.main import run
+from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, LaunchError
-from samebits.launch import forkserver, start
+from samebits.launch import start
 from samebits.launch.start import LaunchOptions
+from samebits.process_range import ProcessRange
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def test_a_run_folder_that_can_not_be_made_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor --run-dir", "submit digits --run-dir", "scale digits --out", "data make segment --out", "export RUN --out",
+    ["doctor --run-dir", "submit digits --run-dir", "data make segment --out", "export RUN --out",
      "predict RUN a.png --draw"],
 )  # fmt: skip
 def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, printed: Callable[..., str]) -> None:
@@ -60,23 +63,13 @@ def test_a_path_of_a_variable_that_is_not_set_is_refused(command: str, printed: 
 
 @pytest.mark.parametrize("code", [130, 143, 1])
 def test_a_signal_ends_it_with_the_signals_code_and_only_a_fault_is_reported(
-    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launched(*_: Any) -> int:
-        return code
-
-    monkeypatch.setattr(start, "launch_here", launched)
-    monkeypatch.setattr(forkserver, "prepare", lambda *_: None)
-    arguments = ["scale", "digits", "--procs", "1,2", "--compare", "exact"]
-    if code == 143:
-        with pytest.raises(SystemExit) as stop:
-            run(arguments)
-        assert stop.value.code == code
+    monkeypatch.setattr(start, "launch_here", lambda *_: code)
+    failure = LaunchError("nothing was measured", fix="Run it alone.")
+    with pytest.raises(LaunchError if code == 1 else SystemExit) as end:
+        ask(print, (), ProcessRange(2, 2), RunConfig(recipe="digits"), failure)
+    if code == 1:
+        assert end.value.slots["cause"] == "exit code 1"
     else:
-        assert run(arguments) == (LaunchError.exit_code if code == 1 else code)
-    said = capsys.readouterr()
-    assert ("exact on 1 process could not be measured" in said.err) == (code == 1)
-    assert said.err.strip() == "" or code == 1
-    announced, *load = said.out.splitlines()
-    assert announced == "2 measurements of 20 steps, each in new processes, 10 s or more each"
-    assert all(line.startswith("other programs use ") for line in load)  # on a busy machine
+        assert end.value.code == code

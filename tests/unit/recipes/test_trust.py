@@ -48,7 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ["config", "run/config.yaml"],
         ["config", "run/config.yaml", "--schema"],
         ["submit", "run/config.yaml", "--run-dir", "new", "--dry-run"],
-        ["scale", "run/config.yaml"],
         ["train", "--run-dir", "run", "--resume", "auto"],
         ["train", "run/config.yaml", "--run-dir", "new"],
         ["eval", "weights.pth", "--preset", "run/config.yaml"],

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from samebits.errors import CheckpointError
-from samebits.report.chart import draw_curves, draw_lines
+from samebits.report.chart import draw_curves
 from samebits.report.pictures import font_path_for
 
 BLUE, ORANGE, GREEN = (0, 114, 178), (213, 94, 0), (0, 158, 115)
@@ -32,18 +32,6 @@ def _count(path: Path, color: tuple[int, int, int]) -> int:
 def _draw_curves(path: Path, *, name: str = "digits", **changed: Any) -> None:
     given = {"train": TRAIN, "evaluations": EVALUATIONS, **changed}
     draw_curves(given["train"], given["evaluations"], path, monitor=("top1", "max"), name=name)
-
-
-def test_all_lines_are_on_the_chart_in_colors_of_their_own(tmp_path: Path) -> None:
-    lines = {"exact": [(1, 100.0), (2, 190.0)], "ddp": [(1, 110.0), (2, 180.0)], "(ideal)": [(1, 100.0), (2, 200.0)]}
-    draw_lines(lines, tmp_path / "new" / "chart.png", title="digits", x_name="processes", y_name="samples/s")
-    assert _count(tmp_path / "new" / "chart.png", BLUE) > 100
-    assert _count(tmp_path / "new" / "chart.png", ORANGE) > 100
-
-
-def test_a_chart_of_nothing_but_zeros_is_drawn(tmp_path: Path) -> None:
-    draw_lines({"a": [(1, 0.0), (2, 0.0)]}, tmp_path / "chart.png", title="t", x_name="x", y_name="y")
-    assert (tmp_path / "chart.png").is_file()
 
 
 def test_loss_curves_show_training_validation_and_the_best_evaluation(tmp_path: Path) -> None:
@@ -90,9 +78,9 @@ def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_pa
     (tmp_path / "matplotlibrc").write_text("figure.facecolor: black\ntext.usetex: True\n")
     code = (
         "import sys; from pathlib import Path; import samebits.cli.main, samebits.recipes.results;"
-        "from samebits.report.chart import draw_lines;"
+        "from samebits.report.chart import draw_curves;"
         "assert 'matplotlib' not in sys.modules, 'charts are imported with light commands';"
-        "draw_lines({'a': [(1, 1)]}, Path('c.png'), title='t', x_name='x', y_name='y')"
+        "draw_curves([], [], Path('c.png'), monitor=('top1', 'max'), name='t')"
     )
     subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, timeout=300)
     assert _pixels(tmp_path / "c.png")[0, 0].tolist() == [255, 255, 255]
@@ -101,4 +89,4 @@ def test_the_settings_of_matplotlib_in_the_current_folder_change_no_chart(tmp_pa
 def test_a_chart_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "chart.png").mkdir()
     with pytest.raises(CheckpointError, match=r"chart\.png"):
-        draw_lines({"a": [(1, 1.0)]}, tmp_path / "chart.png", title="t", x_name="x", y_name="y")
+        _draw_curves(tmp_path / "chart.png")
