@@ -126,7 +126,6 @@ def trial(choose: random.Random) -> list[str]:
         lambda: ["data", "make", "classify", "num_per_class=1", "--out", place()],
         lambda: ["data", "make", "text", "num=-1", "--out", place()],
         lambda: ["submit", *tiny, "--run-dir", place(), *choose.choice([[], ["--dry-run"], ["--sbatch", place()]])],
-        lambda: ["plan", choose.choice([*tiny[:1], place()]), f"data.root={place()}"],
         lambda: ["cache", place()],
     ]  # fmt: skip
     return choose.choice(commands)()

@@ -71,7 +71,7 @@ def unknown_names(text: str) -> list[str]:
             problems += [
                 f"samebits {command} {name}" for name in OPTION.findall(rest) if name not in options()[command]
             ]
-            if command in ("train", "eval", "predict", "plan", "submit"):
+            if command in ("train", "eval", "predict", "submit"):
                 problems += [key for key in ASSIGNED.findall(OPTION.sub("", rest)) if key not in settings()]
     sections = {key.split(".")[0] for key in settings() if "." in key}
     for key in NAMED.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):

@@ -43,11 +43,6 @@ DOORS: dict[str, dict[str, str]] = {
         "launch.kernels launch.start": "a user's program may be one rank of a world",
     },
     "run_views": {},
-    "scaling": {
-        "engine.build": "a plan needs parts, and no job",
-        "module.activation_checkpointing module.flops module.precision": "a plan counts what these do",
-        "parallel.blocks parallel.tree": "the same",
-    },
     "sweeps": {
         "cluster.signals launch.subcommand": "a trial is a command, samebits train",
     },

@@ -11,7 +11,6 @@ from samebits.cli import (
     find,
     launch,
     model,
-    plan,
     replay,
     runs,
     sweep,
@@ -70,7 +69,6 @@ app.command("pull")(model.pull)
 app.command("config")(config.config)
 app.command("check")(replay.check)
 app.command("doctor")(doctor.doctor)
-app.command("plan")(plan.plan)
 app.command("sweep", cls=sweep.SweepCommand)(sweep.sweep)
 app.command("track")(track.track)
 app.command("submit", cls=sweep.SweepCommand)(launch.submit)

@@ -44,7 +44,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ["eval", "run"],
         ["predict", "run", "picture.png"],
         ["export", "run"],
-        ["plan", "run/config.yaml"],
         ["config", "run/config.yaml"],
         ["config", "run/config.yaml", "--schema"],
         ["submit", "run/config.yaml", "--run-dir", "new", "--dry-run"],
