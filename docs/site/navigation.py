@@ -43,7 +43,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
                 "accelerate",
                 "transformers",
             ],
-            "Look after runs": ["resume", "run-folder", "runs", "trackers", "find", "sweeps"],
+            "Look after runs": ["resume", "run-folder", "runs", "trackers", "sweeps"],
             "Check and share a model": ["trust", "diff", "export", "publish", "models"],
             "Several machines": ["launchers", "slurm", "containers", "two-machines", "clusters"],
             "When something fails": ["debug-a-hang", "faults", "recovery"],

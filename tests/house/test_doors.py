@@ -36,7 +36,6 @@ DOORS: dict[str, dict[str, str]] = {
         "cluster.address cluster.collectives cluster.rendezvous": "the network itself is tried",
         "engine.build": "only data is opened, no job",
     },
-    "finders": {},
     "inference": {
         "engine.build module.determinism": "a trained model has weights and no job",
         "engine.evaluate metrics.eval_sets watchdog.detector": "it is evaluated",
@@ -96,6 +95,6 @@ def test_tools_enter_the_kernel_by_bench_and_the_listed_doors(repo: Path) -> Non
 )
 def test_another_door_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "src/samebits/engine").mkdir(parents=True)
-    (tmp_path / "src/samebits/finders").mkdir()
-    (tmp_path / "src/samebits/finders/find.py").write_text(f"def f():\n    {line}\n")
-    assert [text for text in problems(tmp_path) if text.startswith("finders imports ")]
+    (tmp_path / "src/samebits/doctor").mkdir()
+    (tmp_path / "src/samebits/doctor/find.py").write_text(f"def f():\n    {line}\n")
+    assert [text for text in problems(tmp_path) if text.startswith("doctor imports ")]

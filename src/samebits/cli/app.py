@@ -4,19 +4,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli import (
-    config,
-    data,
-    doctor,
-    find,
-    launch,
-    model,
-    replay,
-    runs,
-    sweep,
-    track,
-    train,
-)
+from samebits.cli import config, data, doctor, launch, model, replay, runs, sweep, track, train
 from samebits.cli.options import CONTEXT, Commands, LocalRank
 from samebits.version import __version__
 
@@ -74,5 +62,4 @@ app.command("track")(track.track)
 app.command("submit", cls=sweep.SweepCommand)(launch.submit)
 app.command("trust")(config.trust)
 app.command("call", hidden=True)(launch.call)
-app.add_typer(find.app, name="find")
 app.add_typer(data.app, name="data")

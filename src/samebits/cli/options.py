@@ -43,20 +43,6 @@ def path_of(option: str) -> Callable[[str], Path]:
     return read
 
 
-def check_results(out: Path, stem: str, key: str) -> None:
-    """Check that a command can write OUT/STEM.json and its chart: they are new, or its own, whose JSON has this key."""
-    from samebits.storage.run_folder import check_target
-
-    def is_own(_: Path) -> bool:
-        try:
-            return key in json.loads((out / f"{stem}.json").read_bytes())
-        except (OSError, ValueError, TypeError):
-            return False
-
-    for ending in ("json", "png"):
-        check_target(out / f"{stem}.{ending}", is_own)
-
-
 def json_text(value: object) -> str:
     """Return JSON for standard output. Control characters and characters that its encoding lacks are escaped."""
     text = json.dumps(value, ensure_ascii=False)

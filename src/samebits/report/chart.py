@@ -1,4 +1,4 @@
-"""Charts as PNG files, drawn with matplotlib: lines, and the loss curves of a run.
+"""Charts as PNG files, drawn with matplotlib: the loss curves of a run.
 
 matplotlib takes a third of a second to import, so it is imported with the first chart.
 """
@@ -27,39 +27,6 @@ _FAINT = "#767676"
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MAX_POINTS = 1000  # of a line: more are not visible
 _LOG_FROM = 20.0  # a loss that falls to a twentieth is drawn on a logarithmic axis
-
-
-def draw_rates(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    path: Path,
-    *,
-    suggestion: float | None,
-    name: str,
-) -> None:
-    """Plot the loss of a learning-rate range test over the rate, on a logarithmic axis, with the suggestion.
-
-    Raises:
-        CheckpointError: The PNG cannot be written.
-    """
-    with _figure(path, (7.6, 4.4), name) as figure:
-        axes = figure.subplots()
-        axes.plot(rates, losses, color=_COLORS[0], linewidth=1.5, label="loss")
-        if suggestion is not None:
-            axes.axvline(
-                suggestion, color=_COLORS[1], linestyle="--", label=f"suggestion: {suggestion:g}"
-            )
-        axes.set(
-            title=f"{name}: learning-rate range test",
-            xlabel="learning rate",
-            ylabel="loss",
-            xscale="log",
-        )
-        if losses:
-            axes.set_ylim(
-                bottom=min(0.0, *losses), top=1.5 * max(losses[0], min(losses)) or None
-            )  # it diverges
-        axes.legend()
 
 
 def draw_curves(

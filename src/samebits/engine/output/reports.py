@@ -92,7 +92,7 @@ def learn_more(config: RunConfig) -> str:
         if config.max_steps is None
         else f"max_steps is {config.max_steps:,}"
     )
-    return f"Train longer ({length}), or choose optim.lr (now {config.optim.lr:g}) with samebits find lr."
+    return f"Train longer ({length}), or choose optim.lr (now {config.optim.lr:g}) with samebits sweep."
 
 
 RECORDS_PER_EPOCH = 50
