@@ -24,7 +24,6 @@ TINY = {
     "kernels": (["--digits"], "portable"),
     "kills": (["--trials", "1"], "| moment |"),
     "link": (["--layouts", "1+1", "--models", "cnn", "--megabits", "0", "--steps", "2"], "| cnn |"),
-    "load_balance": (["--steps", "4"], "weights of the runs of Samebits: equal"),
     "own_loop": (["--models", "cnn", "--steps", "2"], "ratio"),
     "portable": (["--networks", "digits", "--rounds", "1"], "| digits |"),
     "pose": (["--rounds", "1", "--only", "sample"], "training sample"),

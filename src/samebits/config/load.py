@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from samebits.config import describe, document
 from samebits.config.describe import Setting
 from samebits.config.document import KeyPath
+from samebits.config.removed import REMOVED, without_removed
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import ConfigError, DataError, wrapped
 
@@ -134,6 +135,12 @@ class _Reader:
             return f"{path[-1]} is written with a dot", {
                 "given": self._origin(path),
                 "fix": f"In a file:  {example}\nOn the command line:  {path[-1]}={describe.show(value)}",
+            }
+        if (name := ".".join(path)) in REMOVED:
+            return f"{name}={describe.show(value)} was removed from Samebits", {
+                "given": self._origin(path),
+                "allowed": f"{describe.show(REMOVED[name])}, its former default, which has no effect",
+                "fix": "Remove it. For a run that was trained with it, use the version of Samebits that trained it.",
             }
         if not isinstance(value, Mapping):
             return f"{'.'.join(path)} is not a setting", {
@@ -415,6 +422,7 @@ def _resolve(
         origins.update(layer.origins)
         if layer.is_preset:
             base = _merge(base, layer.values)
+    values = without_removed(values, model.model_fields)
     config = None
     try:
         # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python

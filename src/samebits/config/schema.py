@@ -262,10 +262,6 @@ class ClusterConfig(Settings):
         "finish the step, and a new process joins them (exact mode, CPU); auto: in_step where possible, on one machine "
         "with --max-restarts.",
     )
-    load_balancing: bool = Field(
-        default=False,
-        description="Give slow processes fewer micro-batches of a step (exact mode). Does not change results.",
-    )
 
 
 class WatchConfig(Settings):
@@ -378,11 +374,6 @@ EXCLUSIONS = (
               ", in which ranks may compute other bits"),
     Exclusion("watch.recheck", "batch_norm=sync", "Set batch_norm=micro, or watch.recheck=null.",
               ", in which no micro-batch can be computed without the others"),
-    Exclusion("cluster.load_balancing=true", "mode!=exact", "Set cluster.load_balancing=false."),
-    Exclusion("cluster.load_balancing=true", "parallel=fsdp", "Set cluster.load_balancing=false."),
-    Exclusion("cluster.load_balancing=true", "batch_norm=sync", "Set cluster.load_balancing=false."),
-    Exclusion("cluster.load_balancing=true", "watch.recheck", "Set cluster.load_balancing=false."),
-    Exclusion("cluster.load_balancing=true", "record.content=true", "Set cluster.load_balancing=false."),
 )  # fmt: skip
 
 

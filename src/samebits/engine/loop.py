@@ -17,7 +17,6 @@ from samebits.cluster.views.membership import ViewEnded
 from samebits.engine.evaluate import EvaluationStopped, validate
 from samebits.engine.forward import RollBack, handle_nonfinite
 from samebits.engine.in_step import InStepRun
-from samebits.engine.job import LoadBalance
 from samebits.engine.opening import OpenRun
 from samebits.engine.progress import StepFlags
 from samebits.engine.replica_check import ReplicaCheck
@@ -41,7 +40,6 @@ def train(run: OpenRun) -> bool:
         checkpoints = run.manager
         reports = run.reports
         replica_check = ReplicaCheck(job)
-        balance = LoadBalance(job)
         try:
             with run.watched(), closing(job):
                 loader, steps = job.open_loader()
@@ -50,9 +48,7 @@ def train(run: OpenRun) -> bool:
                 while (
                     not (is_stopping or job.is_complete) and (step := next(steps, None)) is not None
                 ):
-                    result = run_step(
-                        job, step, loader, partial(_decide, run, replica_check, balance)
-                    )
+                    result = run_step(job, step, loader, partial(_decide, run, replica_check))
                     if not result.is_finite and not result.is_overflow:
                         handle_nonfinite(job, step, checkpoints, reports)
                     job.count_step(step, result)
@@ -73,9 +69,6 @@ def train(run: OpenRun) -> bool:
                         break
                     if StepFlags.JOIN in result.flags:
                         raise ViewEnded("a new process joins")
-                    if StepFlags.BALANCE in result.flags and (text := balance.update(job)):
-                        reports.notify(text)
-                        loader, steps = balance.reopen(job)
             checkpoints.wait()  # an error of the last checkpoint is raised here
             return run.finish()
         except RollBack:
@@ -85,7 +78,7 @@ def train(run: OpenRun) -> bool:
                 return recovery.is_complete
 
 
-def _decide(run: OpenRun, replica_check: ReplicaCheck, balance: LoadBalance) -> StepFlags:
+def _decide(run: OpenRun, replica_check: ReplicaCheck) -> StepFlags:
     """Return this rank's decisions; those of rank 0 count."""
     job = run.job
     membership = run.job.world.membership
@@ -94,7 +87,6 @@ def _decide(run: OpenRun, replica_check: ReplicaCheck, balance: LoadBalance) -> 
         run.has_stop() * StepFlags.STOP
         | replica_check.is_due(job) * StepFlags.COMPARE
         | is_joined * StepFlags.JOIN
-        | balance.is_due(job) * StepFlags.BALANCE
     )
 
 

@@ -122,13 +122,11 @@ class StepFlags(IntFlag):
         STOP: A stop was requested; `samebits verify`: a step differed.
         COMPARE: The ranks compare their weights.
         JOIN: A new process waits to join the world.
-        BALANCE: The micro-batches are dealt again, by the speed of the ranks.
     """
 
     STOP = 1
     COMPARE = 2
     JOIN = 4
-    BALANCE = 8
 
     @classmethod
     def unpack(cls, value: float) -> "StepFlags":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.config.load import flat
+from samebits.config.removed import without_removed
 from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance import statement
 from samebits.provenance.same_run import settings_of
@@ -216,7 +217,9 @@ def altered_settings(files: RunFiles, now: dict[str, Any] | None = None) -> list
             return [f"config.yaml: {error.what}"]
         now = {name: values[name] for name in recorded if name in values}
         now["recipe"] = Path(str(values.get("recipe"))).name
-    found = json.loads(json.dumps(now, default=str))  # lists for tuples, as in the statement
+    # Lists for tuples, as in the statement. It may be of a version with settings that were removed since.
+    found = without_removed(json.loads(json.dumps(now, default=str)))
+    recorded = without_removed(recorded)
     return [
         f"config.yaml: {name} is {found.get(name)}, recorded {recorded.get(name)}"
         for name in sorted(recorded.keys() | found.keys())

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from samebits.config import document
 from samebits.config.load import flat
+from samebits.config.removed import without_removed
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, LaunchError, cannot_read
 from samebits.plain_file import read_plain
@@ -111,7 +112,8 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     """Return a line with both values for each setting that differs and changes the result."""
     # With the defaults of settings that were introduced after the run started.
-    with suppress(ValidationError):  # a setting was removed or changed its meaning
+    settings = without_removed(settings, type(config).model_fields)
+    with suppress(ValidationError):  # a setting changed its meaning
         settings = plain_settings(type(config).model_validate(settings))
     old = flat(settings)
     new = flat(plain_settings(config))

@@ -83,7 +83,7 @@ def _values(row: Exclusion) -> dict[str, Any]:
 @pytest.mark.parametrize("row", EXCLUSIONS, ids=lambda row: f"{row.when} {row.not_with}".replace(" ", "_"))
 def test_each_exclusion_is_refused_with_both_settings_and_a_fix(row: Exclusion) -> None:
     values = _values(row)
-    if row.when in ("watch.recheck", "cluster.load_balancing=true") and row.not_with != "mode!=exact":
+    if row.when == "watch.recheck" and row.not_with != "mode!=exact":
         values["mode"] = "exact"  # fast mode would be the reason
     with pytest.raises(ValidationError) as error:
         RunConfig.model_validate(values)

@@ -1,0 +1,92 @@
+"""Run folders of versions with settings that were removed since: read, resumed and verified, or refused by name."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from benchmarks.verify_trials.runs import alone, train, train_until, verified
+from samebits.config.load import load, mapping_layer
+from samebits.config.removed import REMOVED, without_removed
+from samebits.config.schema import RunConfig, Settings
+from samebits.engine import opening
+from samebits.errors import ConfigError
+from samebits.provenance import same_run
+
+pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
+NAMES = sorted(REMOVED)
+OTHER: dict[str, object] = {"cluster.load_balancing": True}
+
+
+def nested(settings: dict[str, object]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[key] = value
+    return found
+
+
+@contextmanager
+def earlier_version() -> Iterator[None]:
+    """Runs are written with the settings of an earlier version."""
+    known = same_run.plain_settings
+
+    def earlier(config: RunConfig) -> dict[str, Any]:
+        settings = known(config)
+        for name, value in nested(dict(REMOVED)).items():
+            settings[name] = {**settings[name], **value} if isinstance(value, dict) else value
+        return settings
+
+    with (
+        patch.object(same_run, "plain_settings", earlier),
+        patch.object(same_run, "plain_settings", earlier),
+        patch.object(opening, "plain_settings", earlier),
+    ):
+        yield
+
+
+def test_a_run_of_an_earlier_version_is_read_and_verified(printed: Callable[..., str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with earlier_version():
+        train(run)
+    for file in (run / "config.yaml", *run.glob("checkpoints/*/state.json")):
+        assert all(name.rpartition(".")[2] in file.read_text(encoding="utf-8") for name in REMOVED)
+    shutil.copytree(run, tmp_path / "copy")
+    assert verified(run).is_verified
+    assert "loss" in printed(["eval", str(run)])
+    assert "equal" in printed(["compare", str(run), str(tmp_path / "copy")])
+
+
+def test_a_run_of_an_earlier_version_is_resumed_to_the_weights_that_it_would_have(tmp_path: Path, honest: Path) -> None:
+    with earlier_version(), alone() as world:
+        assert not train_until(world, tmp_path / "run", stop_at=9)
+    train(tmp_path / "run", resume="auto")
+    assert (tmp_path / "run" / "weights.safetensors").read_bytes() == (honest / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_removed_setting_with_an_effect_is_refused_by_name(name: str) -> None:
+    value = str(OTHER[name]).lower()
+    with pytest.raises(ConfigError, match=f"{name}={value} was removed from Samebits") as error:
+        load(RunConfig, [mapping_layer({"recipe": "x"}, "here")], [f"{name}={value}"])
+    assert error.value.slots["given"] == f"on the command line: {name}={value}"
+    assert error.value.slots["fix"].startswith("Remove it.")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_removed_setting_without_an_effect_is_ignored(name: str) -> None:
+    assert without_removed(nested({name: REMOVED[name], "seed": 3}))["seed"] == 3
+    assert not any(isinstance(each, dict) and each for each in without_removed(nested({name: REMOVED[name]})).values())
+    assert without_removed({name: REMOVED[name]}) == {}
+    assert without_removed({name: OTHER[name]}) == {name: OTHER[name]}
+
+
+def test_a_setting_of_a_recipe_with_the_name_of_a_removed_one_is_kept() -> None:
+    class Own(Settings):
+        mode: str = "exact"
+
+    assert without_removed({"mode": "exact"}, Own.model_fields) == {"mode": "exact"}
