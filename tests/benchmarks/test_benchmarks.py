@@ -27,7 +27,6 @@ TINY = {
     "own_loop": (["--models", "cnn", "--steps", "2"], "ratio"),
     "portable": (["--networks", "digits", "--rounds", "1"], "| digits |"),
     "pose": (["--rounds", "1", "--only", "sample"], "training sample"),
-    "recheck": (["trials", "--trials", "1"], "right rank"),
     "steps": (["--rounds", "1", "--networks", "crnn"], "crnn"),
     "sync_batch_norm": (["--procs", "2", "--models", "mnist", "--micro-batches", "1", "--rounds", "1"], "| mnist |"),
     "tampered_runs": (["--parts", "tampered", "--kinds", "chain"], "chain"),

@@ -13,7 +13,7 @@ import torch
 
 from samebits.cli.main import run
 from samebits.data.order import Order
-from tests.runs import LONG_S, ROOT, TINY, records, result, running, samebits, wait_until, weights
+from tests.runs import LONG_S, TINY, records, result, running, samebits, wait_until, weights
 from tests.warm_forkserver import WAITING
 
 BAD = ["data.bad_sample=40", "report.every_steps=1"]
@@ -176,21 +176,3 @@ def test_a_mistake_is_answered_in_a_few_lines(
     assert "Traceback" not in said
     assert len(said.splitlines()) <= 12
     assert not list(tmp_path.glob("runs/*/checkpoints/step-*"))
-
-
-WRONG = ROOT / "tests" / "e2e" / "wrong_rank_recipe.py"
-
-
-def sha256(run: Path) -> str:
-    return str(json.loads((run / "result.json").read_text())["weights_sha256"])
-
-
-@pytest.mark.full
-def test_a_wrong_rank_is_named_on_the_console_and_the_weights_are_those_of_one_process(tmp_path: Path) -> None:
-    right, run = tmp_path / "right", tmp_path / "run"
-    samebits("train", WRONG, "epochs=1", "--procs", 1, "--run-dir", right, cwd=tmp_path, WRONG_PASS="20")
-    command = ["train", WRONG, "epochs=1", "watch.recheck=1/1", "--procs", 3, "--run-dir", run]
-    done = samebits(*command, cwd=tmp_path, WRONG_PASS="8")
-    assert "training error: rank 1 computed wrong values: micro-batch" in done.stdout
-    assert "the step was repeated with equal results" in done.stdout
-    assert sha256(run) == sha256(right)

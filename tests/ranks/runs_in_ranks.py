@@ -15,7 +15,6 @@ from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
-from samebits.parallel.recheck import RecheckedReducer
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
 from tests.in_loop import train_alone
@@ -73,7 +72,7 @@ def settings(every: str = "3 steps", keep: int = 2, nonfinite: Any = "stop", **m
     return RunConfig(
         recipe="test", epochs=2, global_batch=16, eval_batch=20, device="cpu", optim=optim,
         checkpoint=CheckpointConfig(every=every, keep=keep), loader=loader,
-        watch=WatchConfig(nonfinite=nonfinite, recheck=more.pop("recheck", None)), **more,
+        watch=WatchConfig(nonfinite=nonfinite), **more,
     )  # fmt: skip
 
 
@@ -99,8 +98,6 @@ def carry_out(
                   metric=Seen)  # fmt: skip
     job = make_job(config, lambda: replace(parts, model=WithBatchNorm()), world)
     samples.is_armed = True
-    if isinstance(job.reducer, RecheckedReducer):
-        job.reducer.notify = quiet.notify
     try:
         checkpoints = CheckpointManager(folder, config.checkpoint, world)
         if resume != "never":

@@ -46,21 +46,6 @@ def parse_interval(text: str) -> Interval:
     return Interval(steps=int(number)) if unit.startswith("step") else Interval(epochs=int(number))
 
 
-def parse_fraction(text: str) -> float:
-    """Read a fraction such as "1/50" or "0.02".
-
-    Raises:
-        ValueError: The text is no fraction, or not more than 0 and at most 1.
-    """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(?:/(\d{1,9}))?", text.strip())
-    if match is None or not int(match[2] or 1):
-        raise ValueError("must be like 1/50")
-    value = float(match[1]) / int(match[2] or 1)
-    if not 0 < value <= 1:
-        raise ValueError("must be more than 0 and at most 1")
-    return value
-
-
 def parse_steps(text: str) -> tuple[int, int]:
     """Read a range of steps such as "10:13": steps 10, 11 and 12.
 

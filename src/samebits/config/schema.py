@@ -10,13 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from samebits.config.interval import (
-    INTERVAL_FORMS,
-    Interval,
-    parse_fraction,
-    parse_interval,
-    parse_steps,
-)
+from samebits.config.interval import INTERVAL_FORMS, Interval, parse_interval, parse_steps
 
 # Marks of the settings: whether a setting changes the result, and what may differ because it does not.
 
@@ -281,12 +275,6 @@ class WatchConfig(Settings):
         description=f"Interval between checks that all ranks have equal weights: {INTERVAL_FORMS}; null: never.",
     )
 
-    recheck: Annotated[str, AfterValidator(_checked(parse_fraction))] | None = Field(
-        default=None,
-        description="Fraction of the micro-batches that a second rank computes too, such as 1/50, to name a rank that "
-        "computes wrong values. Adds about this fraction to the time of a step. null: none.",
-    )
-
 
 class ReportConfig(Settings):
     """Records of the training."""
@@ -357,7 +345,6 @@ EXCLUSIONS = (
     Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
     Exclusion("kernels=portable", "mode!=exact", "Set mode=exact, or kernels=auto."),
     Exclusion("parallel=fsdp", "mode!=exact", "Set mode=exact, or parallel=ddp."),
-    Exclusion("watch.recheck", "parallel=fsdp", "Set parallel=ddp."),
     Exclusion("record.content=true", "parallel=fsdp", "Set parallel=ddp."),
     Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
     Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
@@ -370,10 +357,6 @@ EXCLUSIONS = (
     Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
     Exclusion("compile=true", "batch_norm=sync", "Set compile=false, or batch_norm=micro.",
               ", whose micro-batches wait for each other inside the model"),
-    Exclusion("watch.recheck", "mode!=exact", "Set mode=exact, or watch.recheck=null.",
-              ", in which ranks may compute other bits"),
-    Exclusion("watch.recheck", "batch_norm=sync", "Set batch_norm=micro, or watch.recheck=null.",
-              ", in which no micro-batch can be computed without the others"),
 )  # fmt: skip
 
 

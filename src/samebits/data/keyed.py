@@ -22,7 +22,6 @@ SAMPLE = 2
 FORWARD = 3
 DATA = 4
 CHECK = 5
-RECHECK = 6
 
 
 def mix(value: int) -> int:

@@ -107,7 +107,7 @@ def choose_num_workers(
 def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
     """Yield the request of each micro-batch of some steps, in order."""
     for step in steps:
-        for micro_batch in (*step.micro_batches, *step.repeats):
+        for micro_batch in step.micro_batches:
             yield micro_batch.indices, micro_batch.keys
 
 
@@ -193,20 +193,17 @@ class Loader:
                     raise too_many_files() from error
                 raise no_shared_memory(error) from error
 
-    def batch(
-        self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False
-    ) -> Batch:
+    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
         """Return the next batch on the device: its (N,) samples, with (N,) keys.
 
         Args:
             again: Read the samples of an earlier request again, in this process and outside of the stream.
-            is_repeat: Whether another rank has this micro-batch too; its samples then do not count here.
 
         Raises:
             SamebitsError: Raised by the dataset, in this process or a worker.
             ConfigError: The dataset returned other samples, or no Batch.
         """
-        batch = self.raw(indices, keys, again=again, is_repeat=is_repeat).to(self._device)
+        batch = self.raw(indices, keys, again=again).to(self._device)
         if self._samples.finish is not None:
             seed_reading(keys)  # a worker's generators are not those of this process
             batch = self._samples.finish(batch)
@@ -216,9 +213,7 @@ class Loader:
             else batch
         )
 
-    def raw(
-        self, indices: IntArray, keys: KeyArray, *, again: bool = False, is_repeat: bool = False
-    ) -> Batch:
+    def raw(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
         """Return the next batch, of (N,) samples, as the dataset made it: on the CPU, without `finish`; as `batch`."""
         started = time.perf_counter()
         batch = (
@@ -239,7 +234,7 @@ class Loader:
                 allowed=f"{len(indices)} samples: {indices[:4].tolist()} …, in this order",
                 fix="Return Batch(inputs, targets, torch.from_numpy(indices)) from batch().",
             )
-        if again or is_repeat:
+        if again:
             return batch
         if self.digests is not None:
             self.digests.append(digest_of(batch))

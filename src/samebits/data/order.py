@@ -22,16 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from samebits.data.division import (
-    EVEN,
-    Alone,
-    Division,
-    Groups,
-    Leaves,
-    Recheck,
-    choose_rechecks,
-    part,
-)
+from samebits.data.division import EVEN, Division, Groups, Leaves, part
 from samebits.data.keyed import FORWARD, ORDER, IntArray, KeyArray, key, keys, mix_array
 
 NUM_ROUNDS = 8
@@ -109,8 +100,6 @@ class MicroBatch:
         keys: (N,) random keys of the samples in this epoch.
         weight: Fraction of the step's samples. The weights of a step's micro-batches add up to 1.
         forward_key: Seed of the forward pass, for dropout.
-        is_repeat: Whether it belongs to another rank, and is computed to be compared only (`watch.recheck`).
-        is_reread: Whether its samples were read before, so that they are not in the loader's stream.
     """
 
     step: int
@@ -120,8 +109,6 @@ class MicroBatch:
     keys: KeyArray
     weight: float
     forward_key: int
-    is_repeat: bool = False
-    is_reread: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -139,8 +126,6 @@ class Step:
         leaves: For each rank, the indices of its micro-batches, in the order in which it computes them.
         micro_batches: The micro-batches of this rank.
         division: How they are divided.
-        rechecks: What is computed a second time in this step, on all ranks; mostly nothing (`watch.recheck`).
-        repeats: The micro-batches of other ranks that this rank repeats.
     """
 
     number: int
@@ -150,8 +135,6 @@ class Step:
     leaves: Leaves
     micro_batches: tuple[MicroBatch, ...]
     division: Division = EVEN
-    rechecks: tuple[Recheck, ...] = ()
-    repeats: tuple[MicroBatch, ...] = ()
 
     @property
     def has_all(self) -> bool:
@@ -178,7 +161,6 @@ class Order:
         is_shuffled: Permute the samples of each epoch; otherwise their order is that of the dataset.
         drop_last: Leave out a last step with fewer samples.
         division: How the micro-batches of a step are divided among the ranks.
-        recheck: Fraction of the micro-batches that a second rank repeats (`data/division.py`).
     """
 
     num_samples: int
@@ -190,7 +172,6 @@ class Order:
     is_shuffled: bool = True
     drop_last: bool = False
     division: Division = EVEN
-    recheck: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "global_batch", "micro_batch"):
@@ -252,21 +233,7 @@ class Order:
                     step,
                     micro_batches=(*own[:num], *(replace(each, weight=0.0) for each in own[num:])),
                 )
-            if self.recheck and (
-                rechecks := choose_rechecks(self.recheck, self.seed, step.number, step.leaves)
-            ):
-                repeats = tuple(
-                    self.repeat(step.number, each.index)
-                    for each in rechecks
-                    if each.rank == place.rank
-                )
-                step = replace(step, rechecks=rechecks, repeats=repeats)
             yield step
-
-    def repeat(self, number: int, index: int) -> MicroBatch:
-        """Return any micro-batch of a step, by its index, to be computed once more."""
-        (step,) = self._plain(Alone(), number, number + 1, Division(dealt=((index,),)))
-        return replace(step.micro_batches[0], is_repeat=True)
 
     def _plain(self, place: Place, start: int, stop: int, division: Division) -> Iterator[Step]:
         while start < stop:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.config.interval import parse_fraction
 from samebits.config.schema import RunConfig
 from samebits.data.division import EVEN, IN_TURN
 from samebits.data.keyed import DATA, key, keys
@@ -269,12 +268,13 @@ def check_not_empty(sizes: Mapping[str, int]) -> None:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
 
 
-def make_order(
-    config: RunConfig, train_data: Samples, world_size: int, *, is_sharded: bool
-) -> Order:
-    """Return the order of the training samples. One rank alone cannot recheck; a sharded model pads its passes."""
+def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> Order:
+    """Return the order of the training samples. A sharded model pads its passes."""
     return Order(
-        len(train_data), config.global_batch, config.micro_batch, config.seed, groups_of(train_data),
+        len(train_data),
+        config.global_batch,
+        config.micro_batch,
+        config.seed,
+        groups_of(train_data),
         division=IN_TURN if is_sharded else EVEN,
-        recheck=parse_fraction(config.watch.recheck) if config.watch.recheck is not None and world_size > 1 else 0.0,
-    )  # fmt: skip
+    )

@@ -247,16 +247,12 @@ def make_job(
         num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
     )  # fmt: skip
     warnings = check_ranks_agree(world, config, model, sizes, fingerprint)
-    if config.watch.recheck is not None and world.size == 1:
-        warnings.append(
-            "watch.recheck needs two or more processes: nothing is repeated on this one"
-        )
     check_not_empty(sizes)
     check_batches(config, model, len(train_data), parts.input_shape)
     checkpoint_activations(model, config.activation_checkpointing)
     replica: Replica = ExactShards(model, world) if is_sharded else WholeReplica(model, world)
     average = config.optim.ema
-    order = make_order(config, train_data, world.size, is_sharded=is_sharded)
+    order = make_order(config, train_data, is_sharded=is_sharded)
     return Job(
         config=config,
         world=world,

@@ -37,7 +37,6 @@ from samebits.engine.output.reports import Reports
 from samebits.engine.output.summary import finish, head
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import SamebitsError
-from samebits.parallel.recheck import RecheckedReducer
 from samebits.provenance import step_log
 from samebits.provenance.fingerprint import check_unchanged, environment
 from samebits.provenance.same_run import check_came_from, check_same_run, identity, plain_settings
@@ -296,8 +295,6 @@ class OpenRun:
         """Let the parts report."""
         self.reports.settings = flat(self.spec.diff)
         self.manager.notify = self.reports.checkpoint
-        if isinstance(self.job.reducer, RecheckedReducer):
-            self.job.reducer.notify = self.reports.notify
 
 
 def open_run(

@@ -34,12 +34,7 @@ def run_step(
     def run_micro_batch(micro_batch: MicroBatch) -> None:
         nonlocal names
         activity.enter(READING)
-        batch = loader.batch(
-            micro_batch.indices,
-            micro_batch.keys,
-            again=micro_batch.is_reread,
-            is_repeat=micro_batch.is_repeat,
-        )
+        batch = loader.batch(micro_batch.indices, micro_batch.keys)
         # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
         activity.enter(COMPUTING, waits=job.replica.is_sharded)
         with job.reducer.micro_batch(micro_batch):
@@ -52,11 +47,7 @@ def run_step(
     job.reducer.run(
         run_micro_batch
     )  # with batch_norm=sync, micro-batches are interleaved coroutines
-    for micro_batch in (
-        step.repeats
-    ):  # of another rank, to compare the results in `reduce`; see parallel/recheck.py
-        run_micro_batch(micro_batch)
-    activity.end_work(len(step.micro_batches) + len(step.repeats))
+    activity.end_work(len(step.micro_batches))
     # Called here, after the passes, so that a signal during them is seen in this step.
     job.reducer.reduce(float(flags()))
     activity.end_wait()

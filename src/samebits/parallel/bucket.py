@@ -131,9 +131,6 @@ class Leaf:
         #: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
         self.given: dict[int, Tensor] = {}
         self.is_done = False  #: Whether the leaf has ended.
-        self.checksum: Tensor | None = (
-            None  #: Of its values, if they are compared with another rank's.
-        )
 
     def put_tail(self, tail: Tensor) -> None:
         """Add or copy the values behind the gradients, (tail_length,)."""
@@ -244,20 +241,19 @@ class Bucket:
         self._open = []
         self.next_leaf = next(self._later, NO_LEAF)
 
-    def start_leaf(self, index: int, num_leaves: int, *, is_alone: bool = False) -> Leaf:
+    def start_leaf(self, index: int, num_leaves: int) -> Leaf:
         """Return a leaf for a micro-batch's gradients."""
         # Adding into the left sibling does what the merge in `push` would do, to the same bits, without a copy.
         left = [
             ((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]
         ] or self.nodes[-1:]
-        is_joining = not is_alone and any(
+        is_joining = any(
             not self.exact or are_siblings(node, (index, index + 1), num_leaves) for node, _ in left
         )
         leaf = Leaf(
             index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters)
         )
-        if not is_alone:
-            self._open.append(leaf)
+        self._open.append(leaf)
         return leaf
 
     def take(self, leaf: Leaf, index: int, factor: float = 1.0) -> None:
@@ -335,24 +331,11 @@ class Bucket:
                 leaf.flat.views[index].zero_()
         leaf.flat.written |= leaf.missing
 
-    def zero_gaps(self, leaf: Leaf) -> None:
-        """Set the memory between the gradients and behind the tail to zero: sums carry along whatever is there."""
-        values = leaf.flat.values
-        for index in range(len(self.layout)):
-            self.layout.zero_gap(values, index)
-        values[self.tail_start + self.tail_length :].zero_()
-
-    def drop_leaf(self, leaf: Leaf) -> None:
-        """End a leaf without entering it into the tree."""
-        leaf.is_done = True
-        self._free.append(leaf.flat)
-
     def end_leaf(self, leaf: Leaf, num_leaves: int) -> None:
         """Enter a leaf into the tree, after all leaves before it, and merge siblings."""
         self.fill_missing(leaf)
         leaf.is_done = True
-        if leaf in self._open:
-            self._open.remove(leaf)
+        self._open.remove(leaf)
         self._waiting[leaf.index] = leaf
         while self.next_leaf in self._waiting:
             if any(each.flat is self._waiting[self.next_leaf].flat for each in self._open):

@@ -138,11 +138,9 @@ class BucketSum:
         for bucket in self.buckets:
             bucket.start_step(step.leaves[rank], held[rank] if held else ())
 
-    def start_leaves(self, index: int, *, is_alone: bool = False) -> None:
+    def start_leaves(self, index: int) -> None:
         """Start taking the gradients of a micro-batch, by its index in the step; see `Bucket.start_leaf`."""
-        self.leaves = [
-            bucket.start_leaf(index, self._num_leaves, is_alone=is_alone) for bucket in self.buckets
-        ]
+        self.leaves = [bucket.start_leaf(index, self._num_leaves) for bucket in self.buckets]
 
     def used(self) -> Tensor:
         """Return for each parameter 1 if the micro-batch has its gradient, otherwise 0: (num_parameters,)."""
@@ -280,7 +278,7 @@ def make_buckets(
     return [*buckets, Bucket(groups[-1], tail_length, size, exact, device)]
 
 
-# One contract for all sums of a step: over whole copies of a model, over shards, with rechecks, and after a loss.
+# One contract for all sums of a step: over whole copies of a model, over shards, and after a loss.
 #
 # begin          the step's start: buffers are stored, gradients are dropped
 #   run            for each micro-batch of this rank:

@@ -14,7 +14,6 @@ from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.malloc import keep_freed_memory
 from samebits.parallel.exact_fsdp.replica import ExactShards
-from samebits.parallel.recheck import RecheckedReducer
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
 from samebits.storage.checkpoint import OpenedCheckpoint, Shape, by_file
@@ -41,10 +40,6 @@ class WholeReplica:
         self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
     ) -> Reducer:
         """Create the object that sums a step over the world; called by all ranks together."""
-        if order.recheck:
-            return RecheckedReducer(
-                self.trained, self._world, order, num_extras=num_extras, compress=compress
-            )
         kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(
             self.trained,

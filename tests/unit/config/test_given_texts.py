@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.config.interval import parse_fraction, parse_interval
+from samebits.config.interval import parse_interval
 from samebits.config.load import as_overrides, given_path
 from samebits.errors import ConfigError
 from samebits.process_range import MAX_NODES, ProcessRange, parse_range
@@ -25,17 +25,6 @@ def test_an_interval_of_seconds_follows_from_the_time_alone() -> None:
     interval = parse_interval("5min")
     assert not interval.is_due(300, 1, elapsed_s=299.9)
     assert interval.is_due(7, 1000, elapsed_s=300.0)
-
-
-@pytest.mark.parametrize(("text", "value"), [("1/50", 0.02), ("0.25", 0.25), (" 1/1 ", 1.0), ("3/4", 0.75), ("1", 1.0)])
-def test_a_fraction_is_read(text: str, value: float) -> None:
-    assert parse_fraction(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "1/0", "0", "0/5", "3/2", "-1/5", "a/b", "1/5/5", "1e-3", "nan"])
-def test_what_is_no_fraction_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^must be"):
-        parse_fraction(text)
 
 
 @pytest.mark.parametrize(

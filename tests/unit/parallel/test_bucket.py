@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from samebits.parallel.bucket import Bucket, Leaf
-from samebits.parallel.tree import partials
+from samebits.parallel.bucket import Bucket, Flat, Leaf
+from samebits.parallel.tree import Node, partials, push
 
 SHAPES = ((3,), (2, 5), (20000,))
 Gradients = list[dict[int, Tensor]]  # of each leaf, by index of the parameter
@@ -31,11 +32,13 @@ def gradients_of(num_leaves: int, seed: int) -> Gradients:
     return [{at: each for at, each in leaf.items() if torch.rand((), generator=generator) < 0.8} for leaf in made]
 
 
-def bucket_of(exact: bool = True, dtype: torch.dtype = torch.float32, together: bool = False) -> Bucket:
+def bucket_of(
+    exact: bool = True, dtype: torch.dtype = torch.float32, together: bool = False, leaves: Sequence[int] = range(20)
+) -> Bucket:
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     bucket = Bucket(parameters, 2 if dtype == torch.float32 else 0, 1, exact, torch.device("cpu"), dtype)
     bucket.moves_together = together
-    bucket.start_step(range(20))
+    bucket.start_step(leaves)
     return bucket
 
 
@@ -51,20 +54,20 @@ def end(bucket: Bucket, leaf: Leaf, num_leaves: int) -> None:
     bucket.end_leaf(leaf, num_leaves)
 
 
-def fill(bucket: Bucket, gradients: Gradients, *, is_alone: bool = False) -> Bucket:
+def fill(bucket: Bucket, gradients: Gradients, leaves: Sequence[int] | None = None) -> Bucket:
     """One leaf after another."""
-    for number, own in enumerate(gradients):
-        leaf = bucket.start_leaf(number, len(gradients), is_alone=is_alone)
-        for index, gradient in own.items():
+    for number in range(len(gradients)) if leaves is None else leaves:
+        leaf = bucket.start_leaf(number, len(gradients))
+        for index, gradient in gradients[number].items():
             take(bucket, leaf, index, gradient)
         end(bucket, leaf, len(gradients))
     return bucket
 
 
-def fill_as_own_loops_do(bucket: Bucket, gradients: Gradients, *, is_alone: bool = False) -> Bucket:
-    for number, own in enumerate(gradients):
-        leaf = bucket.start_leaf(number, len(gradients), is_alone=is_alone)
-        for index, gradient in own.items():
+def fill_as_own_loops_do(bucket: Bucket, gradients: Gradients, leaves: Sequence[int] | None = None) -> Bucket:
+    for number in range(len(gradients)) if leaves is None else leaves:
+        leaf = bucket.start_leaf(number, len(gradients))
+        for index, gradient in gradients[number].items():
             bucket.parameters[index].grad = gradient
             bucket.give(leaf, index, 0.3)
         bucket.add_given(leaf, 0.3)
@@ -90,6 +93,16 @@ def fill_by_turns(bucket: Bucket, gradients: Gradients, chance: random.Random) -
     return bucket
 
 
+def added_up(fill: Callable[..., Bucket], gradients: Gradients, dtype: torch.dtype = torch.float32) -> Bucket:
+    """As on ranks with one micro-batch each: every leaf in a bucket of its own, then added up."""
+    filled = [fill(bucket_of(dtype=dtype, leaves=[leaf]), gradients, [leaf]) for leaf in range(len(gradients))]
+    stack: list[tuple[Node, Flat]] = []
+    for leaf, bucket in enumerate(filled):
+        push(stack, (leaf, leaf + 1), bucket.nodes[0][1], len(gradients), filled[0]._merge)
+    filled[0].nodes = stack
+    return filled[0]
+
+
 def bits(bucket: Bucket) -> list[bytes]:
     (_, flat), = bucket.nodes  # fmt: skip
     return [view.contiguous().view(torch.uint8).numpy().tobytes() for view in [*flat.views, flat.tail] if len(view)]
@@ -101,8 +114,7 @@ def test_the_sum_has_the_bits_of_the_tree_in_any_order_of_gradients(
     dtype: torch.dtype, num_leaves: int, seed: int
 ) -> None:
     gradients = gradients_of(num_leaves, seed)
-    # As on ranks with one micro-batch each: every leaf in memory of its own, then added up.
-    expected = bits(fill(bucket_of(dtype=dtype), gradients, is_alone=True))
+    expected = bits(added_up(fill, gradients, dtype))
     for together in (False, True)[: 2 if dtype == torch.float32 else 1]:  # together: as on a GPU
         assert bits(fill(bucket_of(dtype=dtype, together=together), gradients)) == expected
         by_turns = fill_by_turns(bucket_of(dtype=dtype, together=together), gradients, random.Random(seed))
@@ -112,7 +124,7 @@ def test_the_sum_has_the_bits_of_the_tree_in_any_order_of_gradients(
 @given(num_leaves=st.integers(1, 9), seed=st.integers(0, 1 << 30))
 def test_the_sum_of_an_own_loop_has_the_bits_of_the_tree(num_leaves: int, seed: int) -> None:
     gradients = gradients_of(num_leaves, seed)
-    expected = bits(fill_as_own_loops_do(bucket_of(), gradients, is_alone=True))
+    expected = bits(added_up(fill_as_own_loops_do, gradients))
     assert bits(fill_as_own_loops_do(bucket_of(), gradients)) == expected
 
 

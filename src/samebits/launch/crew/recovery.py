@@ -64,7 +64,6 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
         "mode!=exact",
         "parallel=fsdp",
         "batch_norm=sync",
-        "watch.recheck",
         "watch.nonfinite!=stop",
         "record.content=true",
     )
