@@ -2,7 +2,7 @@
 
     python -m benchmarks.kills --trials 200 --seed 7
     python -m benchmarks.kills --only 7042            # one trial again
-    python -m benchmarks.kills --settings compress=bf16
+    python -m benchmarks.kills --settings precision=bf16
     python -m benchmarks.kills --nodes 2 3 --trials 20   # processes and whole nodes of 2 or 3 launchers
     sudo python -m benchmarks.kills --nodes 2 3 --namespaces   # each launcher in a network namespace of its own
 

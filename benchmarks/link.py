@@ -8,7 +8,7 @@ Each machine is a network namespace with its own link (`link_worker.py` runs in 
 step each, in the same processes. With H machines and W processes:
 
     bytes    out of a machine in a step, relative to the gradient: the largest of all machines, read from its interface
-             with the headers of TCP. Bar: 1.05 times 2 (H-1)/H, and half of that in 16 bits
+             with the headers of TCP. Bar: 1.05 times 2 (H-1)/H
     ratio    of the medians of the steps' times, exact to DDP. Bar: 1.0; where processes share a machine and the link is
              slower than they are (100 Mbit/s), 1.08 times 2 (H-1)/H over 2 (W-1)/W, which a ring sends
     hidden   share of the communication behind the passes: 1 - (exact step - step without messages) / (bytes / rate)
@@ -34,10 +34,10 @@ from tests.cluster.hosts import Host, hosts, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-MODES = ("exact", "ddp", "exact-bf16", "local")
+MODES = ("exact", "ddp", "local")
 SLOW = 100  # Mbit/s of a link that takes longer than all else, even with two processes a core
 HEADINGS = (
-    "model", "processes", "Mbit/s", "MB exact", "bytes", "bar", "DDP", "16 bits", "s exact", "s DDP", "ratio", "bar",
+    "model", "processes", "Mbit/s", "MB exact", "bytes", "bar", "DDP", "s exact", "s DDP", "ratio", "bar",
     "hidden", "weights", "missed",
 )  # fmt: skip
 
@@ -83,8 +83,6 @@ def cells(found: dict[str, Any], layout: list[int], rate: int) -> Iterator[tuple
     yield f"{share:.3f}", share > 1.05 * bound
     yield f"{1.05 * bound:.3f}", False
     yield (f"{ddp['bytes'] / gradient:.3f}" if ddp else ""), False
-    half = found["exact-bf16"]["bytes"] / gradient if "exact-bf16" in found else 0.0
-    yield (f"{half:.3f}" if half else ""), half > 1.05 * bound / 2
     yield f"{exact['seconds']:.3f}", False
     yield (f"{ddp['seconds']:.3f}" if ddp else ""), False
     is_bound = 0 < rate <= SLOW and max(layout) > 1

@@ -55,7 +55,7 @@ class Training:
         if mode == "ddp":
             self._ddp = DistributedDataParallel(self.model)
         elif mode != "local":
-            self._reducer = Reducer(self.model, world, compress=mode.partition("-")[2] or "none")
+            self._reducer = Reducer(self.model, world)
 
     def step(self, number: int) -> None:
         """Run a step."""

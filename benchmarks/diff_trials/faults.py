@@ -55,7 +55,6 @@ def _settings() -> Iterator[Fault]:
     yield fault("optim.name=adam", 0, "update: stem")
     yield fault("optim.clip_norm=0.5", 0, "clipping of the gradient: stem")
     yield fault("optim.ema=0.99", 0, "moving average: stem")
-    yield fault("compress=bf16", 0, "sum of the gradients: ")
     yield fault("global_batch=16", 0, "samples: ")
     yield fault("micro_batch=6", 0, "samples: ")
     yield fault("data.num_samples=239", first_other_order(239), "samples: ")
@@ -64,6 +63,7 @@ def _settings() -> Iterator[Fault]:
     yield fault("model.width=5", 0, "initial weights: stem")
     yield fault("batch_norm=sync", 0, "forward: blocks.0.bn1")
     yield fault("precision=bf16", 0, "forward: stem")
+    yield fault("optim.warmup_epochs=1", 0, "learning rate: (optimizer)")
 
 
 def _data() -> Iterator[Fault]:

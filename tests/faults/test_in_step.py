@@ -143,7 +143,6 @@ _sum.are_worth_threads = lambda world: world.gloo_group is not None  # as betwee
     ("settings", "more"),
     [
         pytest.param(["precision=fp16"], "", id="loss scale"),
-        pytest.param(["compress=bf16"], "", id="compressed"),
         pytest.param(["optim.ema=0.9", "loader.num_workers=1"], "", id="moving average and reading processes"),
         pytest.param([], SEVERAL_BUCKETS, id="several buckets in two rounds"),
         pytest.param([], IN_THREADS, id="summed by threads"),

@@ -65,7 +65,6 @@ def carry_out_linear(world: World, *arguments: Any) -> Any:
         {"optim": {"name": "adam"}},
         {"optim": {"name": "adamw"}},
         {"optim": {"ema": 0.9, "decay_norms_and_biases": False, "weight_decay": 0.1}},
-        {"compress": "bf16", "batch_norm": "sync"},
         {"precision": "bf16"},
         {"precision": "fp16", "batch_norm": "sync"},
         *(

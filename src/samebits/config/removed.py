@@ -4,7 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 #: The value of each that had no effect, by dotted name: it is ignored, and any other value is an error.
-REMOVED: Mapping[str, object] = {"cluster.load_balancing": False, "watch.recheck": None}
+REMOVED: Mapping[str, object] = {
+    "cluster.load_balancing": False,
+    "compress": "none",
+    "watch.recheck": None,
+}
 
 
 def without_removed(

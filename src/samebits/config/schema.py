@@ -349,7 +349,6 @@ EXCLUSIONS = (
     Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
     Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
               ", because recomputation would run its all-reduce twice"),
-    Exclusion("compress!=none", "parallel=fsdp", "Set compress=none, or parallel=ddp."),
     Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
     Exclusion("compile=true", "parallel=fsdp", "Set compile=false."),
     Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
@@ -478,10 +477,6 @@ class RunConfig(Settings):
     )
     channels_last: Annotated[bool, Mark.RESULT] = Field(
         default=True, description="Store images in channels-last memory format, which is faster."
-    )
-    compress: Annotated[Literal["none", "bf16", "fp16"], Mark.RESULT] = Field(
-        default="none",
-        description="Compression of gradients between processes. bf16, fp16: half the bytes, also in exact mode.",
     )
     compile: Annotated[bool, Mark.RESULT] = Field(
         default=False,

@@ -174,10 +174,6 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:
         cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
-        if job.config.compress == "fp16":
-            cause = (
-                "a gradient, or a sum of some, exceeds 65,504, the largest number of compress=fp16"
-            )
         again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
         what = f"loss or gradient is not finite at step {step.number}"
         return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)

@@ -264,7 +264,6 @@ def make_job(
             exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronized=config.batch_norm == "sync",
-            compress=config.compress,
         ),
         order=order,
         train_data=train_data,

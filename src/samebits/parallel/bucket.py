@@ -106,10 +106,8 @@ def second_gradient(parameter: nn.Parameter) -> RuntimeError:
 class Flat:
     """One copy of a bucket."""
 
-    def __init__(self, bucket: "Bucket", dtype: torch.dtype) -> None:
-        self.values = torch.zeros(
-            bucket.length, dtype=dtype, device=bucket.device
-        )  #: (length,) flat tensor.
+    def __init__(self, bucket: "Bucket") -> None:
+        self.values = torch.zeros(bucket.length, device=bucket.device)  #: (length,) flat tensor.
         #: Views of it in the parameters' shapes and strides.
         self.views = [bucket.layout.view(self.values, index) for index in range(len(bucket.layout))]
         #: (tail_length,) view of the values behind the gradients.
@@ -148,8 +146,6 @@ class Bucket:
         parameters: Float32, on one device.
         num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
         exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
-        dtype: Gradients and all their sums are rounded to it. With a 16-bit dtype, messages have half the size and
-            sending rounds nothing further. Only float32 for a bucket with a tail.
     """
 
     def __init__(
@@ -159,11 +155,9 @@ class Bucket:
         num_chunks: int,
         exact: bool,
         device: torch.device,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.parameters = list(parameters)
         self.device = device
-        self.dtype = dtype
         self.exact = exact
         self.layout = Layout(self.parameters)  #: Places of the gradients.
         self.tail_start = self.layout.length
@@ -172,12 +166,11 @@ class Bucket:
         self.nodes: list[
             tuple[Node, Flat]
         ] = []  #: This process's nodes of the tree, each with its sum.
-        self.result: Flat | None = None  #: Sum over all ranks in float32, after `settle`.
+        self.result: Flat | None = None  #: Sum over all ranks, after `settle`.
         #: Whether `take` waits for `add_given`. On a GPU the starts of kernels would take longer than they do.
-        self.moves_together = device.type == "cuda" and dtype == torch.float32
+        self.moves_together = device.type == "cuda"
         self.next_leaf = 0  #: Index of the next micro-batch to enter the tree.
         self._free: list[Flat] = []
-        self._float32 = Flat(self, torch.float32) if dtype != torch.float32 else None
         self._scratch: list[Tensor] = []
         self._num_lent = 0
         self._waiting: dict[int, Leaf] = {}
@@ -186,7 +179,7 @@ class Bucket:
 
     def flat(self) -> Flat:
         """Return an unused copy of the bucket. Its values are undefined."""
-        flat = self._free.pop() if self._free else Flat(self, self.dtype)
+        flat = self._free.pop() if self._free else Flat(self)
         flat.written = set()
         return flat
 
@@ -200,19 +193,12 @@ class Bucket:
         if number == len(self._scratch) or self._scratch[number].numel() < length:
             device = torch.device("cpu") if on_host else self.device
             # Steps and worlds of another size need another length.
-            self._scratch[number : number + 1] = [
-                torch.empty(length, dtype=self.dtype, device=device)
-            ]
+            self._scratch[number : number + 1] = [torch.empty(length, device=device)]
         return self._scratch[number][:length]
 
     def settle(self, result: Flat) -> None:
         """Set `result` to the sum over all ranks, and free all other copies of the step."""
         self._free.extend(flat for _, flat in self.nodes if flat is not result)
-        if self._float32 is not None:
-            # Widened once, after the last addition: optimizers and clipping then work in float32.
-            self._float32.values.copy_(result.values)
-            self._free.append(result)
-            result = self._float32
         self.nodes = []
         self.result = result
         self._num_lent = 0
@@ -232,7 +218,7 @@ class Bucket:
             else:
                 self._free.append(flat)
         # Not earlier: until here the parameters' `grad` are views of the result.
-        if self.result is not None and self.result is not self._float32:
+        if self.result is not None:
             self._free.append(self.result)
         self.result = None
         self._num_lent = 0
@@ -271,14 +257,10 @@ class Bucket:
             leaf.flat.written.add(index)
             view = leaf.flat.views[index]
             values = parameter.grad
-            if is_added or self.dtype != torch.float32:
+            if is_added:
                 # Rounded before it is added: whether a leaf joins its sibling depends on the world, its bits must not.
                 # A factor in `add_` would be multiplied and added with one rounding, which tiny products show.
-                values = (values if factor == 1.0 else values * factor).to(self.dtype)
-                if is_added:
-                    view.add_(values)
-                else:
-                    view.copy_(values)
+                view.add_(values if factor == 1.0 else values * factor)
             elif factor == 1.0:
                 view.copy_(values)
             else:
@@ -287,7 +269,7 @@ class Bucket:
         parameter.grad = None
 
     def give(self, leaf: Leaf, index: int, weight: float) -> None:
-        """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`. Only for float32.
+        """Take a parameter's gradient, times the micro-batch's weight, at the latest in `add_given`.
 
         Raises:
             RuntimeError: The leaf already has this gradient.

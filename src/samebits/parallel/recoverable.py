@@ -105,7 +105,7 @@ class RecoverableReducer(Reducer):
     @property
     def num_bytes(self) -> int:
         """Size of the buckets in a message."""
-        return sum(bucket.length * bucket.dtype.itemsize for bucket in self._sum.buckets)
+        return sum(4 * bucket.length for bucket in self._sum.buckets)
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start or continue a step; see `Reducer.begin`."""

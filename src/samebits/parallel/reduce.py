@@ -41,7 +41,6 @@ from samebits.parallel.tree import Node, rank_nodes
 # start_all, finish             after the last micro-batch's backward pass: every rank has the same sums
 
 
-LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 JOINED_BYTES = 1 << 20  # of a bucket: copying a larger one costs as much as a message
 
 
@@ -253,28 +252,20 @@ def make_buckets(
     parameters: Sequence[nn.Parameter],
     tail_length: int,
     world: World,
-    compress: str,
     *,
     exact: bool,
     max_bytes: int,
 ) -> list[Bucket]:
     """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
 
-    In 16 bits, the gradient of each micro-batch is rounded, and so is every sum of two, within a process and between
-    processes. So sending rounds nothing further, and the sum is the same at any world size.
-
     Args:
-        tail_length: Number of values summed beside the gradients, never in 16 bits.
-        compress: "none", "bf16" or "fp16".
+        tail_length: Number of values summed beside the gradients.
     """
     # The length of a bucket must not depend on a world whose size may change.
     device = parameters[0].device
     size = world.size if world.membership is None else 1
-    dtype = LOW_PRECISION.get(compress, torch.float32)
     groups = group(parameters, max_bytes)
-    if compress in LOW_PRECISION:
-        groups.append([])  # the tail's own bucket is never rounded
-    buckets = [Bucket(group, 0, size, exact, device, dtype) for group in groups[:-1]]
+    buckets = [Bucket(group, 0, size, exact, device) for group in groups[:-1]]
     return [*buckets, Bucket(groups[-1], tail_length, size, exact, device)]
 
 
@@ -458,7 +449,6 @@ class Reducer(StepSum):
         exact: Sum in tree order, so that the world size changes no bit. Otherwise in the fastest order.
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
         synchronized: Compute batch norm's statistics over all micro-batches of a step.
-        compress: How gradients are compressed; None: not at all.
 
     Raises:
         ConfigError: The class of a batch norm cannot be synchronized.
@@ -472,7 +462,6 @@ class Reducer(StepSum):
         exact: bool = True,
         num_extras: int = 0,
         synchronized: bool = False,
-        compress: str = "none",
     ) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # As in DDP, every rank starts with rank 0's values.
@@ -481,14 +470,10 @@ class Reducer(StepSum):
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         self._parameters = trained[::-1]
         self._sizes = [1, num_extras, len(trained), len(self._buffers)]
-        exact = (
-            exact or compress in LOW_PRECISION
-        )  # in 16 bits a tree loses less than a running sum
         buckets = make_buckets(
             self._parameters,
             sum(self._sizes),
             world,
-            compress,
             exact=exact,
             max_bytes=bucket_bytes(self._parameters, world),
         )

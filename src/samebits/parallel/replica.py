@@ -37,17 +37,12 @@ class WholeReplica:
             keep_freed_memory()
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
+        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool
     ) -> Reducer:
         """Create the object that sums a step over the world; called by all ranks together."""
         kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(
-            self.trained,
-            self._world,
-            exact=exact,
-            num_extras=num_extras,
-            synchronized=synchronized,
-            compress=compress,
+            self.trained, self._world, exact=exact, num_extras=num_extras, synchronized=synchronized
         )
 
     def state(self) -> Mapping[str, Tensor]:

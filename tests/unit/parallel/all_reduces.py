@@ -48,7 +48,6 @@ def reduce(
     *,
     exact: bool = True,
     machines: tuple[int, ...] = (),
-    dtype: torch.dtype = torch.float32,
     shares: Sequence[Sequence[int]] = (),
 ) -> tuple[list[Tensor], Network, set[bool]]:
     """The sums on all ranks of a world, what was sent, and whether ranks halved what they held."""
@@ -59,7 +58,7 @@ def reduce(
     kinds: set[bool] = set()
 
     def run(rank: int) -> Tensor:
-        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU, dtype)
+        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
         bucket.start_step(shares[rank])
         for leaf in shares[rank]:
             one = bucket.start_leaf(leaf, len(values))

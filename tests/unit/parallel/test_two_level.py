@@ -79,14 +79,6 @@ def test_all_ranks_of_a_machine_use_the_link() -> None:
     assert {each.messages for each in network.traffic} == {3}  # inside, between, inside
 
 
-def test_16_bit_sums_have_half_the_bytes_and_the_same_bits_on_all_ways() -> None:
-    values = leaves(8, 60_000)
-    sums = {machines: reduce(values, 4, machines=machines, dtype=torch.bfloat16) for machines in ((), layout(3, 1))}
-    flat, two_level = (found[0] for found, _, _ in sums.values())
-    assert torch.equal(flat, two_level)
-    assert all(each.num_bytes <= 1.05 * 2 * 60_000 for each in sums[layout(3, 1)][1].links)
-
-
 def test_a_small_bucket_takes_one_round() -> None:
     _, network, _ = reduce(leaves(8, 1_000), 4, machines=layout(2, 2))
     assert network.rounds == 1

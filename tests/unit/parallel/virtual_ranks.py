@@ -109,10 +109,7 @@ class _Ranks:
         models = [job.model, *(_share_weights(job.model) for _ in range(1, size))]
         #: One of each rank.
         self.reducers = [
-            RecoverableReducer(
-                model, world, num_extras=MAX_TERMS, synchronized=is_synchronized, compress=job.config.compress
-            )
-            for model in models
+            RecoverableReducer(model, world, num_extras=MAX_TERMS, synchronized=is_synchronized) for model in models
         ]
         self._parameters = [list(model.parameters()) for model in models]
         self._buffers = [list(model.buffers()) for model in models]

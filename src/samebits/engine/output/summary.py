@@ -59,7 +59,6 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         )
     rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
-    rows["gradients"] = f"all-reduced in {config.compress}" if config.compress != "none" else ""
     if job.replica.is_sharded:
         rows["parallel"] = (
             f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"

@@ -305,7 +305,7 @@ class ExactShards:
         self._gathered = GatheredUnits(model, blocks, units)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool, compress: str
+        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool
     ) -> ExactShardedReducer:
         """See `WholeReplica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         trained = [

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from samebits.parallel.bucket import ALIGNMENT, round_up
@@ -94,14 +93,14 @@ class Part:
         """Add a message to a member, (N,), to the round."""
         if values.numel():  # otherwise the receiver knows
             self._messages.append(
-                Message(_sendable(values), self.members[place], self.tag + tag, is_receive=False)
+                Message(values, self.members[place], self.tag + tag, is_receive=False)
             )
 
     def receive(self, values: Tensor, place: int, tag: int) -> None:
         """Add a message from a member, (N,), to the round."""
         if values.numel():
             self._messages.append(
-                Message(_sendable(values), self.members[place], self.tag + tag, is_receive=True)
+                Message(values, self.members[place], self.tag + tag, is_receive=True)
             )
 
     def receive_nodes(self, nodes: Sequence[Node], place: int, length: int) -> Held:
@@ -178,11 +177,6 @@ def exchange_directly(part: Part, *, in_chunks: bool, shares: Sequence[int] = ()
             part.send(destination, peer, RESULT)
             part.receive(chunk(part.total, peer), peer, RESULT)
         yield part.round()
-
-
-def _sendable(values: Tensor) -> Tensor:
-    """Return the same memory as bytes for 16-bit dtypes, which not every backend can send."""
-    return values if values.dtype == torch.float32 else values.view(torch.uint8)
 
 
 # All-reduce of a part in a large world: recursive halving, then doubling, in tree order.

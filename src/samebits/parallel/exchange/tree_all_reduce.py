@@ -227,7 +227,7 @@ class TreeAllReduce:
         self._nodes = nodes
         self._tag = tag
         #: The way of exchanging; see `part.py`.
-        self.way = way_for(world, nodes, bucket.length * bucket.dtype.itemsize)
+        self.way = way_for(world, nodes, 4 * bucket.length)
         # gloo has no point-to-point messages of CUDA tensors, so they go through the host.
         self._is_via_host = (
             bucket.device.type == "cuda" and world.backend == "gloo" and world.size > 1
