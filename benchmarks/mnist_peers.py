@@ -104,7 +104,7 @@ def samebits(mode: str) -> Job:
         settings = {
             "data.root": setting.data / "MNIST" / "raw", "data.num_train": setting.num_train, "data.num_eval": 1000,
             "global_batch": BATCH_A_PROCESS * setting.procs, "micro_batch": BATCH_A_PROCESS, "num_threads": 1,
-            "device": "cpu", "epochs": 1, "mode": mode,
+            "device": "cpu", "epochs": 1,
         }  # fmt: skip
         pairs = [f"{key}={value}" for key, value in settings.items()]
         command = [sys.executable, "-m", "samebits", "train", "mnist/tutorial", *pairs]
@@ -132,7 +132,6 @@ JOBS: dict[str, Job] = {
     "Accelerate": torchrun("with_accelerate.py", python="peers", workers=1),
     "Accelerate, no workers": torchrun("with_accelerate.py", python="peers", workers=0),
     "Samebits exact": samebits("exact"),
-    "Samebits fast": samebits("fast"),
     "bound: data in memory": one_by_one("hand_written.py", "bound"),
 }
 

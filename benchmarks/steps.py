@@ -33,7 +33,6 @@ TOOLS = {  # the name of each in steps_job.py
     "Lightning": "lightning",
     "Accelerate": "accelerate",
     "Samebits exact": "samebits",
-    "Samebits fast": "samebits-fast",
     "Samebits compile": "samebits-compile",
 }
 OF_PEERS = ("lightning", "accelerate")

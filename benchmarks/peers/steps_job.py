@@ -179,8 +179,7 @@ def samebits(name: str, clock: Clock, *more: str) -> None:
     from samebits.metrics.classification import Accuracy
 
     samples, num = InMemory(name), SIZES[name][0]
-    settings: dict[str, Any] = {"mode": "fast"} if "fast" in more else {}
-    settings |= {"compile": True} if "compile" in more else {}
+    settings: dict[str, Any] = {"compile": True} if "compile" in more else {}
     config = RunConfig(recipe="steps", global_batch=num, micro_batch=num, optim={"lr": 1e-4}, **settings)
     parts = Parts(
         model=network(name),
@@ -203,7 +202,6 @@ TOOLS: dict[str, Callable[[str, Clock], None]] = {
     "lightning": lightning,
     "accelerate": accelerate,
     "samebits": samebits,
-    "samebits-fast": lambda *job: samebits(*job, "fast"),
     "samebits-compile": lambda *job: samebits(*job, "compile"),
 }
 

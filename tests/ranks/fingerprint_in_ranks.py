@@ -39,13 +39,13 @@ class ScaledByProcess(WithBatchNorm):
         return super().forward(inputs) * (1 + os.getpid() % 977)
 
 
-def begin(world: World, folder: Path, fault: str, mode: str = "exact") -> list[str] | str:
+def begin(world: World, folder: Path, fault: str) -> list[str] | str:
     """Make a job where the last rank differs; warnings, or the error's text."""
     is_odd = world.rank == world.size - 1
     here = folder / str(world.rank)
     here.mkdir(parents=True, exist_ok=True)
     (here / "recipe.py").write_text(f"version = {world.rank if fault == 'recipe' else 0}\n")
-    config = settings(mode=mode).model_copy(update={"recipe": "recipe.py"})
+    config = settings().model_copy(update={"recipe": "recipe.py"})
     data = ByProcess(NUM_SAMPLES) if fault == "all samples" else InMemory(NUM_SAMPLES)
     if fault == "sample" and is_odd:
         data.inputs[5] += 1

@@ -26,7 +26,7 @@ from samebits.storage.weights import weights_sha256
 from tests.ranks.networks import make, mean_loss, samples
 
 
-def train(world: World, network: str, order: Order, num_steps: int, exact: bool, limits: dict[str, int]) -> Any:
+def train(world: World, network: str, order: Order, num_steps: int, limits: dict[str, int]) -> Any:
     """Train a network with the reducer.
 
     Args:
@@ -44,7 +44,7 @@ def train(world: World, network: str, order: Order, num_steps: int, exact: bool,
         patch.object(part, "DIRECT_SIZE", limits.get("DIRECT_SIZE", part.DIRECT_SIZE)),
     ):
         model, (inputs, labels) = make(network), samples(order.num_samples)
-        reducer = Reducer(model, world, exact=exact, num_extras=2, synchronized=network == "synchronized")
+        reducer = Reducer(model, world, num_extras=2, synchronized=network == "synchronized")
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
         facts = []
         for step in order.steps(world, stop=num_steps):
@@ -77,10 +77,10 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
     return weights_sha256(tensors)[:12]
 
 
-def gradient(world: World, network: str, order: Order, exact: bool) -> Any:
+def gradient(world: World, network: str, order: Order) -> Any:
     """The gradients and buffers of an order's first step, as numpy arrays, with extras and norm."""
     model, (inputs, labels) = make(network), samples(order.num_samples)
-    reducer = Reducer(model, world, exact=exact, num_extras=1)
+    reducer = Reducer(model, world, num_extras=1)
     step = next(iter(order.steps(world, stop=1)))
     reducer.begin(step)
     for micro in step.micro_batches:

@@ -85,8 +85,6 @@ def test_a_pattern_means_what_is_called_not_the_list_that_holds_it() -> None:
 def test_what_can_not_be_combined_is_refused() -> None:
     with pytest.raises(ValidationError, match="cannot be combined with batch_norm=sync"):
         settings(activation_checkpointing=True, batch_norm="sync")
-    with pytest.raises(ValidationError, match="Set mode=exact, or parallel=ddp"):
-        settings(parallel="fsdp", mode="fast")
     with pytest.raises(ValidationError, match="Set batch_norm=micro"):
         settings(parallel="fsdp", batch_norm="sync")
     with pytest.raises(ValidationError, match="cannot be combined with parallel=fsdp"):

@@ -27,7 +27,7 @@ def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
         return real(world, messages, *group)
 
     with patch.object(tree_all_reduce, "post", note):
-        jobs.train(world, "plain", Order(24, 12, 2, seed=1), 1, True, limits)
+        jobs.train(world, "plain", Order(24, 12, 2, seed=1), 1, limits)
     return rounds
 
 

@@ -44,8 +44,8 @@ def assert_equal_everywhere(pool: RankPool, worlds: tuple[int, ...], *arguments:
 @pytest.mark.parametrize("machines", [(0, 0, 0, 1), (0, 1, 2, 2), (0, 1, 0, 1)])
 def test_the_layout_of_machines_changes_no_bit(pool: RankPool, machines: tuple[int, ...]) -> None:
     order, limits = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2), {**MIXED, "FLAT_BYTES": 0}
-    (alone,) = pool.run(1, jobs.train, "batch norm", order, 4, True, limits)
-    for each in pool.run(4, jobs.train_on_machines, machines, "batch norm", order, 4, True, limits):
+    (alone,) = pool.run(1, jobs.train, "batch norm", order, 4, limits)
+    for each in pool.run(4, jobs.train_on_machines, machines, "batch norm", order, 4, limits):
         assert each[0] == alone[0]
         assert all(each[1][name].tobytes() == values.tobytes() for name, values in alone[1].items())
 
@@ -58,7 +58,7 @@ def test_the_layout_of_machines_changes_no_bit(pool: RankPool, machines: tuple[i
 def test_gradients_buffers_and_weights_are_one_in_worlds(pool: RankPool, network: str, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
-    facts, _, in_chunks = assert_equal_everywhere(pool, (2, 3, 4), network, order, 7, True, limits)
+    facts, _, in_chunks = assert_equal_everywhere(pool, (2, 3, 4), network, order, 7, limits)
     assert [fact[-1] for fact in facts] == [7.0 * step for step in range(7)]
     if limits:
         assert len(in_chunks) >= 3 * 3
@@ -75,7 +75,7 @@ def test_gradients_buffers_and_weights_are_one_in_worlds(pool: RankPool, network
 def test_an_all_reduce_in_rounds_gives_the_same_bits(pool: RankPool, network: str, limits: dict[str, int]) -> None:
     # Of 3 ranks, one is a guest; in the step of two micro-batches, ranks have none.
     order = Order(num_samples=17, global_batch=12, micro_batch=3, seed=3)
-    assert_equal_everywhere(pool, (2, 3, 4), network, order, 4, True, limits)
+    assert_equal_everywhere(pool, (2, 3, 4), network, order, 4, limits)
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 7, pytest.param(8, marks=FULL)])
@@ -84,7 +84,7 @@ def test_any_number_of_micro_batches_gives_the_same_bits(pool: RankPool, num_mic
     if num_micro_batches == 1:
         order = Order(num_samples=5, global_batch=5, micro_batch=5)
     limits = MIXED if num_micro_batches % 2 else {}
-    assert_equal_everywhere(pool, (2, 3, 4), "batch norm", order, 3, True, limits)
+    assert_equal_everywhere(pool, (2, 3, 4), "batch norm", order, 3, limits)
 
 
 @pytest.mark.parametrize("network", ["batch norm", "gaps", "synchronized"])
@@ -92,7 +92,7 @@ def test_any_number_of_micro_batches_gives_the_same_bits(pool: RankPool, num_mic
 def test_steps_of_one_and_two_micro_batches_are_equal(pool: RankPool, network: str, limits: dict[str, int]) -> None:
     # Steps of two micro-batches (4, 4) and of one (3 samples) take turns.
     order = Order(num_samples=11, global_batch=8, micro_batch=5, seed=5)
-    assert_equal_everywhere(pool, (2, 3), network, order, 6, True, limits)
+    assert_equal_everywhere(pool, (2, 3), network, order, 6, limits)
 
 
 @settings(max_examples=10, deadline=None)
@@ -107,12 +107,12 @@ def test_any_cut_into_steps_micro_batches_buckets_and_chunks_gives_the_same_bits
     pool: RankPool, world: int, order: Order, network: str, bucket_bytes: int, small_bytes: int
 ) -> None:
     limits = {"BUCKET_BYTES": bucket_bytes, "SMALL_BYTES": small_bytes}
-    assert_equal_everywhere(pool, (world,), network, order, min(3, 2 * order.steps_per_epoch), True, limits)
+    assert_equal_everywhere(pool, (world,), network, order, min(3, 2 * order.steps_per_epoch), limits)
 
 
 def test_a_parameter_without_a_gradient_has_none_on_any_rank(pool: RankPool) -> None:
     order = Order(num_samples=24, global_batch=24, micro_batch=4, seed=2)
-    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "gaps", order, 4, True, {})
+    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "gaps", order, 4, {})
     untouched = make("gaps").state_dict()
     for _, _, with_gradient, *_ in facts:
         assert not any(name.startswith(("frozen", "unused")) for name in with_gradient)
@@ -126,9 +126,7 @@ def test_a_parameter_without_a_gradient_has_none_on_any_rank(pool: RankPool) -> 
 def test_a_part_used_in_some_micro_batches_only_counts_where_it_is_used(pool: RankPool) -> None:
     inputs, _ = samples(24)
     order = Order(num_samples=24, global_batch=24, micro_batch=4, seed=2)
-    (grads, *_), *others = [
-        result for world in (1, 3) for result in pool.run(world, jobs.gradient, "gaps", order, True)
-    ]
+    (grads, *_), *others = [result for world in (1, 3) for result in pool.run(world, jobs.gradient, "gaps", order)]
     (step,) = order.steps(Alone(), stop=1)
     used = [bool(inputs[micro.indices].sum() > 0) for micro in step.micro_batches]
     assert True in used
@@ -137,15 +135,15 @@ def test_a_part_used_in_some_micro_batches_only_counts_where_it_is_used(pool: Ra
     assert all(np.array_equal(grads["sometimes.weight"], other["sometimes.weight"]) for other, *_ in others)
 
 
-@pytest.mark.parametrize(("exact", "world"), [(True, 3), (False, 4)])
-def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(pool: RankPool, exact: bool, world: int) -> None:
+@pytest.mark.parametrize("world", [3, 4])
+def test_the_gradient_is_that_of_the_mean_over_the_steps_samples(pool: RankPool, world: int) -> None:
     # 9 micro-batches of unequal sizes: 3, 3, ... 2, 2.
     order = Order(num_samples=25, global_batch=25, micro_batch=3, seed=4)
     model, (inputs, labels) = make("plain").double(), samples(25)
     loss = mean_loss(model, inputs.double(), labels)
     loss.backward()
     expected = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    for grads, mean, norm in pool.run(world, jobs.gradient, "plain", order, exact):
+    for grads, mean, norm in pool.run(world, jobs.gradient, "plain", order):
         assert grads.keys() == expected.keys()
         for name, values in grads.items():
             np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-7)
@@ -164,27 +162,16 @@ def test_dropout_and_batch_norm_give_the_gradient_of_the_micro_batches_one_by_on
         mean_loss(model, inputs[micro.indices], labels[micro.indices]).backward()
         for name, parameter in model.named_parameters():
             expected[name] = expected.get(name, 0) + len(micro) / 10 * parameter.grad.double()
-    for grads, *_ in pool.run(2, jobs.gradient, "batch norm", order, True):
+    for grads, *_ in pool.run(2, jobs.gradient, "batch norm", order):
         for name, values in grads.items():
             np.testing.assert_allclose(values, expected[name].numpy(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("limits", [{}, MANY_BUCKETS], ids=["one bucket", "chunks"])
-def test_fast_mode_differs_by_rounding_only_and_ranks_are_equal(pool: RankPool, limits: dict[str, int]) -> None:
-    order = Order(num_samples=41, global_batch=26, micro_batch=4, seed=2)
-    ((_, exact, _),) = pool.run(1, jobs.train, "batch norm", order, 4, True, {})
-    for world in WORLDS:
-        results = pool.run(world, jobs.train, "batch norm", order, 4, False, limits)
-        assert len({jobs.digest(facts) for facts, *_ in results}) == 1
-        for name, values in results[0][1].items():
-            np.testing.assert_allclose(values, exact[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_ranks_without_a_micro_batch_take_part_and_end_with_the_same_bits(pool: RankPool) -> None:
     # 2 micro-batches in full steps and 1 in the last: ranks 1, 2 and 3 have nothing to do at times.
     order = Order(num_samples=11, global_batch=8, micro_batch=4, seed=3)
     for limits in ({}, MANY_BUCKETS):
-        assert_equal_everywhere(pool, (3, 4), "batch norm", order, 6, True, limits)
+        assert_equal_everywhere(pool, (3, 4), "batch norm", order, 6, limits)
 
 
 @pytest.mark.parametrize("micro_batch", [4, 14])

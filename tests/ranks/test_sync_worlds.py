@@ -26,8 +26,8 @@ from tests.ranks.test_run_worlds import poisoned
 def test_synchronized_batch_norm_gives_the_same_bits_in_all_worlds(pool: RankPool, limits: dict[str, int]) -> None:
     # Steps of 7 micro-batches (4, 4, 4, 4, 4, 3, 3 samples), then one of 4 (15 samples).
     order = Order(num_samples=26 * 2 + 15, global_batch=26, micro_batch=4, seed=2)
-    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronized", order, 4, True, limits)
-    others, other_weights, _ = assert_equal_everywhere(pool, (), "batch norm", order, 4, True, limits)
+    facts, weights, _ = assert_equal_everywhere(pool, (2, 3, 4), "synchronized", order, 4, limits)
+    others, other_weights, _ = assert_equal_everywhere(pool, (), "batch norm", order, 4, limits)
     assert facts[0] != others[0]
     assert weights["layers.1.num_batches_tracked"] == other_weights["layers.1.num_batches_tracked"] == 4
 
@@ -73,7 +73,7 @@ def test_sums_inside_of_the_model_are_added_in_the_order_of_the_tree(pool: RankP
 )
 def test_any_cut_gives_the_same_bits(pool: RankPool, world: int, order: Order) -> None:
     # Some ranks have nothing to do, in all steps or in the last one.
-    assert_equal_everywhere(pool, (world,), "synchronized", order, min(3, 2 * order.steps_per_epoch), True, {})
+    assert_equal_everywhere(pool, (world,), "synchronized", order, min(3, 2 * order.steps_per_epoch), {})
 
 
 def test_another_cut_gives_the_same_gradient_but_for_rounding(pool: RankPool) -> None:
@@ -84,16 +84,6 @@ def test_another_cut_gives_the_same_gradient_but_for_rounding(pool: RankPool) ->
     for other in found[1:]:
         for name, values in found[0].items():
             np.testing.assert_allclose(other[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_in_fast_mode_ranks_are_equal_and_differ_from_exact_by_rounding(pool: RankPool) -> None:
-    order = Order(num_samples=41, global_batch=26, micro_batch=4, seed=2)
-    ((_, exact, _),) = pool.run(1, jobs.train, "synchronized", order, 3, True, {})
-    for world in (1, 3, 4):
-        results = pool.run(world, jobs.train, "synchronized", order, 3, False, {})
-        assert len({jobs.digest(facts) for facts, *_ in results}) == 1
-        for name, values in results[0][1].items():
-            np.testing.assert_allclose(values, exact[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("special", [0, 3])

@@ -76,7 +76,7 @@ def check(
             lambda show: check_script(source, overrides or [], show, sizes), what, as_json
         )
     found = find(source)
-    given = [*(overrides or []), "mode=exact"]
+    given = list(overrides or [])
     config = found.load(given).config
     config.check_inputs()
     pin_kernels(config.kernels, only_children=True)

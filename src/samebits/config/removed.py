@@ -7,6 +7,7 @@ from typing import Any
 REMOVED: Mapping[str, object] = {
     "cluster.load_balancing": False,
     "compress": "none",
+    "mode": "exact",
     "watch.recheck": None,
 }
 

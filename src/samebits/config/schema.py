@@ -187,7 +187,7 @@ class CheckpointConfig(Settings):
     on_change: Literal["auto", "error", "warn"] = Field(
         default="auto",
         description="What a resume does if code, data, library versions or the processor changed since the checkpoint. "
-        "auto: error in exact mode; in fast mode error for data, warn for the rest.",
+        "auto and error: refuse it; warn: resume, to a model that no other run can reproduce.",
     )
 
     @field_validator("keep_every")
@@ -253,7 +253,7 @@ class ClusterConfig(Settings):
     recovery: Literal["auto", "restart", "in_step"] = Field(
         default="auto",
         description="After the loss of a process. restart: all restart from the last checkpoint; in_step: the others "
-        "finish the step, and a new process joins them (exact mode, CPU); auto: in_step where possible, on one machine "
+        "finish the step, and a new process joins them (CPU); auto: in_step where possible, on one machine "
         "with --max-restarts.",
     )
 
@@ -343,8 +343,6 @@ EXCLUSIONS = (
     Exclusion("kernels=portable", "compile=true", "Set compile=false, or kernels=auto.",
               ", because compiled kernels join operations that each have to round"),
     Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
-    Exclusion("kernels=portable", "mode!=exact", "Set mode=exact, or kernels=auto."),
-    Exclusion("parallel=fsdp", "mode!=exact", "Set mode=exact, or parallel=ddp."),
     Exclusion("record.content=true", "parallel=fsdp", "Set parallel=ddp."),
     Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
     Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
@@ -370,7 +368,7 @@ def find_exclusion(config: Settings) -> str | None:
 
 
 def first_met(config: Settings, *conditions: str) -> str:
-    """Return the first condition, as in `Exclusion`, that is met, with the value: `mode=fast`; or ""."""
+    """Return the first condition, as in `Exclusion`, that is met, with the value: `compile=true`; or ""."""
     for condition in conditions:
         name, equals, wanted = condition.partition("=")
         is_negated = name.endswith("!")
@@ -431,10 +429,6 @@ class RunConfig(Settings):
     )
     stop_early: Annotated[StopEarlyConfig, Mark.RESULT, Mark.TRAINING] = Field(
         default=StopEarlyConfig(), description="End training when validations no longer improve."
-    )
-    mode: Annotated[Literal["exact", "fast"], Mark.RESULT] = Field(
-        default="exact",
-        description="exact: equal weights, bit for bit, at any number of processes; fast: equal up to rounding.",
     )
     batch_norm: Annotated[Literal["micro", "sync"], Mark.RESULT] = Field(
         default="micro",

@@ -144,12 +144,12 @@ class Batches:
         return np.arange(start, min(start + self._batch_size, self._num_samples))
 
 
-# How the micro-batches of a step are divided among the ranks. In exact mode it changes no bit.
+# How the micro-batches of a step are divided among the ranks. It changes no bit.
 #
 #     micro-batch     0  1  2  3  4  5  6
 #     evenly          0  0  0  1  1  2  2     neighbors, so that a rank's partial sums are few
 #     by machine      0  0  1  1  2  2  2     ranks 0 1 are on one machine, 2 on another: each has a complete subtree
-#     in turn         0  1  2  0  1  2  0     exact mode, sharded: what runs at the same time is neighboring
+#     in turn         0  1  2  0  1  2  0     sharded: what runs at the same time is neighboring
 #     dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
 #
 # Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats the first one with

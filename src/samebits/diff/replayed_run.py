@@ -62,7 +62,7 @@ def open_job(
     folder = recorded.path.absolute()
     model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
-    check_replay(recorded.path, config, "locate differences within a step", is_other_recipe=True)
+    check_replay(recorded.path, config, is_other_recipe=True)
     pin_kernels(
         config.kernels
     )  # raises an error if the other run has others: they are those of the process
@@ -97,7 +97,7 @@ class Snapshot:
 
 
 class ReplayedRun:
-    """One run, as a job of one process. In exact mode it has the bits of any number of processes.
+    """One run, as a job of one process. It has the bits of any number of processes.
 
     Args:
         name, recorded, overrides: "a" or "b", what its folder states, and settings that do not change the result.

@@ -224,8 +224,8 @@ FIXES = {
     "code": "Install the same samebits on all machines.",
     "settings": "Give all ranks the same command.",
     "data": "Compare the data folders, or copy one over the other.",
-    "processor": "Use machines of one kind or kernels=portable for equal bits; mode=fast works as it is.",
-    "device": "Use machines of one kind for equal bits; mode=fast works as it is.",
+    "processor": "Use machines of one kind, or set kernels=portable.",
+    "device": "Use machines of one kind.",
 }
 
 

@@ -140,7 +140,7 @@ def handle_nonfinite(
     # Collective and blocking: before the policy is decided, so that all ranks call it.
     last = checkpoints.last_step(job.world)
     state = f"the step changed nothing; {f'checkpoint of step {last} is whole' if last else 'no checkpoint yet'}"
-    # In exact mode the step has the same bits after a rollback, so a second one would never end.
+    # The step has the same bits after a rollback, so a second one would never end.
     if policy == "rollback" and (last is None or step.number in checkpoints.rolled_back):
         policy = "stop"
         state += "; rolling back did not help" if step.number in checkpoints.rolled_back else ""

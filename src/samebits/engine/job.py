@@ -227,7 +227,7 @@ def make_job(
     Raises:
         LaunchError: The ranks differ in code, settings, data or model.
         DataError: The data cannot be read.
-        ConfigError: The settings do not fit data or model; in exact mode, a second pass has other values.
+        ConfigError: The settings do not fit data or model; a second pass has other values.
     """
     use_deterministic_algorithms(config, world.device)
     check_kernels(config)
@@ -246,7 +246,7 @@ def make_job(
         config, parts.loss, model, (train_data, eval_data), world.device,
         num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
     )  # fmt: skip
-    warnings = check_ranks_agree(world, config, model, sizes, fingerprint)
+    check_ranks_agree(world, config, model, sizes, fingerprint)
     check_not_empty(sizes)
     check_batches(config, model, len(train_data), parts.input_shape)
     checkpoint_activations(model, config.activation_checkpointing)
@@ -261,7 +261,6 @@ def make_job(
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
             order,
-            exact=config.mode == "exact",
             num_extras=MAX_TERMS,
             synchronized=config.batch_norm == "sync",
         ),
@@ -274,7 +273,6 @@ def make_job(
         replica=replica,
         compiled=_compile(model, world) if config.compile else None,
         fingerprint=fingerprint,
-        warnings=warnings,
     )
 
 

@@ -314,7 +314,7 @@ class ExactAccelerator(Accelerator):
 
     def _begin_exact(self, settings: ExactSettings) -> None:
         check_supported(self)
-        set_kernels(settings.num_threads, self.device, exact=True)
+        set_kernels(settings.num_threads, self.device)
         self.exact_part = ExactPart(settings, current_world(self.device))
         self.register_load_state_pre_hook(self._read_position)
 

@@ -219,7 +219,7 @@ class ExactStrategy(DDPStrategy):
         )
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        set_kernels(self._num_threads, self.root_device, exact=True)
+        set_kernels(self._num_threads, self.root_device)
         self._world = current_world(self.root_device)
         settings = {
             "global_batch": self._global_batch,

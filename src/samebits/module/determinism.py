@@ -62,26 +62,26 @@ def _refused(name: str) -> RuntimeError:
 
 
 def use_deterministic_algorithms(config: RunConfig, device: torch.device) -> None:
-    """Set the number of threads and, in exact mode, deterministic kernels.
+    """Set the number of threads and deterministic kernels.
 
     Kernels split their sums by the number of threads, so that number belongs to the run and not to the machine. An
     operation without a deterministic kernel raises an error with its name.
     """
-    set_kernels(config.num_threads, device, exact=config.mode == "exact")
+    set_kernels(config.num_threads, device)
     use_portable_arithmetic(config.kernels == "portable")
 
 
-def set_kernels(num_threads: int, device: torch.device, *, exact: bool) -> None:
+def set_kernels(num_threads: int, device: torch.device) -> None:
     """Set torch's switches, as `use_deterministic_algorithms` does for the settings of a run."""
     torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(exact)
+    torch.use_deterministic_algorithms(True)
     # Filling fresh memory only protects against reading it by mistake, and costs a pass over it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in torch's types
     # Its choice of kernels follows from measured times, so it can differ from run to run.
-    torch.backends.cudnn.benchmark = not exact
-    torch.backends.cudnn.deterministic = exact
-    use_deterministic_forms(exact and device.type == "cuda")
-    if exact and device.type == "cuda":
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    use_deterministic_forms(device.type == "cuda")
+    if device.type == "cuda":
         # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

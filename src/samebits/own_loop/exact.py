@@ -76,7 +76,7 @@ def exact(
     )
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
-    set_kernels(num_threads, device, exact=True)
+    set_kernels(num_threads, device)
     world = current_world(device)
     settings = {
         "global_batch": global_batch,

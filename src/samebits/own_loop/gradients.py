@@ -37,8 +37,7 @@ class GradientSum(BucketSum):
         ]  # the last bucket also has which parameters were used
         device = parameters[0].device
         buckets = [
-            Bucket(part, tail, world.size, True, device)
-            for part, tail in zip(groups, tails, strict=True)
+            Bucket(part, tail, world.size, device) for part, tail in zip(groups, tails, strict=True)
         ]
         super().__init__(buckets, world, number)
         self._place: dict[Tensor, tuple[int, int]] = {

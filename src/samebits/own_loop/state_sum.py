@@ -127,9 +127,7 @@ class BufferSum:
     def _begin_turn(self) -> None:
         assert self._step is not None
         if self._num_used == len(self._buckets):
-            self._buckets.append(
-                Bucket([], self._length, self._world.size, True, self._world.device)
-            )
+            self._buckets.append(Bucket([], self._length, self._world.size, self._world.device))
         bucket = self._buckets[self._num_used]
         self._num_used += 1
         bucket.start_step(self._step.leaves[self._world.rank])

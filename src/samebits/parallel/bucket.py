@@ -145,7 +145,6 @@ class Bucket:
     Args:
         parameters: Float32, on one device.
         num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
-        exact: Sum in tree order; otherwise in the order of arrival, with fewer copies.
     """
 
     def __init__(
@@ -153,12 +152,10 @@ class Bucket:
         parameters: Sequence[nn.Parameter],
         tail_length: int,
         num_chunks: int,
-        exact: bool,
         device: torch.device,
     ) -> None:
         self.parameters = list(parameters)
         self.device = device
-        self.exact = exact
         self.layout = Layout(self.parameters)  #: Places of the gradients.
         self.tail_start = self.layout.length
         self.tail_length = tail_length
@@ -233,9 +230,7 @@ class Bucket:
         left = [
             ((leaf.index, leaf.index + 1), leaf.flat) for leaf in self._open[-1:]
         ] or self.nodes[-1:]
-        is_joining = any(
-            not self.exact or are_siblings(node, (index, index + 1), num_leaves) for node, _ in left
-        )
+        is_joining = any(are_siblings(node, (index, index + 1), num_leaves) for node, _ in left)
         leaf = Leaf(
             index, left[0][1] if is_joining else self.flat(), is_joining, len(self.parameters)
         )
@@ -329,12 +324,6 @@ class Bucket:
                 # The sibling's node leaves the list, since its copy is now the sum of both.
                 (first, _), _ = self.nodes.pop()
             push(self.nodes, (first, ready.index + 1), ready.flat, num_leaves, self._merge)
-        # Fast mode: a single node for each process, as `Reducer.begin` expects of every rank.
-        if not self.exact and len(self.nodes) > 1:
-            ((first, _), flat), *others = self.nodes
-            for _, other in others:
-                flat = self._merge(flat, other)
-            self.nodes = [((first, others[-1][0][1]), flat)]
 
     def _merge(self, left: Flat, right: Flat) -> Flat:
         left.values.add_(right.values)

@@ -171,14 +171,7 @@ class LayerSums:
             push(mine, (leaf, leaf + 1), one.values, self._num_leaves, torch.add)
         assert first is not None
         self._num_sums += 1
-        own = self._nodes[self._world.rank]
-        if len(mine) > len(own):  # in fast mode a rank has a single node
-            mine = [(own[0], torch.stack([values for _, values in mine]).sum(0))]
-        nodes = self._add_ranks(first.location, mine)
-        # In fast mode the ranks' nodes need not be siblings, so several may remain.
-        total = (
-            torch.stack([values for _, values in nodes]).sum(0) if len(nodes) > 1 else nodes[0][1]
-        )
+        ((_, total),) = self._add_ranks(first.location, mine)
         if self._rounds:
             if self._rounds[-1].is_total:
                 total = total.clone()  # a view of the buffer that the next receive overwrites

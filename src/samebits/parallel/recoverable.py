@@ -94,7 +94,7 @@ def agree(reports: Sequence[RankReport]) -> Agreement:
 
 
 class RecoverableReducer(Reducer):
-    """A `Reducer` that can continue in another world, also within a step. Only for exact mode.
+    """A `Reducer` that can continue in another world, also within a step.
 
     Within a step not with synchronized batch norm, whose micro-batches wait for the lost rank.
     """

@@ -125,10 +125,7 @@ class BucketSum:
     def start_step(self, step: Step) -> None:
         """Start a step, and free the sums of the step before."""
         self.end_threads()
-        if self.buckets[0].exact:
-            self.nodes = nodes_of(step)
-        else:  # each rank has one node
-            self.nodes = [[(mine[0], mine[-1] + 1)] if mine else [] for mine in step.leaves]
+        self.nodes = nodes_of(step)
         self.exchanges = []
         self.leaves = []
         self._num_leaves = step.num_micro_batches
@@ -221,7 +218,7 @@ class BucketSum:
         else:
             if self._joined is None:
                 self._joined = Bucket(
-                    [], bucket.length + joined.length, self.world.size, True, bucket.device
+                    [], bucket.length + joined.length, self.world.size, bucket.device
                 )
             exchange = JoinedAllReduce([bucket, joined], self._joined, self.world, self.nodes, tag)
         exchange.start()
@@ -249,12 +246,7 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
 
 
 def make_buckets(
-    parameters: Sequence[nn.Parameter],
-    tail_length: int,
-    world: World,
-    *,
-    exact: bool,
-    max_bytes: int,
+    parameters: Sequence[nn.Parameter], tail_length: int, world: World, *, max_bytes: int
 ) -> list[Bucket]:
     """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
 
@@ -265,8 +257,8 @@ def make_buckets(
     device = parameters[0].device
     size = world.size if world.membership is None else 1
     groups = group(parameters, max_bytes)
-    buckets = [Bucket(group, 0, size, exact, device) for group in groups[:-1]]
-    return [*buckets, Bucket(groups[-1], tail_length, size, exact, device)]
+    buckets = [Bucket(group, 0, size, device) for group in groups[:-1]]
+    return [*buckets, Bucket(groups[-1], tail_length, size, device)]
 
 
 # One contract for all sums of a step: over whole copies of a model, over shards, and after a loss.
@@ -446,7 +438,6 @@ class Reducer(StepSum):
         model: On its device, as `check_trainable` and `prepare_model` leave it: its trained parameters are float32 and
             dense. Parameters that don't require a gradient are left out; frozen ones stay frozen.
         world: The ranks.
-        exact: Sum in tree order, so that the world size changes no bit. Otherwise in the fastest order.
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
         synchronized: Compute batch norm's statistics over all micro-batches of a step.
 
@@ -459,7 +450,6 @@ class Reducer(StepSum):
         model: nn.Module,
         world: World,
         *,
-        exact: bool = True,
         num_extras: int = 0,
         synchronized: bool = False,
     ) -> None:
@@ -474,7 +464,6 @@ class Reducer(StepSum):
             self._parameters,
             sum(self._sizes),
             world,
-            exact=exact,
             max_bytes=bucket_bytes(self._parameters, world),
         )
         self._sum = BucketSum(buckets, world)

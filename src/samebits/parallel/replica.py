@@ -36,14 +36,10 @@ class WholeReplica:
         if world.device.type == "cpu":
             keep_freed_memory()
 
-    def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool
-    ) -> Reducer:
+    def make_reducer(self, order: Order, *, num_extras: int, synchronized: bool) -> Reducer:
         """Create the object that sums a step over the world; called by all ranks together."""
         kind = RecoverableReducer if self._world.membership is not None else Reducer
-        return kind(
-            self.trained, self._world, exact=exact, num_extras=num_extras, synchronized=synchronized
-        )
+        return kind(self.trained, self._world, num_extras=num_extras, synchronized=synchronized)
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the model's state_dict without copies, in the shapes of the model's own tensors.

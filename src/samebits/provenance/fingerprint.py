@@ -4,8 +4,8 @@ Why: gradients are shared, so ranks with different code or data still agree on a
 neither, and no later check could see it.
 
     take_fingerprint                    on each rank, before the first step
-      read 8 + 2 samples, twice      -> data     in exact mode, the second reading must be equal (`self_check`)
-      run one micro-batch, twice     -> trial    exact mode only; as above, for loss, gradients and buffers
+      read 8 + 2 samples, twice      -> data     the second reading must be equal (`self_check`)
+      run one micro-batch, twice     -> trial    as above, for loss, gradients and buffers
       hash loaded source files       -> code     last, since the first use of a recipe may import more modules
       versions, kernels, processor   -> environment
     check_ranks_agree                   all ranks compare it with rank 0's (`same_run`)
@@ -252,7 +252,7 @@ def take_fingerprint(
     is_restart: bool = False,
     is_sharded: bool = False,
 ) -> Fingerprint:
-    """Take a run's fingerprint. In exact mode, check that samples and a micro-batch are the same a second time.
+    """Take a run's fingerprint. Check that samples and a micro-batch are the same a second time.
 
     Args:
         config, data: The settings; the training and the validation samples.
@@ -265,11 +265,10 @@ def take_fingerprint(
         ConfigError: The second pass differs.
         SamebitsError: Raised by the dataset.
     """
-    is_exact = config.mode == "exact"
-    is_twice = is_exact and not is_restart
+    is_twice = not is_restart
     found: Named = {}
     tried: Batch | None = None
-    micro_batch = _first_micro_batch(config, data[0]) if is_exact and len(data[0]) else None
+    micro_batch = _first_micro_batch(config, data[0]) if len(data[0]) else None
     for name, samples, count in (
         ("training", data[0], NUM_TRAIN),
         ("evaluation", data[1], NUM_EVAL),
@@ -432,7 +431,7 @@ def digest_of_sizes(samples: Samples) -> str | None:
 def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
     """Compare the fingerprint in a checkpoint with the current one; return warnings.
 
-    In exact mode, an edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
+    An edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
     changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
     not run the optimizer.
 
@@ -480,10 +479,7 @@ def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) ->
         fix="Resume with the code, versions and kind of processor that the run started with. To continue to a model\n"
         "that no other run can reproduce bit for bit, set checkpoint.on_change=warn.",
     )
-    is_error = config.checkpoint.on_change == "error" or (
-        config.checkpoint.on_change == "auto" and config.mode == "exact"
-    )
-    return _raise_or_warn(error, is_error)
+    return _raise_or_warn(error, config.checkpoint.on_change != "warn")
 
 
 def _changes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -70,15 +69,8 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
         )
 
 
-def check_replay(
-    run: Path, config: RunConfig, purpose: str, *, is_other_recipe: bool = False
-) -> None:
-    """Check that the steps of a run can be repeated bit for bit with these settings, in order to "verify a run"."""
-    if config.mode != "exact":
-        raise ConfigError(
-            f"{run} was trained with mode={config.mode}, whose bits no replay has to repeat",
-            fix=f"Train with mode=exact to {purpose}.",
-        )
+def check_replay(run: Path, config: RunConfig, *, is_other_recipe: bool = False) -> None:
+    """Check that the steps of a run can be repeated bit for bit with these settings."""
     settings = settings_of(RunFolder(run))
     if other := differing(
         settings | {"recipe": config.recipe} if is_other_recipe else settings, config
@@ -175,8 +167,8 @@ def check_ranks_agree(
     model: nn.Module,
     sizes: Mapping[str, int],
     fingerprint: Fingerprint,
-) -> list[str]:
-    """Check that all ranks have the same code, settings, data and model; return differences that fast mode allows."""
+) -> None:
+    """Check that all ranks have the same code, settings, data and model."""
     import torch
 
     from samebits.cluster import collectives
@@ -212,34 +204,21 @@ def check_ranks_agree(
     differences = _unequal(first_kernels, kernels, world.rank), _unequal(first, mine, world.rank)
     # A rank receives rank 0's values only, and the differences of all ranks only where there are some.
     if not collectives.any_rank(world, any(differences)):
-        return []
-    allowed: list[str] = []
+        return
     for rank, (other_kernels, differing) in enumerate(
         collectives.all_gather_object(world, differences)
     ):
-        if config.mode == "fast":
-            # Other libraries and processors may decode samples to other bits.
-            rounded = [
-                line
-                for line in differing
-                if other_kernels and re.match(r"(training|evaluation) sample ", line)
-            ]
-            allowed += [*other_kernels, *rounded]
-            differing = [line for line in differing if line not in rounded]
-        else:
-            differing = [*other_kernels, *differing]
-        if differing:
+        if differing := [*other_kernels, *differing]:
             fix = "Start all ranks with the same command, code, packages and data."
             if any(line.split(":")[0] in HARDWARE for line in other_kernels):
                 fix = (
                     "Start all ranks on machines of one kind. For a new run on several kinds of processors,\n"
-                    "set kernels=portable, or mode=fast."
+                    "set kernels=portable."
                 )
             num = f"{len(differing)} thing{'s' if len(differing) > 1 else ''}"
             raise LaunchError(
                 f"rank {rank} differs from rank 0 in {num}", given="\n".join(differing[:5]), fix=fix
             )
-    return allowed
 
 
 def _unequal(first: Mapping[str, object], theirs: Mapping[str, object], rank: int) -> list[str]:

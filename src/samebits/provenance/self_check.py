@@ -19,7 +19,6 @@ from samebits.data.seeding import seed_forward, seeded
 from samebits.errors import ConfigError, SamebitsError
 
 LOGGER = logging.getLogger("samebits")
-_INSTEAD = "or set mode=fast, which does not promise equal bits."
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ def check_same_samples(name: str, first: Mapping[int, str], again: Mapping[int, 
     more = f", and {len(differing) - 1} more of {len(first)}" if len(differing) > 1 else ""
     raise ConfigError(
         f"{name} sample {differing[0]}{more} had other values when it was read again with the same key",
-        given="mode=exact, which needs the same sample at every reading",
+        allowed="the same sample at every reading",
         cause="The dataset counts its calls, draws from a random generator of its own, reads the clock,\n"
         "or changes its samples in place (x += noise).",
         fix="Draw from torch's, numpy's or Python's global generator, which the engine seeds for each sample, or from\n"
-        f"the sample's key; copy a sample before changing it; {_INSTEAD}",
+        "the sample's key; copy a sample before changing it.",
     )
 
 
@@ -135,11 +134,11 @@ def _not_repeatable(what: str) -> ConfigError:
     return ConfigError(
         "the same micro-batch had other values when it was computed again",
         given=what,
-        where="mode=exact, which needs a model and a loss without a memory of earlier passes",
+        allowed="a model and a loss without a memory of earlier passes",
         cause="The model or the loss counts its calls, keeps values of an earlier pass in an attribute or a\n"
         "parameter, draws from a random generator of its own, or reads the clock.",
         fix="Draw from torch's, numpy's or Python's global generator, which the engine seeds for each\n"
-        f"micro-batch; keep changing state in a buffer that averaged_buffers lists, written in place; {_INSTEAD}",
+        "micro-batch; keep changing state in a buffer that averaged_buffers lists, written in place.",
     )
 
 

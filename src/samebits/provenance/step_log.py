@@ -6,7 +6,7 @@
     link 0    = SHA-256(format name)
     link n+1  = SHA-256(link n + record of step n)
 
-Each value follows from settings, data and code alone, so in exact mode the last link is equal at any world size and
+Each value follows from settings, data and code alone, so the last link is equal at any world size and
 after any interruption. The link of a position is part of its checkpoint: a resumed run continues the chain, and
 notices a file that does not belong to it.
 """

@@ -171,7 +171,7 @@ def verify(
     """
     model = TrainedModel(request.run, request.overrides)
     recipe, config = model.settings()
-    check_replay(request.run, config, "verify a run")
+    check_replay(request.run, config)
     files = check_files(RunFiles(request.run), config)
     files.mismatches += typed_settings(request.run, recipe)
     signature = signature_of(request.run)

@@ -101,7 +101,7 @@ def test_each_condition_names_a_setting_and_each_fix_begins_with_a_verb() -> Non
 
 
 def test_a_condition_is_named_with_its_value() -> None:
-    config = RunConfig(recipe="x", mode="fast", compile=True)
-    assert first_met(config, "batch_norm=sync", "mode!=exact", "compile=true") == "mode=fast"
-    assert first_met(config, "compile=true") == "compile=true"
+    config = RunConfig(recipe="x", batch_norm="sync", precision="bf16")
+    assert first_met(config, "compile=true", "precision!=fp32", "batch_norm=sync") == "precision=bf16"
+    assert first_met(config, "batch_norm=sync") == "batch_norm=sync"
     assert first_met(config, "optim.layer_decay", "report.trackers") == ""

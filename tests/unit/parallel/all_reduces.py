@@ -46,7 +46,6 @@ def reduce(
     values: list[Tensor],
     size: int,
     *,
-    exact: bool = True,
     machines: tuple[int, ...] = (),
     shares: Sequence[Sequence[int]] = (),
 ) -> tuple[list[Tensor], Network, set[bool]]:
@@ -54,11 +53,11 @@ def reduce(
     coroutines = Coroutines(lambda: None, lambda _: None)
     network = Network(size, lambda: coroutines.wait(True), machines)
     shares = shares or EVEN.leaves(len(values), size, machines)
-    nodes = rank_nodes(tuple(shares), len(values)) if exact else [[(own[0], own[-1] + 1)] * bool(own) for own in shares]
+    nodes = rank_nodes(tuple(shares), len(values))
     kinds: set[bool] = set()
 
     def run(rank: int) -> Tensor:
-        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, exact, CPU)
+        bucket = Bucket([nn.Parameter(torch.empty(len(values[0])))], 0, 1, CPU)
         bucket.start_step(shares[rank])
         for leaf in shares[rank]:
             one = bucket.start_leaf(leaf, len(values))

@@ -32,9 +32,9 @@ def gradients_of(num_leaves: int, seed: int) -> Gradients:
     return [{at: each for at, each in leaf.items() if torch.rand((), generator=generator) < 0.8} for leaf in made]
 
 
-def bucket_of(exact: bool = True, together: bool = False, leaves: Sequence[int] = range(20)) -> Bucket:
+def bucket_of(together: bool = False, leaves: Sequence[int] = range(20)) -> Bucket:
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-    bucket = Bucket(parameters, 2, 1, exact, torch.device("cpu"))
+    bucket = Bucket(parameters, 2, 1, torch.device("cpu"))
     bucket.moves_together = together
     bucket.start_step(leaves)
     return bucket
@@ -121,20 +121,6 @@ def test_the_sum_of_an_own_loop_has_the_bits_of_the_tree(num_leaves: int, seed: 
     gradients = gradients_of(num_leaves, seed)
     expected = bits(added_up(fill_as_own_loops_do, gradients))
     assert bits(fill_as_own_loops_do(bucket_of(), gradients)) == expected
-
-
-@given(num_leaves=st.integers(1, 9), seed=st.integers(0, 1 << 30))
-def test_fast_mode_adds_up_the_same_gradients(num_leaves: int, seed: int) -> None:
-    gradients = gradients_of(num_leaves, seed)
-    (_, expected), = fill(bucket_of(), gradients).nodes  # fmt: skip
-    for bucket in (
-        fill(bucket_of(exact=False), gradients),
-        fill_by_turns(bucket_of(exact=False), gradients, random.Random(seed)),
-    ):
-        ((node, flat),) = bucket.nodes
-        assert node == (0, num_leaves)
-        for view, same in zip([*flat.views, flat.tail], [*expected.views, expected.tail], strict=True):
-            torch.testing.assert_close(view, same)
 
 
 @pytest.mark.parametrize("num_leaves", [2, 4, 8])

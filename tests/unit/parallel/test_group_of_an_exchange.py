@@ -25,9 +25,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
 def test_a_complete_exchange_keeps_no_group(groups: list[Group]) -> None:
     parameter = nn.Parameter(torch.zeros(3))
     parameter.grad = torch.ones(3)
-    bucket = Bucket([parameter], 0, 1, True, torch.device("cpu"))
+    bucket = Bucket([parameter], 0, 1, torch.device("cpu"))
     bucket.start_step([0])
-    leaf = bucket.start_leaf(0, 1, is_alone=False)
+    leaf = bucket.start_leaf(0, 1)
     bucket.take(leaf, 0, 1.0)
     bucket.end_leaf(leaf, 1)
     exchange = TreeAllReduce(bucket, alone("cpu"), [[(0, 1)]], 0)

@@ -19,7 +19,7 @@ from samebits.provenance import same_run
 
 pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
 NAMES = sorted(REMOVED)
-OTHER: dict[str, object] = {"cluster.load_balancing": True, "compress": "bf16", "watch.recheck": "1/50"}
+OTHER: dict[str, object] = {"cluster.load_balancing": True, "compress": "bf16", "mode": "fast", "watch.recheck": "1/50"}
 
 
 def nested(settings: dict[str, object]) -> dict[str, Any]:

@@ -87,14 +87,11 @@ def recipe(tmp_path: Path) -> Recipe:
     return made
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_a_resume_on_other_data_names_a_sample_and_is_refused_in_both_modes(tmp_path: Path, mode: Any) -> None:
-    recipe = Recipe(tmp_path)
-    recipe.train(tmp_path / "run", mode=mode)
+def test_a_resume_on_other_data_names_a_sample_and_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     for file in recipe.data.iterdir():
         file.write_text(file.read_text().replace("1", "2"))  # of the same size
     with pytest.raises(DataError) as caught:
-        recipe.train(tmp_path / "run", mode=mode)
+        recipe.train(tmp_path / "run")
     assert "the data changed since this run started: training sample" in caught.value.what
     assert "checkpoint.on_change=warn" in caught.value.slots["fix"]
 
@@ -152,17 +149,14 @@ def test_another_processor_must_be_allowed(recipe: Recipe, tmp_path: Path, monke
     assert [world["size"] for world in kept["worlds"]] == [1, 1]
 
 
-def test_another_library_is_refused_in_exact_and_reported_in_fast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_another_library_must_be_allowed(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exact, fast = Recipe(tmp_path / "exact"), Recipe(tmp_path / "fast")
-    exact.train(tmp_path / "exact" / "run")
-    fast.train(tmp_path / "fast" / "run", mode="fast")
     found = fingerprint.describe_kernels
     monkeypatch.setattr(fingerprint, "describe_kernels", lambda *given: {**found(*given), "numpy": "9.9"})
     with pytest.raises(CheckpointError, match="numpy changed"):
-        exact.train(tmp_path / "exact" / "run")
-    fast.train(tmp_path / "fast" / "run", mode="fast")
+        recipe.train(tmp_path / "run")
+    recipe.train(tmp_path / "run", on_change="warn")
     assert "numpy changed" in " ".join(capsys.readouterr().out.split())
 
 
@@ -204,11 +198,9 @@ def test_nothing_is_reported_if_nothing_changed() -> None:
         replace(KNOWN, trial={"loss of a trial micro-batch": "x"}),
     ],
 )
-def test_what_can_change_the_bits_is_refused_in_exact_and_reported_in_fast(now: Fingerprint) -> None:
+def test_what_can_change_the_bits_is_refused_unless_allowed(now: Fingerprint) -> None:
     assert isinstance(verdict(now), CheckpointError)
-    assert isinstance(verdict(now, mode="fast"), list)
-    assert verdict(now, mode="fast")
-    assert isinstance(verdict(now, mode="fast", checkpoint={"on_change": "error"}), CheckpointError)
+    assert isinstance(verdict(now, checkpoint={"on_change": "error"}), CheckpointError)
     assert isinstance(verdict(now, checkpoint={"on_change": "warn"}), list)
 
 

@@ -293,7 +293,7 @@ class Reports:
             # What runs are compared by, whether or not a user has set it.
             main = {
                 "epochs": config.epochs, "global_batch": config.global_batch, "seed": config.seed,
-                "mode": config.mode, "optim.name": config.optim.name, "optim.lr": config.optim.lr,
+                "optim.name": config.optim.name, "optim.lr": config.optim.lr,
             }  # fmt: skip
             self._records.describe({**main, **self.settings}, metrics)
             best = job.progress.best

@@ -42,8 +42,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
         f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
         f"({world.device.type}, {world.backend}, {threads})",
-        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to "
-        f"{config.micro_batch}, {config.mode} mode",
+        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to {config.micro_batch}",
         "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation"
         f"{''.join(f', {len(samples):,} {name}' for name, samples in job.eval_sets.items())}: "
         f"{described.pop('data', spec.name)}",
@@ -153,7 +152,7 @@ def finish(
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
     commands = [f"samebits eval {quoted}"]
-    commands += [f"samebits verify {quoted}"] if job.config.mode == "exact" else []
+    commands += [f"samebits verify {quoted}"]
     commands += [f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []
     commands += [_tensorboard(quoted)] if job.config.report.tensorboard else []
     reports.block(

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     """Run a script, or with `-m` a module, in this process."""
     report_errors()
     # The set-up counts too: first weights are drawn there, before exact() sets and seeds what it needs.
-    set_kernels(1, torch.device("cpu"), exact=True)
+    set_kernels(1, torch.device("cpu"))
     script = Script()
     seed_forward(script.seed, torch.device("cpu"))
     install(script)

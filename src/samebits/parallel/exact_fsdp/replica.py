@@ -92,11 +92,11 @@ class GatheredUnits:
             self.end_pass()
 
 
-# The sum of a step over a sharded model in exact mode: gradients go to their owners, and are added in tree order.
+# The sum of a step over a sharded model: gradients go to their owners, and are added in tree order.
 
 
 class ExactShardedReducer(StepSum):
-    """The sum over shards of a model in exact mode; `reduce` sets the `grad` of this rank's parts."""
+    """The sum over shards of a model; `reduce` sets the `grad` of this rank's parts."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class ExactShards:
         self._gathered = GatheredUnits(model, blocks, units)
 
     def make_reducer(
-        self, order: Order, *, exact: bool, num_extras: int, synchronized: bool
+        self, order: Order, *, num_extras: int, synchronized: bool
     ) -> ExactShardedReducer:
         """See `WholeReplica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         trained = [

@@ -1,4 +1,4 @@
-"""A unit of a sharded model in exact mode: the parameters that are gathered together, and their gradients.
+"""A unit of a sharded model: the parameters that are gathered together, and their gradients.
 
 One rank owns each parameter. It is never split: torch's fused SGD rounds the last values of a tensor, which do not fill
 a vector, differently from the rest, so an update has the same bits at any world size only if each tensor is updated as

@@ -79,7 +79,6 @@ class Part:
     held: Held  #: This rank's nodes, each with its sum, (length,). The memory is overwritten by sums over ranks.
     total: Tensor  #: (length,) memory for the sum of all nodes. May be that of the first one.
     num_leaves: int  #: Leaves of the whole tree.
-    exact: bool  #: Add in the brackets of the tree; otherwise in any order that is the same on all ranks.
     tag: int  #: Of the bucket, from `bucket_tag`.
     borrow: Callable[[int], Tensor]  #: Returns memory for so many values of another rank.
     _messages: list[Message] = field(default_factory=list)
@@ -135,10 +134,7 @@ class Part:
 
         # In the order of the leaves, so that each rank merges in the same order without a message about it.
         for node, values in sorted(entries, key=lambda entry: entry[0]):
-            if self.exact or not stack:
-                push(stack, node, values, self.num_leaves, add)
-            else:  # fast mode: a single node
-                stack[0] = (stack[0][0][0], node[1]), add(stack[0][1], values)
+            push(stack, node, values, self.num_leaves, add)
         return stack
 
 
@@ -288,7 +284,7 @@ def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
         part.nodes[place] for place in range(last - 1, first - 1, -1) if part.nodes[place]
     )
     leaves = from_left[0][0], from_right[-1][1]
-    return partials(*leaves, part.num_leaves) if part.exact else [leaves]
+    return partials(*leaves, part.num_leaves)
 
 
 # The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.

@@ -57,9 +57,7 @@ def exchange_in_two_levels(
     part: Part, *, machines: Sequence[int], between: Callable[[Part], Rounds]
 ) -> Rounds:
     """Sum a part inside machines, one number for each member, and slices of it `between` them."""
-    groups, nodes = _layout(
-        tuple(machines), tuple(map(tuple, part.nodes)), part.num_leaves, part.exact
-    )
+    groups, nodes = _layout(tuple(machines), tuple(map(tuple, part.nodes)), part.num_leaves)
     num_slices = max(map(len, groups))
     bounds = cuts(part.total.numel(), (1,) * num_slices)
     here = next(group for group in groups if part.place in group)
@@ -119,17 +117,14 @@ def _slices(place: int, num_ranks: int, num_slices: int) -> tuple[int, int]:
 
 @lru_cache(64)  # the same in all steps of a run, but for those after a loss
 def _layout(
-    machines: tuple[int, ...], nodes: tuple[tuple[Node, ...], ...], num_leaves: int, exact: bool
+    machines: tuple[int, ...], nodes: tuple[tuple[Node, ...], ...], num_leaves: int
 ) -> tuple[list[list[int]], list[list[Node]]]:
     """Return the members of each machine, and its nodes. Machines are in the order of their leaves."""
     found = []
     for machine in dict.fromkeys(machines):
         group = [place for place, each in enumerate(machines) if each == machine]
         own = sorted(node for place in group for node in nodes[place])
-        if exact:
-            own = merged(own, num_leaves)
-        elif own:
-            own = [(own[0][0], own[-1][1])]
+        own = merged(own, num_leaves)
         found.append((own, group))
     found.sort(key=lambda entry: entry[0][0] if entry[0] else (num_leaves, num_leaves))
     return [group for _, group in found], [own for own, _ in found]
@@ -258,7 +253,6 @@ class TreeAllReduce:
             held=[(node, each) for (node, _), each in zip(bucket.nodes, values, strict=True)],
             total=self._total,
             num_leaves=max(last for own in self._nodes for _, last in own),
-            exact=bucket.exact,
             tag=self._tag,
             borrow=partial(bucket.borrow, on_host=self._is_via_host),
         )

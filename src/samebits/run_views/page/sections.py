@@ -199,7 +199,7 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
             "optimizer",
             f"{get('optim.name', '')}, learning rate {get('optim.lr', '')}, schedule {get('optim.schedule', '')}",
         ),
-        ("mode", f"{get('mode', '')}, {get('precision', '')}, seed {get('seed', '')}"),
+        ("precision", f"{get('precision', '')}, seed {get('seed', '')}"),
         ("samples trained", f"{run.num_samples:,}" if run.num_samples else ""),
         ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
     ]
