@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.diff_trials.faults import faults
-from benchmarks.diff_trials.runs import NUM_STEPS, Trials, is_place_found, is_step_found
+from tests.diff_trials.faults import faults
+from tests.diff_trials.runs import NUM_STEPS, Trials, is_place_found, is_step_found
 
 
 def main() -> int:

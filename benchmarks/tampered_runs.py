@@ -21,13 +21,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.verify_trials.costs import cost_of_record, cost_of_verification
-from benchmarks.verify_trials.honest import explain, honest_by_command, honest_trial, trust_in
-from benchmarks.verify_trials.runs import prepare_process, train, verified
-from benchmarks.verify_trials.tampers import ANY, Tamper, tampers
 from samebits.verify.replay import choose, escape_probability
 from samebits.verify.verify import Verdict
 from tests.ranks.rank_pool import RankPool
+from tests.verify_trials.costs import cost_of_record, cost_of_verification
+from tests.verify_trials.honest import explain, honest_by_command, honest_trial, trust_in
+from tests.verify_trials.runs import prepare_process, train, verified
+from tests.verify_trials.tampers import ANY, Tamper, tampers
 
 PARTS = ("tampered", "audits", "honest", "costs")
 NUM_AUDITS, SHARE = 1000, 0.4

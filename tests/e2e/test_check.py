@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.check_faults import FAULTS, MARK, Fault, check, source_of, verdict
+from tests.check_faults import FAULTS, MARK, Fault, check, source_of, verdict
 from tests.runs import ROOT, samebits
 
 QUICK = ("a numpy generator of the dataset",)

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.verify_trials.cheats import Changed
-from benchmarks.verify_trials.honest import honest_trial
-from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verdict_in, verify_in
 from samebits.cluster.world import World
 from samebits.data.division import Alone
 from samebits.data.loader import Loader
@@ -27,6 +24,9 @@ from samebits.verify.replay import Segment
 from samebits.verify.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
+from tests.verify_trials.cheats import Changed
+from tests.verify_trials.honest import honest_trial
+from tests.verify_trials.runs import NUM_STEPS, prepare_process, train_in, train_until, verdict_in, verify_in
 
 NAN_AT = 9  # the first step of the third segment, but one
 

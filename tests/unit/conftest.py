@@ -20,7 +20,7 @@ def torch_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An honest run of the tiny recipe, trained once in this process; tests copy it before they change it."""
-    from benchmarks.verify_trials.runs import prepare_process, train  # late: most unit tests need no torch
+    from tests.verify_trials.runs import prepare_process, train  # late: most unit tests need no torch
 
     folder = tmp_path_factory.mktemp("honest") / "run"
     prepare_process()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.check_faults import MARK, Fault, source_of
 from samebits.check.judge import Finding, judge
 from samebits.check.probe import probe
 from samebits.check.state import user_modules
+from tests.check_faults import MARK, Fault, source_of
 
 # Name -> (set up, acting, inert), with the value that changes as `{x}`. Each is a state that is there in both forms.
 KINDS = {

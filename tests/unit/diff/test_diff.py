@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.diff_trials.faults import faults
-from benchmarks.diff_trials.runs import NUM_STEPS, Trials
 from samebits.cli.main import run
 from samebits.diff.diff import diff_runs, lines
 from samebits.diff.folders import first_difference
 from samebits.provenance.step_log import StepLog, StepRecord, read_steps, write_steps
+from tests.diff_trials.faults import faults
+from tests.diff_trials.runs import NUM_STEPS, Trials
 
 
 @pytest.fixture(autouse=True)

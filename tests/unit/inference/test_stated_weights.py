@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verify_trials.forgery import edit_json, edit_tensors
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.predict import evaluate
 from samebits.inference.trained_model import TrainedModel, describe_weights
 from samebits.storage.weights import read, weights_sha256
+from tests.verify_trials.forgery import edit_json, edit_tensors
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.verify_trials.runs import alone, train, train_until, verified
 from samebits.config.load import load, mapping_layer
 from samebits.config.removed import REMOVED, without_removed
 from samebits.config.schema import RunConfig, Settings
 from samebits.engine import opening
 from samebits.errors import ConfigError
 from samebits.provenance import same_run
+from tests.verify_trials.runs import alone, train, train_until, verified
 
 pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
 NAMES = sorted(REMOVED)

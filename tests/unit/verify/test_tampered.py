@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verify_trials.forgery import edit_json, read_record
-from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, train, verified
-from benchmarks.verify_trials.tampers import ANY, Tamper, tampers
 from samebits.verify.replay import Segment
 from samebits.verify.verify import lines
+from tests.verify_trials.forgery import edit_json, read_record
+from tests.verify_trials.runs import KEPT, NUM_STEPS, train, verified
+from tests.verify_trials.tampers import ANY, Tamper, tampers
 
 TAMPERS = {each.name: each for each in tampers()}
 QUICK = ["sample 13", "statistics after step 12", "a bit of weights at 8", "loss of 10", "cut off", "subject"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verify_trials.forgery import edit_evaluation, edit_json, edit_lines
-from benchmarks.verify_trials.runs import KEPT, alone, prepare_process, train_in, train_until, verified
 from samebits.cli.main import run as run_command
 from samebits.verify.verify import lines
+from tests.verify_trials.forgery import edit_evaluation, edit_json, edit_lines
+from tests.verify_trials.runs import KEPT, alone, prepare_process, train_in, train_until, verified
 
 
 @pytest.mark.parametrize("name", ["steps.bin", "weights.safetensors"])

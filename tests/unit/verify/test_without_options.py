@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.verify_trials.cheats import Changed, with_loss_term
-from benchmarks.verify_trials.forgery import edit_evaluation, edit_json, edit_lines, edit_steps, edit_tensors, forge
-from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, Cheat, train, verified
 from samebits.data.samples import Batch
 from samebits.engine.step import run_step
 from samebits.storage.manifest import WEIGHTS
+from tests.verify_trials.cheats import Changed, with_loss_term
+from tests.verify_trials.forgery import edit_evaluation, edit_json, edit_lines, edit_steps, edit_tensors, forge
+from tests.verify_trials.runs import KEPT, NUM_STEPS, Cheat, train, verified
 
 Make = Callable[[Path, Path], None]
 SHARE = 0.05  # what the command takes

@@ -18,8 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.diff_trials.recipe import RARE
-from benchmarks.diff_trials.runs import NUM_STEPS, Arrays, Cheat, Fault, edit_json, first_other_order, first_step_of
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import step as step_module
@@ -31,6 +29,8 @@ from samebits.provenance.statement import make_statement, read_statement_and_fil
 from samebits.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.diff_trials.recipe import RARE
+from tests.diff_trials.runs import NUM_STEPS, Arrays, Cheat, Fault, edit_json, first_other_order, first_step_of
 
 CODE, HERE = "code", "        # here\n"
 

@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.verify_trials import cheats
-from benchmarks.verify_trials.forgery import (
+from samebits.data.division import Alone
+from samebits.data.order import Order
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS
+from tests.verify_trials import cheats
+from tests.verify_trials.forgery import (
     edit_evaluation,
     edit_json,
     edit_settings,
@@ -28,10 +31,7 @@ from benchmarks.verify_trials.forgery import (
     forge,
     read_record,
 )
-from benchmarks.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
-from samebits.data.division import Alone
-from samebits.data.order import Order
-from samebits.storage.manifest import OPTIMIZER, WEIGHTS
+from tests.verify_trials.runs import KEPT, NUM_STEPS, PER_EPOCH, Cheat, settings, train
 
 ANY = -1  # files that contradict each other: there is no step
 

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from benchmarks.small_networks import job_of
-from benchmarks.verify_trials.runs import alone
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine import loop
@@ -31,6 +30,7 @@ from samebits.provenance.step_log import FILE_NAME
 from samebits.recipes.catalog import find
 from samebits.verify import replay
 from samebits.verify.verify import Request, verify
+from tests.verify_trials.runs import alone
 
 GLOBAL_BATCH = 64
 

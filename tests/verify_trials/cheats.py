@@ -11,7 +11,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from benchmarks.verify_trials.runs import Cheat
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.data.samples import Batch
@@ -19,6 +18,7 @@ from samebits.engine import step as step_module
 from samebits.engine.job import Job
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
+from tests.verify_trials.runs import Cheat
 
 
 class Changed:

@@ -8,13 +8,13 @@ import signal
 import time
 from pathlib import Path
 
-from benchmarks.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verdict_in, verify_in
 from samebits.cluster.world import World
 from samebits.provenance.step_log import FILE_NAME
 from samebits.storage.checkpoint import steps
 from samebits.verify.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import TINY, kill_session, samebits, start
+from tests.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verdict_in, verify_in
 
 OPTIONS = ((), (), ("record.content=true",), ("optim.ema=0.9",), ("optim.name=adamw",), ("batch_norm=sync",))
 REQUESTS = (

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.diff_trials import recipe as recipe_module
 from samebits.cluster.env import ALONE
 from samebits.data.division import Alone
 from samebits.data.loader import Loader
@@ -31,6 +30,7 @@ from samebits.engine.step import run_step
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import find
 from samebits.recipes.trust import trust
+from tests.diff_trials import recipe as recipe_module
 
 RECIPE = Path(recipe_module.__file__)
 NUM_STEPS = 40  # of 2 epochs, with a checkpoint every 10 steps
