@@ -102,7 +102,7 @@ venv: .venv/.installed-dev  ## create .venv with all development tools
 	@MAKECMDGOALS="$(MAKECMDGOALS)" .ci/venv "$(PYTHON)" "[dev,lab]"
 	@touch $@
 
-# make bench-pose runs benchmarks/pose.py, and so on for each file there that has a main().
+# make bench-steps runs benchmarks/steps.py, and so on for each file there that has a main().
 bench-%: .venv/.installed-dev
 	@$(PY) -m benchmarks.$(subst -,_,$*) $(PEERS_ARGS) $(BENCH_ARGS)
 

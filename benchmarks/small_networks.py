@@ -24,7 +24,7 @@ from samebits.metrics.classification import Accuracy
 from samebits.recipes.mnist.recipe import Cnn
 
 SHAPES = {  # channels, pixels
-    "tiny": (1, 4), "cnn": (1, 28), "linear": (1, 28), "digits": (1, 8), "mnist": (1, 28), "resnet18-64": (3, 64),
+    "cnn": (1, 28), "digits": (1, 8), "mnist": (1, 28), "resnet18-64": (3, 64),
     "resnet18-128": (3, 128), "vit-64": (3, 64), "resnet50-64": (3, 64), "resnet101-32": (3, 32),
 }  # fmt: skip
 MICRO_BATCH = 16
@@ -32,11 +32,6 @@ MICRO_BATCH = 16
 
 def network(name: str) -> nn.Module:
     """Return a network of SHAPES, for 10 classes."""
-    if name == "tiny":
-        return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
-    if name == "linear":
-        blocks = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(16)]
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 1024), *blocks, nn.Linear(1024, 10))
     if name == "cnn":
         return nn.Sequential(
             nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),

@@ -16,19 +16,15 @@ BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if 
 # Options of a short run, and a text that it prints. Others have tests of their own in this folder or in tests/faults.
 TINY = {
     "check_faults": (["secrets in a sample"], "1 of 1 found, 1 with the cause"),
-    "checkpoints": (["--rounds", "1", "--block-s", "0.5", "--every", "0.2s", "--batch", "2"], "samebits"),
     "diff_faults": (["--only", "momentum"], "3 of 3 steps, 3 modules"),
     "exact_cost": (["--procs", "2", "--models", "cnn", "--rounds", "1"], "cnn"),
-    "exact_sharding": (["--procs", "2", "--models", "tiny", "--rounds", "1"], "| fsdp |"),
     "faults": (["--only", "kill", "--tools", "Samebits"], "kill"),
     "kernels": (["--digits"], "portable"),
     "kills": (["--trials", "1"], "| moment |"),
     "link": (["--layouts", "1+1", "--models", "cnn", "--megabits", "0", "--steps", "2"], "| cnn |"),
     "own_loop": (["--models", "cnn", "--steps", "2"], "ratio"),
     "portable": (["--networks", "digits", "--rounds", "1"], "| digits |"),
-    "pose": (["--rounds", "1", "--only", "sample"], "training sample"),
     "steps": (["--rounds", "1", "--networks", "crnn"], "crnn"),
-    "sync_batch_norm": (["--procs", "2", "--models", "mnist", "--micro-batches", "1", "--rounds", "1"], "| mnist |"),
     "tampered_runs": (["--parts", "tampered", "--kinds", "chain"], "chain"),
 }  # fmt: skip
 
@@ -43,7 +39,7 @@ def test_it_lists_its_options(name: str, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 # The others start more processes: up to a minute.
-CHOSEN = ("checkpoints", "exact_cost", "pose", "tampered_runs")
+CHOSEN = ("exact_cost", "tampered_runs")
 
 
 @pytest.mark.parametrize(

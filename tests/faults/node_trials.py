@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.kill_trials import Outcome
-from benchmarks.kill_watch import Watch
 from tests.cluster.hosts import Host
 from tests.faults.faults import Job
+from tests.faults.kill_trials import Outcome
+from tests.faults.kill_watch import Watch
 from tests.faults.test_nodes import kill_node, nodes, said
 from tests.runs import processes_with, records, result, weights
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.kill_watch import Watch
 from tests.faults.faults import STEPS_PER_EPOCH, WAIT_S, Job, job
+from tests.faults.kill_watch import Watch
 from tests.runs import records, result
 
 NUM_STEPS = 2 * STEPS_PER_EPOCH
