@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = re.compile(r"\bsamebits(?: (data|find))? (\w[\w-]*)((?: [^#\n`|]*)?)")
+COMMAND = re.compile(r"\bsamebits(?: (data))? (\w[\w-]*)((?: [^#\n`|]*)?)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ASSIGNED = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)*)=")
 NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
