@@ -15,6 +15,7 @@ from samebits.data.keyed import keys
 from samebits.data.samples import sample_digests
 from samebits.data.seeding import seeded
 from samebits.errors import DataError, TrainError
+from samebits.own_loop.guard import fault
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 from samebits.parallel.checksum import checksums
@@ -101,8 +102,25 @@ def check_same_script(world: World, settings: Mapping[str, Any]) -> None:
         )
 
 
+def check_same_order(world: World, loop: ExactLoop) -> None:
+    """Compare the order of the parameters in the optimizers between the ranks. Called on all of them.
+
+    Raises:
+        TrainError: They differ; the same error on all ranks.
+    """
+    for values in _compare(world, {"": loop.order}).values():
+        raise TrainError(
+            "the ranks have the parameters of the optimizer in different orders",
+            given=values,
+            cause="Parameter groups are made from a set, whose order is another one in each process.",
+            fix="Make the groups from lists: [p for name, p in model.named_parameters() if name in names].",
+        )
+
+
 def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     """Compare the ranks' datasets: number of samples, sizes of files, and a few samples. Called on all ranks.
+
+    Each of these samples is read twice, also on one process.
 
     Every rank computes its share of one order. With a split or a shuffle that is not seeded, index 5 is another sample
     on each rank: some samples would be used twice in an epoch and others never, and no later check could find it.
@@ -110,9 +128,8 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
     Raises:
         DataError: They differ; the same error on all ranks.
     """
-    for name, values in (
-        _compare(world, _describe(source, seed)) if world.size > 1 else {}
-    ).items():
+    mine = _describe(source, seed)
+    for name, values in (_compare(world, mine) if world.size > 1 else {}).items():
         raise DataError(
             f"the ranks have different data: {name}",
             given=values,
@@ -145,16 +162,19 @@ def _describe(source: LoaderSource, seed: int) -> dict[str, str]:
         "sizes of its files": digest_of_sizes(samples) or "none",
     }
     indices = np.unique(np.linspace(0, len(samples) - 1, NUM_SAMPLES, dtype=np.int64))
-    requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)]
+    requests = [(each, keys(seed, 0, each)) for each in indices.reshape(-1, 1)] * 2
     # In a worker, as in training: open files of some libraries do not survive a fork.
     with seeded(seed):
         loader = source.open(
             lambda: iter(requests), torch.device("cpu"), num_workers=min(1, source.num_workers)
         )
         try:
-            for request in requests:
+            for number, request in enumerate(requests):
                 digests = sample_digests(loader.raw(*request))
-                found |= {f"sample {index}": digest for index, digest in digests.items()}
+                mine = {f"sample {index}": digest for index, digest in digests.items()}
+                if number >= len(requests) // 2 and any(found[name] != mine[name] for name in mine):
+                    raise fault("samples", number=request[0][0])
+                found |= mine
         finally:
             loader.close()
     return found

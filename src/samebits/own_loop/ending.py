@@ -19,6 +19,9 @@ from typing import Protocol
 
 from samebits.cluster.env import error_file
 from samebits.errors import SamebitsError, TrainError
+from samebits.frames import callers
+from samebits.own_loop.guard import fault
+from samebits.own_loop.scripts import ends_by_count
 from samebits.own_loop.session import ExactLoop
 from samebits.own_loop.trial import VARIABLE
 
@@ -55,7 +58,7 @@ class Iteration:
         if self.num_read == 0:
             return self.is_whole  # a resume at the end of an epoch
         # GeneratorExit: Python raises it in a generator that is left, which is no error of the script.
-        if sys.exc_info()[0] not in (None, GeneratorExit):
+        if sys.exc_info()[0] not in (None, GeneratorExit) or has_failed():
             return True  # an error that is raised to the script already
         if loop.trial is not None and loop.trial.is_over:
             return True  # left by the trial, and closed later: a generator around it outlives the exception
@@ -74,21 +77,16 @@ class Iteration:
                     stacklevel=2,
                 )
             return False
-        fault = TrainError(
-            "a pass over the exact loader trained nothing: no backward() and no optimizer.step()",
-            given=f"{self.num_read:,} batches read, from step {self._start:,} on",
-            cause="Each rank reads only its share, so what such a pass computes depends on the number of processes.",
-            fix="For statistics, iterate over the DataLoader that exact() was given, or over a samebits.EvalLoader.",
-        )
+        wrong = fault("nothing", num=self.num_read, step=self._start)
         if self.is_whole:
-            raise fault
-        self._keep(fault)
+            raise wrong
+        self._keep(wrong)
         return False
 
-    def _keep(self, fault: TrainError | None) -> None:
-        if fault is not None:
-            self._loop.habits.fault = fault
-            _FAULTS.append((self._loop, fault))  # the script may drop the loader before it ends
+    def _keep(self, wrong: TrainError | None) -> None:
+        if wrong is not None:
+            self._loop.habits.fault = wrong
+            _FAULTS.append((self._loop, wrong))  # the script may drop the loader before it ends
 
     def _fault(self) -> TrainError | None:
         """Return what is wrong with leaving the loop here, after training; None: nothing."""
@@ -105,34 +103,24 @@ class Iteration:
             body = None
             counts = True
         if body is not None and not loop.has_acted:
-            return TrainError(
-                "the loop over the exact loader ended inside a step",
-                given=f"after {self.num_read:,} bodies; step {loop.step:,} has {body[1]} on this rank, and {body[0]} "
-                "were run",
-                cause="The loop counts bodies, by len(loader), next() or a limit of iterations. Their number depends "
-                "on the number of processes; len(loader) is the number of steps.",
-                fix="Write: for batch in loader. To stop earlier: if loader.sync_gradients and loader.step == STEPS: "
-                "break. loader.micro_batches_per_epoch is the number of bodies of a pass.",
-            )
-        if loop.step < self._stop and not counts:
-            return TrainError(
-                "the loop over the exact loader ended within an epoch",
-                given=f"after {self.num_read:,} bodies and step {loop.step:,} of {self._stop:,}",
-                cause="The loop counts bodies, whose number depends on the number of processes.",
-                fix="Count steps: if loader.sync_gradients and loader.step == STEPS: break.",
-            )
+            return fault("inside", num=self.num_read, step=loop.step, all=body[1], run=body[0])
+        # One that looks at the step for its log may end by another number.
+        if loop.step < self._stop and (not counts or ends_by_count(callers(sys._getframe()))):
+            return fault("within", num=self.num_read, step=loop.step, stop=self._stop)
         return None
 
 
 def check_start(loop: ExactLoop) -> None:
     """Check an iteration that begins at step 0, where the script has set no position."""
-    if loop.step == 0 and loop.has_loaded_state():
-        raise TrainError(
-            "the optimizer has a state of earlier steps, and the loader begins at step 0",
-            cause="A checkpoint was loaded without the loader's position: epochs would be trained again.",
-            fix="Save loader.state_dict() and load it by loader.load_state_dict(), or call loader.set_epoch(epoch) "
-            "before the loop. To begin with epoch 0 on purpose: loader.set_epoch(0).",
-        )
+    if loop.step == 0 and (what := loop.find_loaded()):
+        raise fault("start", what=what)
+
+
+def has_failed() -> bool:
+    """Return whether an error has ended the script already."""
+    return (
+        getattr(sys, "last_type", None) is not None
+    )  # Python 3.12 has last_exc, and keeps last_type
 
 
 class _Loader(Protocol):
@@ -169,17 +157,9 @@ def _of_backward(error: BaseException) -> TrainError | None:
     if not (isinstance(error, RuntimeError) and _LOADERS):
         return None
     if "does not require grad" in str(error):
-        return TrainError(
-            "the loss of a micro-batch has no gradient",
-            cause="It was detached, computed by argmax() or from whole numbers, or under torch.no_grad().",
-            fix="Compute it from the model's outputs with differentiable torch functions.",
-        )
+        return fault("no gradient of the loss")
     if "implicitly created only for scalar outputs" in str(error):
-        return TrainError(
-            "the loss of a micro-batch is not one number",
-            cause="With reduction='none', a loss has one value for each sample.",
-            fix="Take the mean over the micro-batch's samples: loss.mean().backward().",
-        )
+        return fault("many losses")
     return None
 
 
@@ -203,8 +183,7 @@ def _report(error: SamebitsError, *, is_main: bool = True) -> None:
 
 
 def _check_end() -> None:
-    # An error has ended the script already. Python 3.12 has last_exc, and keeps last_type.
-    if getattr(sys, "last_type", None) is not None:
+    if has_failed():
         return
     for loader in list(_LOADERS):
         try:
@@ -212,9 +191,9 @@ def _check_end() -> None:
                 loader.end_pass()  # an iterator that is still alive has not judged its iteration
         except TrainError:
             continue  # a pass that was whole has raised it to the script
-    for loop, fault in _FAULTS:
-        if loop.habits.fault is fault and loop.trial is None:
-            _report(fault, is_main=loop.is_main)
+    for loop, wrong in _FAULTS:
+        if loop.habits.fault is wrong and loop.trial is None:
+            _report(wrong, is_main=loop.is_main)
             sys.stdout.flush()
             # The only way to another exit code from here.
             os._exit(1)

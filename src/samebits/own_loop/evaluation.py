@@ -1,6 +1,7 @@
 """Evaluation in a loop of the user: each sample once, and results that are equal in every digit at any world size."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,8 +36,6 @@ class EvalLoader:
 
     def __init__(self, data: Any, device: torch.device | str | None = None) -> None:
         source = source_of(data)
-        if source.batch_size is None:
-            raise ConfigError("the DataLoader has no batch_size", fix="Set it.")
         self._device = torch.device("cpu" if device is None else device)
         self._source = source
         self.world: World = current_world(self._device)
@@ -74,6 +73,13 @@ class EvalLoader:
                 batch = loader.batch(*request)
                 seed_between(self._device, 0, int(request[0][0]))
                 yield batch.inputs
+            if mine and not (self._numbers or self._results or self._metrics):
+                warnings.warn(
+                    f"a pass over an EvalLoader has counted nothing: this process has read {len(mine)} of {len(self)} "
+                    "batches, so what the script counts itself is that of a share. Count by loader.add(), "
+                    "loader.update(metric, ...) or loader.collect().",
+                    stacklevel=2,
+                )
         finally:
             self._current = -1
             loader.close()

@@ -10,13 +10,14 @@ from samebits.data.division import PADDED
 from samebits.data.order import Order
 from samebits.errors import ConfigError
 from samebits.module.determinism import set_kernels
-from samebits.own_loop.agreement import check_same_data, check_same_script
+from samebits.own_loop.agreement import check_same_data, check_same_order, check_same_script
 from samebits.own_loop.current import current_world, watch
 from samebits.own_loop.ending import report_errors, watch_end
+from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.optimizer import attach, attach_module, follow, plain_step
 from samebits.own_loop.refusals import check_modules, check_schedule, check_split
-from samebits.own_loop.samples import source_of
+from samebits.own_loop.samples import source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
@@ -80,7 +81,7 @@ def exact(
     world = current_world(device)
     settings = {
         "global_batch": global_batch,
-        "micro_batch": size or 0,
+        "micro_batch": size,
         "seed": seed,
         "num_threads": num_threads,
     }
@@ -89,7 +90,11 @@ def exact(
         check_schedule(each, len(data), order.steps_per_epoch)
     check_same_script(world, settings)
     check_same_data(world, source, seed)
+    if world.is_main:
+        warn_of_seed(data, seed)
     loop = ExactLoop(modules, steps, world, seed=seed)
+    loop.repeat = RepeatCheck()
+    check_same_order(world, loop)
     if loop.trial is not None:
         loop.trial.settings = settings
     _attach(loop, modules, optimizers, per_step)
@@ -116,7 +121,7 @@ def _attach(
 def order_of(
     num_samples: int,
     global_batch: int,
-    micro_batch: int | None,
+    micro_batch: int,
     seed: int,
     is_shuffled: bool,
     drop_last: bool,
@@ -126,8 +131,6 @@ def order_of(
     Raises:
         ConfigError: A batch size is missing or out of range.
     """
-    if micro_batch is None:
-        raise ConfigError("the DataLoader has no batch_size", fix="Set it, or give micro_batch.")
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
         if not isinstance(value, int) or value < 1:
             number = int(value) if str(value).isdecimal() else 0

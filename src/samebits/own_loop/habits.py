@@ -3,18 +3,19 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from samebits.check.compare import digest_of
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
+from samebits.own_loop.guard import fault, script_line
 from samebits.own_loop.trained import Trained
 
-_CALL_IN_EVERY_PASS = (
-    "Call optimizer.step() in every pass; global_batch already accumulates. "
-    "For several steps use loader.step."
-)
+NUM_FIRST = 100  # steps that begin with more repetitions
+NUM_BETWEEN = 199  # micro-batches from one repetition to the next; prime, to meet what a script does now and then
 
 
 class Habits:
@@ -92,12 +93,7 @@ class Habits:
     def on_backward(self) -> None:
         """Note the end of a backward pass. Raises TrainError if it belongs to the micro-batch before."""
         if self._is_open and not self.num_forwards:
-            raise TrainError(
-                "the next batch was read between the forward and the backward pass of a body",
-                cause="Gradients would count for another micro-batch than the one that they were computed from.",
-                fix="Read a batch at the start of the body: for batch in loader. "
-                "DataLoader(num_workers=2) reads ahead.",
-            )
+            raise fault("late")
         self.has_trained = True
 
     def on_follow(self, kind: str, name: str, body: int) -> None:
@@ -115,11 +111,8 @@ class Habits:
                 self.counts_steps and each.is_closed and each.num_calls == 1
             ):
                 where = "" if each.is_closed else ", but not in its last micro-batch"
-                raise TrainError(
-                    f"the loop called optimizer.step() in some micro-batches of a step only{where}",
-                    given=f"step {step.number:,}: {each.num_calls} calls in {num} micro-batches",
-                    cause="The loop accumulates gradients by a counter of its own, or skips micro-batches.",
-                    fix=_CALL_IN_EVERY_PASS,
+                raise fault(
+                    "calls", where=where, step=step.number, num_calls=each.num_calls, num=num
                 )
 
     def end_step(self, trained: Sequence[Trained], step: Step) -> None:
@@ -131,22 +124,18 @@ class Habits:
         num = len(step.micro_batches)
         for (kind, name), called in self._called.items():
             if len(called) < num and not (self.counts_steps and called == {num - 1}):
-                raise TrainError(
-                    f"the loop called {name}() of {kind} in some micro-batches of a step only",
-                    given=f"step {step.number:,}: {len(called)} of {num} micro-batches",
-                    cause="The loop counts passes itself, whose number depends on the processes.",
-                    fix=f"Call it in every pass; it acts once a step. For every second step: "
-                    f"if loader.sync_gradients and loader.step % 2 == 0: ... {name}()",
+                raise fault(
+                    "follower",
+                    name=name,
+                    kind=kind,
+                    step=step.number,
+                    num_calls=len(called),
+                    num=num,
                 )
         if self.has_trained:
             self._stepping.add(any(each.num_calls for each in trained))
         if len(self._stepping) > 1 and not (self.counts_steps or self.is_numbered):
-            raise TrainError(
-                "the loop called optimizer.step() in some steps and not in others",
-                given=f"step {step.number:,}, each with {num} micro-batches on this rank",
-                cause="The loop accumulates gradients by a counter of its own, whose steps depend on the processes.",
-                fix=_CALL_IN_EVERY_PASS,
-            )
+            raise fault("steps", step=step.number, num=num)
 
     def raise_fault(self) -> None:
         """Raise the error of an iteration that was left in the wrong place, unless another error is being handled.
@@ -170,39 +159,52 @@ class RepeatCheck:
     the last bit. It counts as those that pad a step: its weight is 0.
 
     Args:
-        refuse: Raises the error for a difference.
+        refuse: Raises the error for another gradient; None: the usual one.
 
     Attributes:
         is_again: Whether the current micro-batch is the repetition.
+        is_looking: Whether the current step has one.
     """
 
-    def __init__(self, refuse: Callable[[], None]) -> None:
+    def __init__(self, refuse: Callable[[], None] | None = None) -> None:
         self._refuse = refuse
         self._start: int | None = None  # the first step of this process
+        self._step = 0
+        self._inputs = self._line = ""
         self._first: dict[tuple[int, int], Tensor] = {}
-        self._is_first = self.is_again = False
+        self._is_first = self.is_again = self.is_looking = False
+
+    def num_bodies(self, step: Step) -> int:
+        """Return the number of micro-batches that a rank runs in a step, with the repetition."""
+        num = len(step.micro_batches)
+        done = step.number - (step.number if self._start is None else self._start)
+        if done < NUM_FIRST:
+            # The 1st, 2nd, 4th, ... step, as long as they are less than a hundredth of the micro-batches.
+            return num + (done & (done + 1) == 0 and done.bit_length() < max(1, 3 * num // 4))
+        return num + (done * num % NUM_BETWEEN < num)
 
     def repeated(self, steps: Iterable[Step]) -> Iterator[Step]:
-        """Yield steps; the 1st, 2nd, 4th, 8th, ... of the process end with their first micro-batch again."""
+        """Yield steps; the first one of the process and some later ones end with the repetition."""
         for step in steps:
             self._start = step.number if self._start is None else self._start
-            count = step.number - self._start + 1
-            again = replace(step.micro_batches[0], weight=0.0)
-            yield (
-                step
-                if count & (count - 1)
-                else replace(step, micro_batches=(*step.micro_batches, again))
-            )
+            again = (replace(step.micro_batches[0], weight=0.0),)
+            more = again if self.num_bodies(step) > len(step.micro_batches) else ()
+            yield replace(step, micro_batches=(*step.micro_batches, *more))
 
-    def begin(self, step: Step, micro_batch: MicroBatch) -> None:
-        """Start a micro-batch."""
+    def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
+        """Start a micro-batch with its inputs, which are compared too."""
         first = step.micro_batches[0]
         last = step.micro_batches[-1]
-        is_repeated = first is not last and first.index == last.index
-        self._is_first = is_repeated and micro_batch is first
-        self.is_again = is_repeated and micro_batch is last
+        self._step = step.number
+        self.is_looking = first is not last and first.index == last.index
+        self._is_first = self.is_looking and micro_batch is first
+        self.is_again = self.is_looking and micro_batch is last
         if self._is_first:
             self._first = {}
+            self._line = ""
+            self._inputs = digest_of(inputs)
+        elif self.is_again and digest_of(inputs) != self._inputs:
+            raise fault("samples", number=int(micro_batch.indices[0]))
 
     def take(self, parameter: Tensor, turn: int) -> None:
         """Note or compare the gradient of a parameter, of any shape, in a backward pass of the micro-batch."""
@@ -210,6 +212,7 @@ class RepeatCheck:
         if gradient is None:
             return
         if self._is_first:
+            self._line = self._line or script_line()
             self._first[turn, id(parameter)] = gradient.detach().clone()
         elif self.is_again:
             first = self._first.pop((turn, id(parameter)), None)
@@ -217,9 +220,14 @@ class RepeatCheck:
             if first is None or not torch.equal(
                 first.view(torch.int32), gradient.detach().view(torch.int32)
             ):
-                self._refuse()
+                self._raise()
 
     def end(self) -> None:
         """End a micro-batch: the repetition has all gradients that the first one had."""
         if self.is_again and self._first:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._refuse is not None:
             self._refuse()
+        raise fault("carried", step=self._step).with_slots(where=self._line)

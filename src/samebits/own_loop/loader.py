@@ -1,5 +1,6 @@
 """The loader of an exact loop: this rank's micro-batches of one epoch, in the exact order."""
 
+import zlib
 from collections.abc import Iterator, Mapping
 from itertools import tee
 from typing import Any, TypeVar
@@ -11,11 +12,13 @@ from samebits.data.seeding import preserved
 from samebits.errors import CheckpointError, TrainError
 from samebits.own_loop.agreement import check_equal_state
 from samebits.own_loop.ending import Iteration, check_start
+from samebits.own_loop.guard import fault
 from samebits.own_loop.optimizer import follow
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
 
 POSITION = "step"
+ORDER = "parameters"  # a checksum of the parameters' names in the order of the optimizers
 CARRIED = (
     "has_gradients"  # only in a position at which gradients of earlier steps wait for `step()`
 )
@@ -141,7 +144,10 @@ class ExactLoader:
     def micro_batches_per_epoch(self) -> int:
         """Number of micro-batches that an iteration over a whole epoch has on each rank."""
         steps = self._order.steps(self._world, stop=self._order.steps_per_epoch)
-        return sum(len(step.micro_batches) for step in steps)
+        repeat = self.loop.repeat
+        return sum(
+            len(step.micro_batches) if repeat is None else repeat.num_bodies(step) for step in steps
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, from 0. A position within it, set by a resume, is kept.
@@ -170,7 +176,8 @@ class ExactLoader:
 
     def position(self) -> dict[str, int]:
         """Return the same; for an integration, which does not count steps for the script."""
-        position = {POSITION: self.loop.step, **content_of(self._order)}
+        names = zlib.crc32(self.loop.order.encode())
+        position = {POSITION: self.loop.step, **content_of(self._order), ORDER: names}
         return {**position, CARRIED: 1} if self.loop.carries_gradients else position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,6 +189,7 @@ class ExactLoader:
             CheckpointError: It belongs to other data or another batch size or seed, or is no position.
         """
         mine = self.state_dict()
+        state = {ORDER: mine[ORDER], **state}  # older ones have none
         has_names = {*state, CARRIED} == {*mine, CARRIED}
         if (
             not has_names
@@ -200,6 +208,8 @@ class ExactLoader:
             "the state of the loader belongs to another run",
             "Call exact() with the same data, global_batch, micro_batch and seed.",
         )
+        if state[ORDER] != mine[ORDER]:
+            raise fault("order", given=self.loop.order)
         self.loop.step = int(state[POSITION])
         if CARRIED in state:
             self.loop.lose_gradients()
@@ -218,6 +228,8 @@ class ExactLoader:
             self._is_loaded = (
                 False  # the loop counts as the loader does, so a later step back is meant
             )
+        if len(self._source.samples) != self._order.num_samples:
+            raise fault("length", now=len(self._source.samples), before=self._order.num_samples)
         per_epoch = self._order.steps_per_epoch
         # A loop that was left early continues with the next epoch, like a DataLoader.
         start = max(self.loop.step, self._epoch * per_epoch)

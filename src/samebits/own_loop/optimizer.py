@@ -76,9 +76,13 @@ def attach(optimizer: Optimizer, loop: ExactLoop, number: int) -> None:
 
     # A scheduler that exists already has put a function of its own onto the optimizer.
     is_scheduled = optimizer.__dict__.pop("step", None) is not None
-    _subclass(optimizer, {"step": step, "zero_grad": zero_grad})
+    # A script may compile its whole step.
+    _subclass(
+        optimizer,
+        {"step": torch.compiler.disable(step), "zero_grad": torch.compiler.disable(zero_grad)},
+    )
     if is_scheduled:
-        bound = step.__get__(optimizer)
+        bound = optimizer.step
 
         def scheduled(*args: Any, **kwargs: Any) -> Any:
             return bound(*args, **kwargs)
@@ -126,7 +130,7 @@ def _check_caller() -> None:
     """Refuse a GradScaler that is not in `per_step`: it would adapt its scale after each micro-batch."""
     # Frame 2 is the caller of the replaced `step`.
     frame: FrameType | None = sys._getframe(2)
-    for _ in range(3):  # a scheduler's wrapper may be between them
+    for _ in range(4):  # wrappers of a scheduler and of torch.compiler.disable may be between them
         if frame is not None and frame.f_code.co_filename == SCALER_FILE:
             if not frame.f_locals["self"].is_enabled():  # it then only passes the call on
                 return

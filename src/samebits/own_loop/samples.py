@@ -1,5 +1,6 @@
 """What an exact loop takes over from a torch DataLoader: its dataset, order, collation and workers."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -69,7 +70,7 @@ class LoaderSource:
     collate_fn: Callable[[list[Any]], Any]  #: That collation.
     is_shuffled: bool  #: Whether its sampler shuffles.
     drop_last: bool  #: Whether a last incomplete batch is left out.
-    batch_size: int | None  #: Its batch size; None if it has none.
+    batch_size: int  #: Its batch size.
     num_workers: int  #: Its number of workers.
     prefetch: int  #: Batches that each worker reads ahead.
     #: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
@@ -153,6 +154,12 @@ def source_of(data: Any) -> LoaderSource:
             cause="Workers are forked: each would otherwise import torch and get the dataset pickled.",
             fix="Leave out multiprocessing_context, or set num_workers=0.",
         )
+    if data.batch_sampler is None:
+        raise ConfigError(
+            "the DataLoader has no batch_size",
+            cause="Its dataset returns whole batches, which cannot be cut into micro-batches of samples.",
+            fix="Give DataLoader(dataset, batch_size=...) a dataset whose __getitem__ returns one sample.",
+        )
     is_shuffled, sampler = _order_of(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
@@ -160,13 +167,27 @@ def source_of(data: Any) -> LoaderSource:
         data.collate_fn,
         is_shuffled,
         batches.drop_last,
-        batches.batch_size,
+        batches.batch_size or 1,
         data.num_workers,
         data.prefetch_factor or 2,
         data.worker_init_fn,
         data.timeout or None,
         sampler,
     )
+
+
+def warn_of_seed(data: DataLoader[Any], seed: int) -> None:
+    """Warn of a seed of the script for the order of a DataLoader, which has no effect."""
+    sampler = _sampler_of(data)
+    if getattr(sampler, "generator", None) is not None or getattr(sampler, "seed", seed) not in (
+        0,
+        seed,
+    ):
+        warnings.warn(
+            f"the order of the samples follows from seed={seed} of exact(): a generator= of the DataLoader, or a seed= "
+            "of its sampler, has no effect. For another order, give exact(seed=...).",
+            stacklevel=3,
+        )
 
 
 def shuffles(data: DataLoader[Any]) -> bool:

@@ -16,11 +16,14 @@ repeats the step's first one with weight 0, and what that gives is dropped. Seve
 last of them was called: otherwise the last micro-batch would see weights that the others did not (ADR 41).
 """
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.optim import Optimizer
 
 from samebits.cluster import collectives
@@ -29,13 +32,15 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
-from samebits.own_loop import mistakes
+from samebits.own_loop.guard import fault
 from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
 from samebits.own_loop.trial import trial_of
 from samebits.own_loop.weights import AverageWatch, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
+
+_UPDATE = 1 << 34  # part of the key of random numbers in the update
 
 
 class ExactLoop:
@@ -95,6 +100,13 @@ class ExactLoop:
         self._seeded: Tensor | None = (
             None  # torch's random state at the start of a body, until its forward pass
         )
+        self._drawn: Tensor | None = (
+            None  # that after the last backward pass, in a step with a repetition
+        )
+        self._end_pass = torch.compiler.disable(
+            self._end_backward
+        )  # a script may compile its whole step
+        self._nodes: list[Node] = []  # those that add to the parameters' gradients
         self.step = 0
         self.is_last = self.has_acted = False
         self.habits = Habits()
@@ -105,6 +117,8 @@ class ExactLoop:
         )
         self._averages = AverageWatch(self.modules, self._owners.__contains__)
         self._guard.drop_unowned(warns=world.is_main)
+        self._guard.begin_step(with_values=False)  # for `find_loaded`
+        self._num_threads = torch.get_num_threads()
 
     @property
     def is_main(self) -> bool:
@@ -149,7 +163,8 @@ class ExactLoop:
             self._begin_step(step)
         else:
             self._buffers.drop_changes()
-            mistakes.check_settings(self._trained, step, is_first_step=self.habits.is_first_step)
+            for trained in self._trained:
+                trained.check_settings(step, is_first_step=self.habits.is_first_step)
             self._guard.check(step.number)
             self._averages.check(step.number)
         for trained in self._trained:
@@ -157,9 +172,10 @@ class ExactLoop:
         self._round = 0
         self.habits.num_forwards = 0
         self._current = micro_batch
+        self._drawn = None
         self._guard.micro_batch = micro_batch
         if self.repeat is not None:
-            self.repeat.begin(step, micro_batch)
+            self.repeat.begin(step, micro_batch, inputs)
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
@@ -200,9 +216,8 @@ class ExactLoop:
             self.habits.num_forwards
         ):  # after the update: before it they were counted as those of the body
             self._buffers.drop_changes()
-        mistakes.check_settings(
-            self._trained, self._step, is_last=True, counts_steps=self.habits.counts_steps
-        )
+        for trained in self._trained:
+            trained.check_settings(self._step, is_last=True, counts_steps=self.habits.counts_steps)
         self.habits.end_step(self._trained, self._step)
 
     def leave(self) -> None:
@@ -225,9 +240,22 @@ class ExactLoop:
         bodies = self._step.micro_batches
         return 1 + next(i for i, each in enumerate(bodies) if each is self._current), len(bodies)
 
-    def has_loaded_state(self) -> bool:
-        """Return whether an optimizer had a state before the first step of this loop."""
-        return any(trained.optimizer.state for trained in self._trained)
+    def find_loaded(self) -> str:
+        """Return what is not as a new run begins before the first step of this loop; empty if all is."""
+        if any(trained.optimizer.state for trained in self._trained):
+            return "the optimizer has a state of earlier steps"
+        return (
+            "weights were loaded or changed after exact()"
+            if self._guard.has_other_versions()
+            else ""
+        )
+
+    @property
+    def order(self) -> str:
+        """The names of the parameters in the order of the optimizers; the shape of one that no module has."""
+        named = {each: name for module in self.modules for name, each in module.named_parameters()}
+        every = (each for trained in self._trained for each in trained.all_parameters())
+        return ", ".join(named.get(each, str(tuple(each.shape))) for each in every)
 
     def on_forward(self, module: nn.Module) -> None:
         """Note that the script calls a module: progress, for the hang detector."""
@@ -277,14 +305,22 @@ class ExactLoop:
         `is_skipped`: its gradients are not to be applied, on any rank.
         """
         assert self._current is not None
+        assert self._step is not None
         trained = self._trained[number]
         if trained.is_closed:
-            mistakes.refuse_second_step(trained)
+            raise fault("second step", kind=type(trained.optimizer).__name__)
+        by_hand = trained.set_by_hand(is_last=self.is_last)
+        if by_hand:
+            raise fault("by hand", step=self._step.number, shape=tuple(by_hand[0].shape))
+        # A forward pass that is only measured may draw random numbers: it changes no gradient.
+        if self._drawn is not None and not torch.equal(self._drawn, self._random_state()):
+            if trained.changed_by_hand():
+                raise fault("noise", step=self._step.number)
         trained.is_closed = self.habits.has_trained = True
+        trained.note_gradients()
         trained.num_calls += 1
         trained.set_at_step = trained.read_settings()
         if self.is_last:
-            assert self._step is not None
             self.habits.check_calls([trained], self._step)
             trained.complete(self._current)
             trained.is_pending = not is_skipped
@@ -319,12 +355,14 @@ class ExactLoop:
             if named.isdisjoint(trained.parameters):
                 continue
             if self.is_inside and trained.has_gradients:
-                mistakes.check_whole(trained, named)
+                trained.check_whole(named)
             if not self.is_inside or trained.has_gradients:
                 self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:
-        self._guard.begin_step(with_values=self.habits.is_first_step)
+        if torch.get_num_threads() != self._num_threads:
+            raise fault("threads", now=torch.get_num_threads(), before=self._num_threads)
+        self._guard.begin_step(with_values=self.habits.is_first_step or self.trial is not None)
         if self.habits.is_first_step and own_kernels() == "portable":
             check_schedulers(each.optimizer for each in self._trained)
         self._step = step
@@ -346,11 +384,14 @@ class ExactLoop:
                         fix="Give each to one optimizer. One that wraps another, as SAM does, is not exact.",
                     )
                 if is_new:
-                    parameter.register_hook(self._forget(parameter))
+                    # Before the node that adds to `grad`, not before the tensor: torch.autograd.grad() adds nothing.
+                    # torch itself keeps the node, and so its hook, only as long as a graph has it.
+                    self._nodes.append(get_gradient_edge(parameter).node)
+                    self._nodes[-1].register_prehook(self._forget(parameter))
                     parameter.register_post_accumulate_grad_hook(self._hook(trained))
 
-    def _forget(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
-        def forget(_: Tensor) -> None:
+    def _forget(self, parameter: nn.Parameter) -> Callable[[Sequence[Tensor]], None]:
+        def forget(_: Sequence[Tensor]) -> None:
             if self._current is not None:
                 # A second backward pass would otherwise add to the sum of the first one.
                 parameter.grad = None
@@ -361,10 +402,12 @@ class ExactLoop:
         def take(parameter: Tensor) -> None:
             if self._current is None:
                 return  # a backward pass outside of the loop
+            if parameter.grad is not None and parameter.grad.requires_grad:
+                raise fault("graph", step=self.step)
             if not self._is_backward:
                 self._is_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(
-                    self._end_backward
+                    self._end_pass
                 )  # as in torch's FSDP
             if self.repeat is not None:
                 self.repeat.take(parameter, self._round)
@@ -386,7 +429,24 @@ class ExactLoop:
                 trained.reduce(self._round)
         else:
             self._averages.begin()
+        for trained in self._trained:
+            trained.note_gradients()
+        is_looking = self.repeat is not None and self.repeat.is_looking
+        self._drawn = self._random_state() if is_looking else None
         self._round += 1
+
+    def seed_update(self) -> None:
+        """Seed what a framework or an optimizer draws after the last backward pass of a step, equally on all ranks."""
+        assert self._step is not None
+        self._drawn = None
+        seed_between(self._world.device, self._seed, self._step.number, _UPDATE)
+
+    def _random_state(self) -> Tensor:
+        """Return the state of torch's generators, (N,)."""
+        states = [torch.get_rng_state()]
+        if self._world.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._world.device))
+        return torch.cat(states)
 
     def _close(self) -> None:
         """End the micro-batch's forward and backward passes."""
@@ -406,15 +466,29 @@ class ExactLoop:
         self.habits.num_forwards = 0
         self._guard.check(step.number)
         self._world.activity.end_wait()
-        if self.check_finite:
-            mistakes.check_finite(self._trained, step)
+        norms = (
+            [norm for trained in self._trained for norm in trained.norms()]
+            if self.check_finite
+            else []
+        )
+        # One transfer for the norms of all optimizers.
+        if norms and not all(map(math.isfinite, torch.stack(norms).tolist())):
+            raise fault("not finite", step=step.number, epoch=step.epoch)
+        self.seed_update()
+        has_rate = False
         for trained in self._trained:
             if trained.is_pending:
                 if len(self._trained) > 1:
                     trained.restore_gradients()
-                mistakes.check_strays(trained, step)
+                trained.check_gradients(step)
+                has_rate |= trained.has_rate
                 trained.act()
             trained.end_step()
+        if has_rate and not self._guard.has_moved() and self._world.is_main:
+            warnings.warn(
+                f"step {step.number:,} changed no parameter: the loss does not depend on them, or its gradient is zero",
+                stacklevel=2,
+            )
         self.has_acted = True
         self.step = step.number + 1
         for work in self._after:

@@ -1,7 +1,7 @@
 """The gradients of one optimizer in an exact loop: taken by hooks, summed by backward pass, handed to the optimizer."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
-from samebits.errors import ConfigError, TrainError
+from samebits.errors import ConfigError
 from samebits.own_loop.gradients import GradientSum
+from samebits.own_loop.guard import fault
 from samebits.own_loop.state_sum import BufferSum
 from samebits.parallel.bucket import is_dense
 
@@ -72,6 +73,9 @@ class Trained:
         self._replaced: list[
             Tensor | None
         ] = []  # the last micro-batch's gradients: held, never read; see `reduce`
+        self._left: list[
+            tuple[Tensor | None, int]
+        ] = []  # what the last backward pass left in `grad`, with versions
         self._step: Step | None = None
         self._done: list[MicroBatch] = []
 
@@ -79,6 +83,11 @@ class Trained:
     def has_gradients(self) -> bool:
         """Whether a backward pass of the current micro-batch has reached the parameters."""
         return bool(self._touched)
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether a parameter group has a learning rate that is not 0."""
+        return any(group.get("lr", 1.0) != 0.0 for group in self.optimizer.param_groups)
 
     @property
     def carries_gradients(self) -> bool:
@@ -136,6 +145,7 @@ class Trained:
         self._touched = set()
         self._dropped = set()
         self._replaced = []
+        self._left = []
         self.set_at_step = []
         for parameter in self.parameters:
             parameter.grad = None
@@ -167,6 +177,33 @@ class Trained:
             self._end_leaf(turn, micro_batch)
             if is_last and not self._active[turn]:
                 self._start_reduce(turn, micro_batch)
+
+    def note_gradients(self) -> None:
+        """Note what a backward pass has left in `grad`, until the loop has called `step()`."""
+        kept = [] if self.is_closed else self.parameters
+        self._left = [(each.grad, 0 if each.grad is None else each.grad._version) for each in kept]
+
+    def changed_by_hand(self) -> list[nn.Parameter]:
+        """Return the parameters whose `grad` the loop has replaced or changed since the last backward pass."""
+        left = self._left or [(None, 0)] * len(self.parameters)
+        return [
+            parameter
+            for parameter, (gradient, version) in zip(self.parameters, left, strict=True)
+            if (now := parameter.grad) is not None
+            and (now is not gradient or now._version != version)
+        ]
+
+    def set_by_hand(self, *, is_last: bool) -> list[nn.Parameter]:
+        """Return the parameters whose `grad` is none that a backward pass of the micro-batch has made.
+
+        In the last one `grad` is the mean over the step, and the loop may put a function of it in its place.
+        """
+        if is_last and self._touched:
+            return []
+        left = {id(gradient) for gradient, _ in self._left}
+        return [
+            each for each in self.parameters if each.grad is not None and id(each.grad) not in left
+        ]
 
     def reduce(self, turn: int) -> None:
         """Sum the gradients of a backward pass over all ranks, and set `grad`, unless that is done."""
@@ -202,9 +239,9 @@ class Trained:
                 adds to those that a checkpoint does not hold.
         """
         if self.lacks_gradients:
-            raise _lost_gradients()
+            raise fault("lost")
         if self._void & self._touched - self._dropped:
-            raise _unequal_drops()
+            raise fault("unequal drops")
         for turn in self._active:
             self._end_leaf(turn, micro_batch)
         if micro_batch.weight > 0.0:
@@ -230,9 +267,10 @@ class Trained:
             TrainError: The loop has not done so in an earlier micro-batch of the step.
         """
         self.forget_gradients()
+        self._left = []
         for turn in self._touched:
             if turn in self._active and self._done:
-                raise _unequal_drops()
+                raise fault("unequal drops")
             self._active.pop(turn, None)
             self._totals = {}
         self._void |= self._touched
@@ -248,6 +286,70 @@ class Trained:
         self._carried = (
             {} if self.num_calls else {p: total.clone() for p, total in self._totals.items()}
         )
+
+    def check_settings(
+        self,
+        step: Step,
+        *,
+        is_last: bool = False,
+        is_first_step: bool = False,
+        counts_steps: bool = False,
+    ) -> None:
+        """Check at the end of a micro-batch that the loop has set what it set in the step's first one.
+
+        In the last one it stays, as what a usual loop sets once a step. Before that, it is undone.
+
+        Args:
+            is_first_step: Whether it is the first one of an iteration: what follows from its number may not be set yet.
+            counts_steps: Whether the script counts steps: it may set another value in the last one, for the next step,
+                or in the last one only.
+        """
+        # torch's mark of a scheduler on the optimizer that it was made for: it moves on even if its change is undone.
+        is_scheduled = self.is_followed or hasattr(self.optimizer.step, "_wrapped_by_lr_sched")
+        first = self.settings if is_scheduled else self.set_first
+        seen = self.read_settings() if is_scheduled else [*self.set_at_step, *self.read_settings()]
+        self.set_first = self.set_first or seen
+        if is_last and counts_steps:
+            first = first[: len(self.set_at_step)]
+            first = [] if first == self.settings else first
+        elif not (is_last or is_first_step or is_scheduled) and self.set_at_step == self.settings:
+            first = [
+                *self.settings,
+                *self.settings,
+            ]  # what is set for the next step is set in the last one
+        for before, now in zip(first if not (is_last and is_scheduled) else (), seen, strict=False):
+            name = next((name for name in now if before.get(name) != now[name]), "")
+            if name:
+                kind = "schedule" if is_scheduled else "setting"
+                num = len(step.micro_batches)
+                raise fault(
+                    kind,
+                    step=step.number,
+                    num=num,
+                    name=name,
+                    before=before.get(name),
+                    now=now[name],
+                )
+        for group, before in zip(
+            self.optimizer.param_groups, [] if is_last else self.settings, strict=False
+        ):
+            group.update(before)
+
+    def check_gradients(self, step: Step) -> None:
+        """Check before the optimizer acts that it has gradients, and only those that were summed over the ranks."""
+        every = self.all_parameters()
+        if (self._totals or self._void) and all(each.grad is None for each in every):
+            raise fault("no gradient", step=step.number)
+        if len(every) > len(self.parameters):
+            known = set(self.parameters)
+            strays = [each for each in every if each.grad is not None and each not in known]
+            if strays:
+                raise fault("unfrozen", shape=tuple(strays[0].shape), step=step.number)
+
+    def check_whole(self, named: Collection[nn.Parameter]) -> None:
+        """Check that a loop drops the gradients of all parameters, by those `named`."""
+        if not set(self.parameters) <= set(named):
+            raise fault("part")
 
     def norms(self) -> list[Tensor]:
         """Return the 2-norm of each round's gradient over all ranks, 0-d tensors."""
@@ -280,24 +382,6 @@ class Trained:
             else None
         )
         total.start_all(joined)
-
-
-def _unequal_drops() -> TrainError:
-    return TrainError(
-        "zero_grad() after backward() drops gradients in some micro-batches of a step only",
-        cause="The loop skips a micro-batch after its backward pass, or calls zero_grad() by a counter.",
-        fix="Decide before backward(), or call zero_grad() in every pass.",
-    )
-
-
-def _lost_gradients() -> TrainError:
-    return TrainError(
-        "the checkpoint was saved while accumulated gradients waited for optimizer.step(), and does not hold them",
-        cause="The steps of an epoch are no multiple of those that the loop accumulates over, so the rest of one epoch "
-        "is added to the next one, and a resume would leave it out.",
-        fix="Drop the rest with optimizer.zero_grad() at the start of each epoch, or apply it in the last step, as by "
-        "if (i + 1) % ACCUMULATE == 0 or i + 1 == len(loader).",
-    )
 
 
 def _check(parameter: nn.Parameter) -> None:

@@ -82,6 +82,20 @@ class WeightGuard:
         if changed:
             raise self._error(changed, step)
 
+    def has_other_versions(self) -> bool:
+        """Return whether something has written to a parameter since the start of the step."""
+        return any(
+            each._version != version
+            for (_, each), version in zip(self._named, self._versions, strict=True)
+        )
+
+    def has_moved(self) -> bool:
+        """Return whether a parameter has another value than at the start of the step; True if they were not kept."""
+        pairs = zip(self._named, self._values, strict=bool(self._values))
+        return not self._values or any(
+            not torch.equal(tensor, value) for (_, tensor), value in pairs
+        )
+
     def _error(self, changed: Sequence[str], step: int) -> TrainError:
         embeddings = (nn.Embedding, nn.EmbeddingBag)
         modules = [each for module in self._modules for each in module.modules()]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from samebits.own_loop import ending
+from samebits.own_loop.habits import RepeatCheck
 from tests.unit.own_loop.loops import Loop, torch_settings
 
 
@@ -24,3 +25,9 @@ def usual() -> str:
     loop.epoch()
     loop.epoch()
     return loop.sha256()
+
+
+@pytest.fixture
+def no_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the micro-batches of a step only, for tests that count them."""
+    monkeypatch.setattr(RepeatCheck, "num_bodies", lambda self, step: len(step.micro_batches))

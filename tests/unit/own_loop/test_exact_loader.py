@@ -21,6 +21,8 @@ import samebits
 from samebits.errors import CheckpointError, TrainError
 from tests.unit.own_loop.loops import Loop, batches, data_loader, dataset, network
 
+pytestmark = pytest.mark.usefixtures("no_repetition")
+
 
 def loader_of(data: Any, **more: Any) -> Any:
     model = network()

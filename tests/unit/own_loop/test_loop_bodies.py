@@ -16,6 +16,8 @@ import samebits
 from samebits.errors import ConfigError, SamebitsError, TrainError
 from tests.unit.own_loop.loops import Loop, data_loader, network
 
+pytestmark = pytest.mark.usefixtures("no_repetition")
+
 Body = Callable[[Loop, Any, int], None]
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 
 from samebits.frames import is_user
-from samebits.own_loop.scripts import Loop, ends, is_rate, names, number_of, passes_on, place_of
+from samebits.own_loop.patched.loop_text import ends, is_rate, passes_on
+from samebits.own_loop.scripts import Loop, names, number_of, place_of
 
 _EVALUATES = (
     "'val",

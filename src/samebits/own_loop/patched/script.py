@@ -31,10 +31,10 @@ from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import CARRIED, POSITION, ExactLoader
 from samebits.own_loop.patched.decisions import decision
 from samebits.own_loop.patched.found import followers, trained_modules
+from samebits.own_loop.patched.loop_text import LoopText, makes_list, sets_training
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.patched.seen_world import CollectiveCheck, SeenWorld, say
 from samebits.own_loop.samples import SizedBatches, num_samples_of, shuffles, source_of
-from samebits.own_loop.scripts import LoopText, makes_list, sets_training
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
