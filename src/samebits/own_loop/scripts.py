@@ -1,4 +1,4 @@
-"""What the source of a script shows: whether it has an exact loop, and how the loop that is left ends. Imports no torch."""
+"""What the source of a script shows: whether it has an exact loop, and how a loop that is left ends. No torch."""
 
 import ast
 import linecache

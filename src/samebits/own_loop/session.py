@@ -313,9 +313,9 @@ class ExactLoop:
         if by_hand:
             raise fault("by hand", step=self._step.number, shape=tuple(by_hand[0].shape))
         # A forward pass that is only measured may draw random numbers: it changes no gradient.
-        if self._drawn is not None and not torch.equal(self._drawn, self._random_state()):
-            if trained.changed_by_hand():
-                raise fault("noise", step=self._step.number)
+        has_drawn = self._drawn is not None and not torch.equal(self._drawn, self._random_state())
+        if has_drawn and trained.changed_by_hand():
+            raise fault("noise", step=self._step.number)
         trained.is_closed = self.habits.has_trained = True
         trained.note_gradients()
         trained.num_calls += 1
