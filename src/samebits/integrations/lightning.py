@@ -17,8 +17,10 @@ So everything that Lightning counts or does for each batch is counted and done o
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
+from samebits.frames import callers, is_user
 from samebits.integrations.frameworks import Refusal, refuse
 from samebits.integrations.lightning_data import EvalSteps, EvaluationBatches, StepLoader
 from samebits.integrations.lightning_log import ExactResults, find, metrics_kept
@@ -38,9 +41,11 @@ from samebits.module.determinism import set_kernels
 from samebits.own_loop.agreement import check_same_data, check_same_script
 from samebits.own_loop.current import current_world, watch
 from samebits.own_loop.exact import order_of
+from samebits.own_loop.guard import script_line
+from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.optimizer import attach, follow, plain_step
 from samebits.own_loop.refusals import check_modules, one_sample
-from samebits.own_loop.samples import source_of
+from samebits.own_loop.samples import source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
 
 # What a Lightning Trainer can be configured with that cannot be exact, refused by name before the first step.
@@ -119,6 +124,17 @@ def check_optimizers(optimizers: list[Any]) -> None:
     """Check what configure_optimizers returned."""
     if not optimizers or isinstance(optimizers[0], _MockOptimizer):
         raise ConfigError("configure_optimizers returned no optimizer", fix="Return one.")
+
+
+def check_undivided(line: str, batch_size: int) -> None:
+    """Check that a script has not read the number of processes, by which it may divide its batch size."""
+    if line:
+        raise ConfigError(
+            f"micro_batch is not given, and the script reads the number of processes; batch_size is {batch_size}",
+            where=line,
+            cause="A batch size that is divided by it is another micro-batch, and so another model, at each number.",
+            fix="Give the micro-batch, equal at any number: ExactStrategy(micro_batch=..., ...).",
+        )
 
 
 def check_loaders(combined: Any) -> None:
@@ -200,6 +216,24 @@ class ExactStrategy(DDPStrategy):
         self._eval_steps: EvalSteps | None = None
         self._batch: Any = None  # the current micro-batch, on the device
         self._is_running = False
+        self._line = ""  # of the script, where it has read the number of processes
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes on this machine. A script may divide its batch size by it."""
+        self._note_reading()
+        return int(super().num_processes)
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, which `Trainer.world_size` returns."""
+        self._note_reading()
+        return int(super().world_size)
+
+    def _note_reading(self) -> None:
+        near = islice(callers(sys._getframe(2)), 2)  # the script itself, or behind a property of the Trainer
+        if any(is_user(each.f_code.co_filename) for each in near):
+            self._line = self._line or script_line()
 
     # Set-up, in the order of Lightning's calls.
 
@@ -251,6 +285,7 @@ class ExactStrategy(DDPStrategy):
         loop = ExactLoop(
             [module], trained, self.world, seed=self._seed, check_finite=scaler is None
         )
+        loop.repeat = RepeatCheck()
         for number, optimizer in enumerate(self.optimizers):
             attach(optimizer, loop, number)
         watch(self.world, self._hang_timeout_s)
@@ -269,6 +304,9 @@ class ExactStrategy(DDPStrategy):
         source = source_of(dataloader)
         if trainer.training:
             check_same_data(self.world, source, self._seed)
+            warn_of_seed(dataloader, self._seed)
+            if self._micro_batch is None:
+                check_undivided(self._line, source.batch_size)
             size = self._micro_batch or source.batch_size
             choices = (source.is_shuffled, source.drop_last)
             order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
@@ -328,6 +366,7 @@ class ExactStrategy(DDPStrategy):
         """
         if self.lightning_module.automatic_optimization:
             loss = self._run_micro_batches(closure)
+            self.loop.seed_update()  # for hooks, such as on_before_optimizer_step
             result = super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
             self._end_step()
             return result

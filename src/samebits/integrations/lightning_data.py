@@ -75,7 +75,7 @@ class StepLoader:
         micro_batch = self.step.micro_batches[self._num_begun]
         self._num_begun += 1
         samples = self._read(micro_batch)
-        self._loop().begin(self.step, micro_batch)
+        self._loop().begin(self.step, micro_batch, samples)
         return samples
 
     def end_step(self) -> None:
@@ -113,7 +113,8 @@ class StepLoader:
         self._fit_loop._combined_loader_states_to_load = []
         loop.step = first + int(self._fit_loop.epoch_loop.batch_progress.current.ready)
         check_equal_state(loop, self._world)
-        steps, ahead = tee(self._order.steps(self._world, start=loop.step, stop=first + len(self)))
+        every = self._order.steps(self._world, start=loop.step, stop=first + len(self))
+        steps, ahead = tee(every if loop.repeat is None else loop.repeat.repeated(every))
         loader = self._source.open(
             lambda: requests_of(ahead),
             CPU,  # Lightning moves batches, after its own hooks

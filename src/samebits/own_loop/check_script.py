@@ -63,12 +63,21 @@ class _Outcome:
     samples: dict[str, str]
     states: list[dict[str, int]]
     settings: dict[str, int]
+    has_moved: bool = True  #: Whether a step has changed a parameter.
     operations: dict[str, Any] | None = None
 
     @property
     def first_step(self) -> int:
         """The first step that it made."""
         return min((int(name.split(".")[0]) for name in self.samples), default=0)
+
+
+_NOTHING = Finding(
+    f"no parameter changed in {NUM_STEPS} steps",
+    "the script trains nothing, so there is nothing to compare",
+    "The loss does not depend on the parameters, its gradient is zero or dropped, or the learning rate is 0.",
+    "Print the gradients before optimizer.step(), and check a step whose learning rate is not 0.",
+)
 
 
 def check_script(
@@ -97,6 +106,8 @@ def check_script(
         operations = reference.operations
         passed = [num_portable(operations)] if operations else []
         findings = not_portable(operations) if operations else []
+        if not reference.has_moved:
+            findings.append(_NOTHING)
         for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
             finding = _compare(
@@ -152,7 +163,8 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
             else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact or launch.",
         )
     samples = {name: value for record in records for name, value in record["samples"].items()}
-    return _Outcome(samples, *(records[0][name] for name in ("states", "settings", "operations")))
+    names = ("states", "settings", "has_moved", "operations")
+    return _Outcome(samples, *(records[0][name] for name in names))
 
 
 def _own_ranks(script: str) -> str:

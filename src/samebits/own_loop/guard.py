@@ -10,7 +10,10 @@ from samebits.frames import callers, is_user
 
 _STEP = "step {step:,}, counted from 0"
 _NUM = "step {step:,}, {num} micro-batches on this rank"
-_IN_EVERY_PASS = "Call optimizer.step() in every pass; global_batch already accumulates. For several steps use loader.step."
+_IN_EVERY_PASS = (
+    "Call optimizer.step() in every pass; global_batch already accumulates. "
+    "For several steps use loader.step."
+)
 # The problem, what is given, the cause, and the fix.
 _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "not finite": (

@@ -187,16 +187,22 @@ class RepeatCheck:
         """Yield steps; the first one of the process and some later ones end with the repetition."""
         for step in steps:
             self._start = step.number if self._start is None else self._start
-            again = (replace(step.micro_batches[0], weight=0.0),)
-            more = again if self.num_bodies(step) > len(step.micro_batches) else ()
-            yield replace(step, micro_batches=(*step.micro_batches, *more))
+            is_due = self.num_bodies(step) > len(step.micro_batches)
+            yield self.with_repetition(step) if is_due else step
+
+    @staticmethod
+    def with_repetition(step: Step, *, is_first: bool = False) -> Step:
+        """Return a step with the repetition at its end, or as its first micro-batch."""
+        again = replace(step.micro_batches[0], weight=0.0)
+        every = (again, *step.micro_batches) if is_first else (*step.micro_batches, again)
+        return replace(step, micro_batches=every)
 
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
         """Start a micro-batch with its inputs, which are compared too."""
         first = step.micro_batches[0]
-        last = step.micro_batches[-1]
+        last = [each for each in step.micro_batches if each.index == first.index][-1]  # also one that pads a step
         self._step = step.number
-        self.is_looking = first is not last and first.index == last.index
+        self.is_looking = first is not last
         self._is_first = self.is_looking and micro_batch is first
         self.is_again = self.is_looking and micro_batch is last
         if self._is_first:

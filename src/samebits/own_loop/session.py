@@ -159,6 +159,8 @@ class ExactLoop:
         """
         self.habits.end_body(self._round)
         self._finish()
+        if torch.get_num_threads() != self._num_threads:
+            raise fault("threads", now=torch.get_num_threads(), before=self._num_threads)
         if self._step is not step:
             self._begin_step(step)
         else:
@@ -360,8 +362,6 @@ class ExactLoop:
                 self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:
-        if torch.get_num_threads() != self._num_threads:
-            raise fault("threads", now=torch.get_num_threads(), before=self._num_threads)
         self._guard.begin_step(with_values=self.habits.is_first_step or self.trial is not None)
         if self.habits.is_first_step and own_kernels() == "portable":
             check_schedulers(each.optimizer for each in self._trained)
@@ -484,7 +484,10 @@ class ExactLoop:
                 has_rate |= trained.has_rate
                 trained.act()
             trained.end_step()
-        if has_rate and not self._guard.has_moved() and self._world.is_main:
+        has_moved = self._guard.has_moved()
+        if self.trial is not None:
+            self.trial.has_moved |= has_moved
+        if has_rate and not has_moved and self._world.is_main:
             warnings.warn(
                 f"step {step.number:,} changed no parameter: the loss does not depend on them, or its gradient is zero",
                 stacklevel=2,

@@ -24,7 +24,11 @@ VARIABLE = "SAMEBITS_TRIAL"  # FOLDER:STEPS
 
 
 class ScriptTrial:
-    """The record of one rank. `num_steps`: number of steps after which the script ends; `is_over`: whether it does."""
+    """The record of one rank. `num_steps`: number of steps after which the script ends; `is_over`: whether it does.
+
+    Attributes:
+        has_moved: Whether a step has changed a parameter.
+    """
 
     def __init__(self, folder: Path, num_steps: int, world: World) -> None:
         self._path = folder / f"rank-{world.rank}.json"
@@ -35,7 +39,7 @@ class ScriptTrial:
             int, tuple[str, dict[str, int]]
         ] = {}  # other modules of the script, by identity
         self.settings: dict[str, int] = {}
-        self.is_over = False
+        self.is_over = self.has_moved = False
         atexit.register(self._write)  # a script may make fewer steps
 
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
@@ -83,6 +87,7 @@ class ScriptTrial:
             "samples": self._samples,
             "states": self._states,
             "settings": self.settings,
+            "has_moved": self.has_moved,
         }
         content["operations"] = listed_operations()
         self._path.write_text(json.dumps(content), encoding="utf-8")
