@@ -67,7 +67,7 @@ while loader.step < EPOCHS * len(loader):
         scheduler.step()
         ema.update_parameters(model)
 
-        if not loader.is_padding:  # a repeated micro-batch, on a rank that has fewer
+        if not loader.is_padding:  # a repeated micro-batch
             loss_sum, num_samples = loss_sum + loss.item() * len(x), num_samples + len(x)
         if loader.sync_gradients:
             step_loss, step_samples, num_stopping = sum_over_ranks(loss_sum, num_samples, is_stopping)

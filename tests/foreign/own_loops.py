@@ -175,8 +175,9 @@ WARNED = {
     "a constant is the target": Loop(
         warns="step 0 changed no parameter", loss="loss = F.cross_entropy(out[:, :1], torch.zeros_like(y))"
     ),
-    "the rate of the optimizer is tiny": Loop(
-        warns="step 0 changed no parameter", before='optimizer.param_groups[0]["lr"] = 1e-30'
+    "gradients are clipped to nothing": Loop(
+        warns="step 0 changed no parameter",
+        between="torch.nn.utils.clip_grad_value_(parameters, 0.0)",
     ),
 }
 NAMED = {

@@ -231,7 +231,9 @@ class ExactStrategy(DDPStrategy):
         return int(super().world_size)
 
     def _note_reading(self) -> None:
-        near = islice(callers(sys._getframe(2)), 2)  # the script itself, or behind a property of the Trainer
+        near = islice(
+            callers(sys._getframe(2)), 2
+        )  # the script itself, or behind a property of the Trainer
         if any(is_user(each.f_code.co_filename) for each in near):
             self._line = self._line or script_line()
 

@@ -229,9 +229,7 @@ class ExactTrainerMixin(_Base):
             epoch_iterator, num_batches, device: Yields so many micro-batches with their positions; device of the count.
         """
         self._fetched.clear()
-        result = super().get_batch_samples(
-            self._untagged(epoch_iterator), num_batches, device
-        )
+        result = super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
         repeat = self.accelerator.exact_part.loop.repeat
         if self._fetched and repeat.num_bodies(self._fetched[0][0]) > len(self._fetched):
             # The Trainer counts micro-batches, so the repetition comes first, beside the one that it repeats.

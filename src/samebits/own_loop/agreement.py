@@ -14,7 +14,7 @@ from samebits.cluster.world import World
 from samebits.data.keyed import keys
 from samebits.data.samples import sample_digests
 from samebits.data.seeding import seeded
-from samebits.errors import DataError, TrainError
+from samebits.errors import DataError
 from samebits.own_loop.guard import fault
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
@@ -33,29 +33,15 @@ def check_equal_state(loop: ExactLoop, world: World) -> None:
     Raises:
         TrainError: They differ; the same error on all ranks.
     """
-    drawn = _compare(world, {"": loop.habits.has_drawn}) if world.size > 1 else {}
-    if drawn:
-        raise TrainError(
-            "only some ranks draw random numbers in the body of the loop before its forward pass",
-            where=drawn[""],
-            cause="They evaluate or draw samples there, such as rank 0 by a counter. Dropout then has other numbers.",
-            fix="Do it after optimizer.step().",
-        )
-    if world.size > 1 and (
-        names := _compare(world, {"position": loop.step, **checksums(loop.state())})
-    ):
-        first, values = next(iter(names.items()))
-        raise TrainError(
-            f"the ranks differ after step {loop.step:,}: first in {first}, {len(names)} in all",
-            where=values,
-            cause="The script changes weights, gradients or optimizers on one rank only or by random numbers, or ranks "
-            "loaded other checkpoints.",
-            fix="Do on every rank what changes the model. Before a validation, call model.eval().",
-        )
+    if world.size == 1:
+        return
+    for values in _compare(world, {"": loop.habits.has_drawn}).values():
+        raise fault("drawn", given=values)
+    names = _compare(world, {"position": loop.step, **checksums(loop.state())})
+    for name, values in names.items():
+        raise fault("ranks", given=values, step=loop.step, name=name, num=len(names))
     # A warning: what forward only notes, such as its last loss, changes no result.
-    for name, values in (
-        _compare(world, _attributes(loop.modules)) if world.size > 1 else {}
-    ).items():
+    for name, values in _compare(world, _attributes(loop.modules)).items():
         if world.is_main:
             warnings.warn(
                 f"the attribute {name} of the model differs between the ranks ({values}): forward sets it from the "
@@ -94,12 +80,7 @@ def check_same_script(world: World, settings: Mapping[str, Any]) -> None:
     if kernels == "auto":
         mine["version of torch"] = torch.__version__
     for name, values in _compare(world, mine).items():
-        raise TrainError(
-            f"the ranks differ in {name}",
-            given=values,
-            cause="Another version of the script or of a package is on one machine, or arguments differ by rank.",
-            fix="Start all ranks with the same files and the same arguments.",
-        )
+        raise fault("script", given=values, name=name)
 
 
 def check_same_order(world: World, loop: ExactLoop) -> None:
@@ -109,12 +90,7 @@ def check_same_order(world: World, loop: ExactLoop) -> None:
         TrainError: They differ; the same error on all ranks.
     """
     for values in _compare(world, {"": loop.order}).values():
-        raise TrainError(
-            "the ranks have the parameters of the optimizer in different orders",
-            given=values,
-            cause="Parameter groups are made from a set, whose order is another one in each process.",
-            fix="Make the groups from lists: [p for name, p in model.named_parameters() if name in names].",
-        )
+        raise fault("order", given=values, there="on another rank")
 
 
 def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
@@ -129,7 +105,7 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
         DataError: They differ; the same error on all ranks.
     """
     mine = _describe(source, seed)
-    for name, values in (_compare(world, mine) if world.size > 1 else {}).items():
+    for name, values in _compare(world, mine).items():
         raise DataError(
             f"the ranks have different data: {name}",
             given=values,
@@ -141,7 +117,7 @@ def check_same_data(world: World, source: LoaderSource, seed: int) -> None:
 def _compare(world: World, mine: Mapping[str, Any]) -> dict[str, str]:
     """Return the names under which ranks have different values, with these values as text. Called on all ranks."""
     # One digest first, since all values would be sent to all ranks otherwise.
-    if collectives.are_equal(world, mine):
+    if world.size == 1 or collectives.are_equal(world, mine):
         return {}
     by_rank = collectives.all_gather_object(world, mine)
     names = dict.fromkeys(name for own in by_rank for name in own)

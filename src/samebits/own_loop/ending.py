@@ -143,24 +143,33 @@ def report_errors() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, SamebitsError) and not os.environ.get("SAMEBITS_DEBUG"):
             _report(error, is_main=all(loader.loop.is_main for loader in _LOADERS))
+        elif isinstance(error, KeyboardInterrupt) and _LOADERS:
+            print("stopped by Ctrl-C", file=sys.stderr, flush=True)
         else:
             # Whatever hook was there: notebooks and debuggers have their own.
             before(kind, error, trace)
-            if (named := _of_backward(error)) is not None:
+            if (named := _of_torch(error)) is not None:
                 _report(named, is_main=all(loader.loop.is_main for loader in _LOADERS))
 
     sys.excepthook = hook
 
 
-def _of_backward(error: BaseException) -> TrainError | None:
-    """Return what an error of `loss.backward()` means, in a script with an exact loader; None for any other error."""
-    if not (isinstance(error, RuntimeError) and _LOADERS):
+# What an error of torch means in a script with an exact loader: a part of its text, and the name of the fault.
+_MEANINGS = (
+    ("does not require grad", "no gradient of the loss"),
+    ("implicitly created only for scalar outputs", "many losses"),
+    ("No space left on device", "disk"),
+    ("PytorchStreamWriter failed", "disk"),
+    ("by peer", "peer"),
+    ("op.preamble.length", "peer"),
+)
+
+
+def _of_torch(error: BaseException) -> TrainError | None:
+    """Return what an error of torch or of the system means, in a script with an exact loader; None if unknown."""
+    if not (isinstance(error, RuntimeError | OSError) and _LOADERS):
         return None
-    if "does not require grad" in str(error):
-        return fault("no gradient of the loss")
-    if "implicitly created only for scalar outputs" in str(error):
-        return fault("many losses")
-    return None
+    return next((fault(name) for text, name in _MEANINGS if text in str(error)), None)
 
 
 def watch_end(loader: _Loader) -> None:

@@ -142,11 +142,30 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "Call exact() again with the new DataLoader, then loader.set_epoch(0).",
     ),
     "order": (
-        "the optimizer has its parameters in another order than where the checkpoint was saved",
+        "the optimizer has its parameters in another order than {there}",
         "{given}",
         "Parameter groups are made from a set, whose order is another one in each process. States of the optimizer go "
         "by the position in it.",
         "Make the groups from lists: [p for name, p in model.named_parameters() if name in names].",
+    ),
+    "drawn": (
+        "only some ranks draw random numbers in the body of the loop before its forward pass",
+        "{given}",
+        "They evaluate or draw samples there, such as rank 0 by a counter. Dropout then has other numbers.",
+        "Do it after optimizer.step().",
+    ),
+    "ranks": (
+        "the ranks differ after step {step:,}: first in {name}, {num} in all",
+        "{given}",
+        "The script changes weights, gradients or optimizers on one rank only or by random numbers, or ranks loaded "
+        "other checkpoints. A gradient that is changed by hand may only depend on p.grad.",
+        "Do on every rank what changes the model. Before a validation, call model.eval().",
+    ),
+    "script": (
+        "the ranks differ in {name}",
+        "{given}",
+        "Another version of the script or of a package is on one machine, or arguments differ by rank.",
+        "Start all ranks with the same files and the same arguments.",
     ),
     "start": (
         "{what}, and the loader begins at step 0",
@@ -186,6 +205,20 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "",
         "With reduction='none', a loss has one value for each sample.",
         "Take the mean over the micro-batch's samples: loss.mean().backward().",
+    ),
+    "disk": (
+        "a file could not be written, and may be incomplete",
+        "",
+        "The disk is full, a quota is reached, or the folder is gone.",
+        "Free space, then resume from the checkpoint before. To keep it until the next one is whole, save to another "
+        "name, then os.replace(name, path).",
+    ),
+    "peer": (
+        "another process has ended, or takes part in another collective call",
+        "",
+        "Its own error is the first one in the output. Or the script calls all_gather() with a tensor whose shape "
+        "differs between the ranks, as the shares of an evaluation do.",
+        "Mend the first error. Gather results of unequal shares by collect() and collected() of a samebits.EvalLoader.",
     ),
     "carried": (
         "the first micro-batch of a step gives another gradient when it is repeated",

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.check.compare import digest_of
+from samebits.bits import plain_in, tensors_in
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
 from samebits.own_loop.guard import fault, script_line
 from samebits.own_loop.trained import Trained
+from samebits.parallel.checksum import checksums
 
 NUM_FIRST = 100  # steps that begin with more repetitions
 NUM_BETWEEN = 199  # micro-batches from one repetition to the next; prime, to meet what a script does now and then
@@ -150,6 +151,12 @@ class Habits:
             raise fault
 
 
+def _content(inputs: Any) -> str:
+    """Return a text of all values in a batch, of tensors their checksums."""
+    tensors = {str(number): each.detach() for number, each in enumerate(tensors_in(inputs))}
+    return repr((checksums(tensors), list(plain_in(inputs))))
+
+
 class RepeatCheck:
     """Finds what a script keeps from one micro-batch to the next: the first one of some steps is repeated at their end.
 
@@ -200,7 +207,9 @@ class RepeatCheck:
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
         """Start a micro-batch with its inputs, which are compared too."""
         first = step.micro_batches[0]
-        last = [each for each in step.micro_batches if each.index == first.index][-1]  # also one that pads a step
+        last = [each for each in step.micro_batches if each.index == first.index][
+            -1
+        ]  # also one that pads a step
         self._step = step.number
         self.is_looking = first is not last
         self._is_first = self.is_looking and micro_batch is first
@@ -208,8 +217,8 @@ class RepeatCheck:
         if self._is_first:
             self._first = {}
             self._line = ""
-            self._inputs = digest_of(inputs)
-        elif self.is_again and digest_of(inputs) != self._inputs:
+            self._inputs = _content(inputs)
+        elif self.is_again and _content(inputs) != self._inputs:
             raise fault("samples", number=int(micro_batch.indices[0]))
 
     def take(self, parameter: Tensor, turn: int) -> None:

@@ -209,7 +209,7 @@ class ExactLoader:
             "Call exact() with the same data, global_batch, micro_batch and seed.",
         )
         if state[ORDER] != mine[ORDER]:
-            raise fault("order", given=self.loop.order)
+            raise fault("order", given=self.loop.order, there="where the checkpoint was saved")
         self.loop.step = int(state[POSITION])
         if CARRIED in state:
             self.loop.lose_gradients()

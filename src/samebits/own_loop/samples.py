@@ -113,23 +113,6 @@ class LoaderSource:
         )
 
 
-class SizedBatches:
-    """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
-
-    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
-        self._batches = batches
-        self._num_steps = num_steps
-
-    def __iter__(self) -> "SizedBatches":
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-    def __len__(self) -> int:
-        return self._num_steps
-
-
 def source_of(data: Any) -> LoaderSource:
     """Take over a DataLoader. It is over a map-style dataset, in order or shuffled.
 
@@ -160,7 +143,7 @@ def source_of(data: Any) -> LoaderSource:
             cause="Its dataset returns whole batches, which cannot be cut into micro-batches of samples.",
             fix="Give DataLoader(dataset, batch_size=...) a dataset whose __getitem__ returns one sample.",
         )
-    is_shuffled, sampler = _order_of(data)
+    is_shuffled, sampler = order_of_sampler(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
         CollatedSamples(data.dataset, data.collate_fn, _chosen_by(data)),
@@ -190,14 +173,6 @@ def warn_of_seed(data: DataLoader[Any], seed: int) -> None:
         )
 
 
-def shuffles(data: DataLoader[Any]) -> bool:
-    """Return whether a DataLoader has no fixed order: it shuffles, or its sampler is unknown."""
-    try:
-        return _order_of(data)[0]
-    except ConfigError:
-        return True
-
-
 def num_samples_of(data: DataLoader[Any]) -> int:
     """Return the number of samples that a DataLoader over a map-style dataset reads, over all processes."""
     chosen = _chosen_by(data)
@@ -215,7 +190,7 @@ def _chosen_by(data: DataLoader[Any]) -> Sequence[int] | None:
     return sampler.indices if type(sampler) is SubsetRandomSampler else None
 
 
-def _order_of(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | None]:
+def order_of_sampler(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | None]:
     """Return whether a DataLoader shuffles, and its DistributedSampler."""
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
         raise _unknown(data.batch_sampler)

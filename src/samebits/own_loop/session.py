@@ -311,12 +311,13 @@ class ExactLoop:
         trained = self._trained[number]
         if trained.is_closed:
             raise fault("second step", kind=type(trained.optimizer).__name__)
-        by_hand = trained.set_by_hand(is_last=self.is_last)
-        if by_hand:
+        # In the last one `grad` is the mean over the step, and the loop may put a function of it in its place.
+        by_hand = trained.changed_by_hand(in_place=False)
+        if by_hand and not (self.is_last and trained.has_gradients):
             raise fault("by hand", step=self._step.number, shape=tuple(by_hand[0].shape))
         # A forward pass that is only measured may draw random numbers: it changes no gradient.
         has_drawn = self._drawn is not None and not torch.equal(self._drawn, self._random_state())
-        if has_drawn and trained.changed_by_hand():
+        if has_drawn and trained.changed_by_hand(in_place=True):
             raise fault("noise", step=self._step.number)
         trained.is_closed = self.habits.has_trained = True
         trained.note_gradients()
@@ -418,6 +419,7 @@ class ExactLoop:
     def _end_backward(self) -> None:
         """End a backward pass: torch calls it after the last hook."""
         assert self._current is not None
+        assert self._step is not None
         self.habits.on_backward()
         self._is_backward = False
         self._buffers.take(self._round, self._current)
@@ -427,11 +429,12 @@ class ExactLoop:
             self._buffers.start_reduce(self._round + 1)
             for trained in self._trained:
                 trained.reduce(self._round)
-        else:
+        is_looking = self.repeat is not None and self.repeat.is_looking
+        # With a single micro-batch and its repetition, the search for averages would cost more than both.
+        if not self.is_last and len(self._step.micro_batches) > 1 + is_looking:
             self._averages.begin()
         for trained in self._trained:
             trained.note_gradients()
-        is_looking = self.repeat is not None and self.repeat.is_looking
         self._drawn = self._random_state() if is_looking else None
         self._round += 1
 

@@ -73,9 +73,7 @@ class Trained:
         self._replaced: list[
             Tensor | None
         ] = []  # the last micro-batch's gradients: held, never read; see `reduce`
-        self._left: list[
-            tuple[Tensor | None, int]
-        ] = []  # what the last backward pass left in `grad`, with versions
+        self._left: dict[int, tuple[Tensor, int]] = {}  # see `note_gradients`
         self._step: Step | None = None
         self._done: list[MicroBatch] = []
 
@@ -145,7 +143,7 @@ class Trained:
         self._touched = set()
         self._dropped = set()
         self._replaced = []
-        self._left = []
+        self._left = {}
         self.set_at_step = []
         for parameter in self.parameters:
             parameter.grad = None
@@ -179,30 +177,17 @@ class Trained:
                 self._start_reduce(turn, micro_batch)
 
     def note_gradients(self) -> None:
-        """Note what a backward pass has left in `grad`, until the loop has called `step()`."""
-        kept = [] if self.is_closed else self.parameters
-        self._left = [(each.grad, 0 if each.grad is None else each.grad._version) for each in kept]
+        """Note what a backward pass has left in `grad`, with its version, until the loop has called `step()`."""
+        gradients = [] if self.is_closed else [each.grad for each in self.parameters]
+        self._left = {id(each): (each, each._version) for each in gradients if each is not None}
 
-    def changed_by_hand(self) -> list[nn.Parameter]:
-        """Return the parameters whose `grad` the loop has replaced or changed since the last backward pass."""
-        left = self._left or [(None, 0)] * len(self.parameters)
+    def changed_by_hand(self, *, in_place: bool) -> list[nn.Parameter]:
+        """Return the parameters whose `grad` is none that the last backward pass has left, or is `in_place` changed."""
+        given = [(each, each.grad) for each in self.parameters if each.grad is not None]
         return [
             parameter
-            for parameter, (gradient, version) in zip(self.parameters, left, strict=True)
-            if (now := parameter.grad) is not None
-            and (now is not gradient or now._version != version)
-        ]
-
-    def set_by_hand(self, *, is_last: bool) -> list[nn.Parameter]:
-        """Return the parameters whose `grad` is none that a backward pass of the micro-batch has made.
-
-        In the last one `grad` is the mean over the step, and the loop may put a function of it in its place.
-        """
-        if is_last and self._touched:
-            return []
-        left = {id(gradient) for gradient, _ in self._left}
-        return [
-            each for each in self.parameters if each.grad is not None and id(each.grad) not in left
+            for parameter, now in given
+            if id(now) not in self._left or (in_place and self._left[id(now)][1] != now._version)
         ]
 
     def reduce(self, turn: int) -> None:
@@ -267,7 +252,7 @@ class Trained:
             TrainError: The loop has not done so in an earlier micro-batch of the step.
         """
         self.forget_gradients()
-        self._left = []
+        self._left = {}
         for turn in self._touched:
             if turn in self._active and self._done:
                 raise fault("unequal drops")

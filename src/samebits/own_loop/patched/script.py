@@ -34,7 +34,7 @@ from samebits.own_loop.patched.found import followers, trained_modules
 from samebits.own_loop.patched.loop_text import LoopText, makes_list, sets_training
 from samebits.own_loop.patched.refuse import check_framework, refusal, user_line
 from samebits.own_loop.patched.seen_world import CollectiveCheck, SeenWorld, say
-from samebits.own_loop.samples import SizedBatches, num_samples_of, shuffles, source_of
+from samebits.own_loop.samples import num_samples_of, order_of_sampler, source_of
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.weights import weights_sha256
 
@@ -413,3 +413,28 @@ class Script:
                 if tensors:
                     with self.world.launcher_environment():
                         collectives.broadcast_tensors(current_world(tensors[0].device), tensors)
+
+
+class SizedBatches:
+    """An iterator over the batches of the training loop, with a length, as that of a DataLoader has."""
+
+    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
+        self._batches = batches
+        self._num_steps = num_steps
+
+    def __iter__(self) -> "SizedBatches":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+
+def shuffles(data: DataLoader[Any]) -> bool:
+    """Return whether a DataLoader has no fixed order: it shuffles, or its sampler is unknown."""
+    try:
+        return order_of_sampler(data)[0]
+    except ConfigError:
+        return True
