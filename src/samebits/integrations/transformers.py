@@ -39,6 +39,8 @@ from samebits.own_loop.session import ExactLoop
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
+else:
+    _Base = object  # a mixin: the Trainer is another base of the class that uses it
 
 
 # Arguments of the Trainer that exact training refuses, and weights that it has to convert.
