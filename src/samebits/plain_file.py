@@ -31,6 +31,25 @@ def open_plain(path: Path, flags: int = 0) -> BufferedReader:
     return file
 
 
+def open_stored(path: Path, flags: int = 0) -> BufferedReader:
+    """Open a regular file to copy it whole, as `open_plain` does: one with holes, which a copy would fill, is refused.
+
+    Raises:
+        OSError: See `open_plain`; or less than a quarter of a large file is on the disk, if it is not compressed.
+    """
+    file = open_plain(path, flags)
+    status = os.fstat(file.fileno())
+    stored = status.st_blocks * 512
+    if status.st_size > MAX_BYTES and 4 * stored < status.st_size:
+        file.close()
+        raise OSError(
+            errno.EFBIG,
+            f"it has {status.st_size:,} bytes, and {stored:,} of them are stored",
+            str(path),
+        )
+    return file
+
+
 def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the bytes of a regular file, as `open_plain` opens it.
 

@@ -36,6 +36,35 @@ def test_training_on_two_processes_runs_nothing_of_the_current_folder(strange: P
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
+LOOP = """
+import samebits
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import beside
+torch.manual_seed(0)
+m = torch.nn.Linear(4, 2)
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+data = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4, shuffle=True)
+m, o, data = samebits.exact(m, o, data, global_batch=16)
+for _ in range(3):
+    for (x,) in data:
+        o.zero_grad(); m(x).square().mean().backward(); o.step()
+"""
+
+
+@pytest.mark.parametrize("batch_sizes", ["", "--global-batch 16 --micro-batch 4"], ids=["exact", "launch"])
+def test_check_of_a_script_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path, batch_sizes: str) -> None:
+    (strange / "samebits.py").write_text((strange / "torch.py").read_text())
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "beside.py").touch()
+    lines = LOOP.splitlines(keepends=True)
+    (mine / "loop.py").write_text("".join(each for each in lines if not batch_sizes or "samebits" not in each))
+    done = run(f"{sys.executable} -P -m samebits check {mine}/loop.py {batch_sizes}", strange)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
 @pytest.mark.full
 def test_hosts_and_batch_scripts_start_python_so_too(strange: Path, tmp_path: Path) -> None:
     ssh = tmp_path / "bin" / "ssh"

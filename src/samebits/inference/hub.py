@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from samebits.errors import CheckpointError, ConfigError, printable
+from samebits.errors import CheckpointError, ConfigError, cannot_read, printable
 from samebits.extras import require
 from samebits.inference.signature import (
     CARD,
@@ -29,7 +29,14 @@ from samebits.inference.signature import (
     trusted_keys,
 )
 from samebits.inference.trained_model import TrainedModel
-from samebits.plain_file import finite_numbers, json_text, parse_json, read_plain
+from samebits.plain_file import (
+    MAX_BYTES,
+    finite_numbers,
+    json_text,
+    open_stored,
+    parse_json,
+    read_plain,
+)
 from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import find, list_recipes
 from samebits.scratch import scratch_folder
@@ -218,12 +225,13 @@ def _copy(folder: Path, model: Path, may_link: bool) -> None:
         path = folder / name
         if name in _OPTIONAL and not os.path.lexists(path):
             continue
-        if not path.is_file() or (path.is_symlink() and not may_link):
-            raise CheckpointError(
-                f"{path} is missing, or is not a regular file",
-                fix="Give the folder of a repository that samebits push wrote, or hf://OWNER/NAME.",
-            )
-        shutil.copyfile(path, model / (_WEIGHTS if name == _MODEL else name))
+        try:
+            file = open_stored(path, 0 if may_link else os.O_NOFOLLOW)
+        except OSError as error:
+            fix = "Give the folder of a repository that samebits push wrote, or hf://OWNER/NAME."
+            raise cannot_read(CheckpointError, path, error, fix) from None
+        with file, (model / (_WEIGHTS if name == _MODEL else name)).open("xb") as copy:
+            shutil.copyfileobj(file, copy, MAX_BYTES)
 
 
 def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:

@@ -98,7 +98,9 @@ def check_script(
     """
     began = time.monotonic()
     total = 1 + len(_OTHERS)
-    target = ["-m", "samebits.own_loop.patched.worker", script] if batch_sizes else [script]
+    # Without -P, `python -m` would import a torch.py or samebits.py of the current folder, maybe a stranger's.
+    worker = ["--no-python", sys.executable, "-P", "-u", "-m", "samebits.own_loop.patched.worker"]
+    target = [*worker, script] if batch_sizes else [script]
     given = {BATCH_SIZES: batch_sizes} if batch_sizes else {}
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         progress(_FIRST.name, 0, total)
@@ -125,7 +127,13 @@ def check_script(
 def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) -> _Outcome:
     folder.mkdir()
     script = next(each for each in target if each.endswith(".py"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
+    launcher = [
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={world.procs}",
+    ]
     # One process too: a script may make its process group itself, from the launcher's variables.
     command = [sys.executable, *launcher, *target]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}

@@ -55,9 +55,10 @@ def trust(path: Path) -> str:
     sha256 = sha256_of(read_recipe(path))
     list_file = list_path()
     line = _line(sha256, path)
-    if "\n" in str(path):
+    if not str(path).isprintable():
+        # A line break would begin another line of the list, and a terminal shows another path than the real one.
         raise ConfigError(
-            f"{str(path)!r} can't be trusted: its name has a line break", fix="Rename the file."
+            f"{str(path)!r} can't be trusted: its path has an invisible character", fix="Rename it."
         )
     if line in _lines():
         return sha256
@@ -141,7 +142,9 @@ def _lines() -> set[bytes]:
         name = f"the list of trusted recipes {list_file}"
         raise cannot_read(ConfigError, name, error, "Make it readable.") from None
     check_unshared(list_file, "the list of trusted recipes", status)
-    return set(content.splitlines())
+    return set(
+        content.split(b"\n")
+    )  # `splitlines` would also split at a carriage return inside of a path
 
 
 def check_unshared(path: Path, kind: str, status: os.stat_result) -> None:

@@ -19,7 +19,7 @@ from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
 from samebits.recipes.catalog import RecipeSpec, command_arguments, expand_user, find
 from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe, trust_named
-from samebits.storage.run_folder import new_folder, write_atomically
+from samebits.storage.run_folder import check_entries, check_no_links, new_folder, write_atomically
 from samebits.storage.run_lock import RunLock
 
 # The values of a sweep, as texts of the command line: `optim.lr=0.1,0.03 seed=0:3`, or ranges to search in.
@@ -367,7 +367,13 @@ def make_folder(name: str, given: Path | None) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a sweep for this process. Raises CheckpointError if another process holds the lock."""
+    """Lock a sweep for this process.
+
+    Raises:
+        CheckpointError: Another process holds the lock, or a link in the folder leads elsewhere.
+    """
+    check_entries(folder)
+    check_no_links(folder.glob("trial-*"))
     lock = RunLock(folder)
     try:
         lock.take()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +39,30 @@ def launcher(path: Path) -> Iterator[None]:
     shared.publish(NodeStatus(shared.node))
     with shared.beating(NodeStatus(shared.node)):
         yield
+
+
+@pytest.mark.parametrize("name", ["node-0.json", "record.json", "newest.json"])
+@pytest.mark.parametrize("kind", ["fifo", "deep", "holes"])
+def test_a_strangers_file_among_those_of_launchers_does_not_stop_a_run(tmp_path: Path, name: str, kind: str) -> None:
+    file = tmp_path / ".crew" / "x" / name
+    file.parent.mkdir(parents=True)
+    if kind == "fifo":
+        os.mkfifo(file)
+    else:
+        file.write_text("[" * 200_000)
+    if kind == "holes":
+        os.truncate(file, 1 << 40)
+    assert join_group(rendezvous(tmp_path)) is None
+    with launcher(make_shared_folder(tmp_path, "mine")):
+        pass
+
+
+def test_a_record_that_is_no_file_is_damaged(tmp_path: Path) -> None:
+    path = make_shared_folder(tmp_path, "one")
+    os.mkfifo(path / "record.json")
+    with launcher(path), pytest.raises(LaunchError, match="another run trains in") as caught:
+        join_group(rendezvous(tmp_path))
+    assert caught.value.slots["given"] == "damaged"
 
 
 def test_a_group_with_a_heartbeat_is_joined_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

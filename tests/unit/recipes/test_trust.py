@@ -17,6 +17,7 @@ from samebits.config.load import load
 from samebits.errors import ConfigError
 from samebits.recipes.catalog import find
 from samebits.recipes.trust import list_path, trust, trust_named
+from samebits.storage.manifest import sha256_of
 
 EVIL = "from pathlib import Path\nPath('{mark}').touch()\ndef build(config): return None\n"
 
@@ -108,6 +109,29 @@ def test_training_with_a_named_recipe_file_remembers_it_and_nothing_else(folder:
     (line,) = list_path().read_text().splitlines()
     assert line.endswith(f" {folder}/own_model.py")
     assert os.stat(list_path()).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("sign", ["\r", "\n", "\x1b[2K", "\u2028"])
+def test_a_path_with_an_invisible_character_is_not_trusted(folder: Path, sign: str) -> None:
+    """As one line of the list, it could end in the hash and the path of another file."""
+    evil = folder / "run" / "strange_model.py"
+    named = folder / f"x{sign}{sha256_of(evil.read_bytes())} "
+    harmless = Path(f"{named}{evil}")
+    harmless.parent.mkdir(parents=True)
+    harmless.write_text("# harmless\n")
+    with pytest.raises(ConfigError, match="its path has an invisible character"):
+        trust(harmless)
+    assert not list_path().exists()
+
+
+def test_a_carriage_return_in_the_list_begins_no_line(folder: Path) -> None:
+    evil = folder / "run" / "strange_model.py"
+    trust(folder / "picture.png")
+    with list_path().open("ab") as file:
+        file.write(f"{'0' * 64} /x\r{sha256_of(evil.read_bytes())} {evil}\n".encode())
+    with pytest.raises(ConfigError, match="is not trusted"):
+        find("run/config.yaml")
+    assert not (folder / "ran").exists()
 
 
 def test_a_list_that_others_can_write_to_is_not_used(folder: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from samebits.cli.main import run
 from samebits.cluster.signals import StopSignal
-from samebits.errors import ConfigError
+from samebits.errors import CheckpointError, ConfigError
 from samebits.launch.subcommand import Subcommand
 from samebits.recipes.trust import list_path, trust
 from samebits.sweeps import runner
@@ -71,6 +72,21 @@ def test_the_recipe_file_of_a_strangers_sweep_is_not_run(folder: Path, started: 
     assert started == []
     assert not Path("OWNED").exists()
     assert not list_path().exists()
+
+
+@pytest.mark.parametrize("name", ["output", "trial-0001", "sweep.lock"])
+def test_a_link_in_a_strangers_sweep_reaches_no_file_of_the_user(folder: Path, name: str) -> None:
+    write(folder)
+    mine = folder.parent / "mine"
+    mine.mkdir()
+    (mine / "trial-0001.json").write_text("results")
+    (mine / "trial-0001.txt").write_text("notes")
+    (folder / name).symlink_to(mine if name != "sweep.lock" else mine / "trial-0001.txt")
+    assert run(["sweep", str(folder), "--jobs", "1"]) == CheckpointError.exit_code
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {
+        "trial-0001.json": "results",
+        "trial-0001.txt": "notes",
+    }
 
 
 @pytest.mark.parametrize("place", ["arguments", "trials", "space"])

@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits.cluster.timeout import CallThread
+from samebits.plain_file import parse_json, read_plain
 
+_MAX_BYTES = 1 << 20  # on a disk that others may write to
 WATCH_S = 0.02
 # How long a member that has lost a connection waits for the launcher to name the members.
 NOTICE_S = 30.0
@@ -50,7 +52,7 @@ def write_view(path: Path, view: View) -> None:
 
 def read_view(path: Path) -> View:
     """Read the present view. Raises OSError if the launcher has ended."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = parse_json(read_plain(path, _MAX_BYTES))
     return View(**{**found, "members": tuple(found["members"])})
 
 

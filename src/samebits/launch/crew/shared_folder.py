@@ -28,6 +28,7 @@ from samebits.errors import LaunchError
 from samebits.launch.nodes import auth
 from samebits.launch.nodes.auth import FILE_NAME
 from samebits.launch.nodes.rendezvous import compare, describe_run, read_record
+from samebits.plain_file import parse_json, read_plain
 from samebits.process_range import RendezvousConfig
 
 # What one launcher writes of its node, and the making and removing of the folder; `shared_folder` lists its files.
@@ -36,6 +37,7 @@ from samebits.process_range import RendezvousConfig
 PARENT = ".crew"
 NEWEST = "newest.json"
 RECORD = "record.json"
+_MAX_BYTES = 1 << 20  # the run folder may be a stranger's
 
 MemberState = Literal["planned", "started", "ready", "member", "done"]
 
@@ -64,7 +66,7 @@ def read_status(path: Path) -> NodeStatus:
         OSError: The file cannot be read.
         ValueError, TypeError, KeyError: It is no status.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parse_json(read_plain(path, _MAX_BYTES))
     return NodeStatus(
         **{
             **content,
@@ -110,7 +112,7 @@ def _beats(path: Path) -> dict[str, object]:
     found = {}
     for each in path.glob("node-*.json"):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            content = json.loads(each.read_text(encoding="utf-8"))
+            content = parse_json(read_plain(each, _MAX_BYTES))
             if not content["has_ended"]:
                 found[each.name] = content["beat"]
     return found
@@ -473,9 +475,12 @@ def _is_own(path: Path) -> bool:
 
 def _check(path: Path, nodes: RendezvousConfig) -> str:
     """Compare the record of the group, and return its key."""
-    with (path / RECORD).open(encoding="utf-8") as file:
-        # Bounded: the file is on a disk that others may write to.
-        theirs = read_record(file.read(MAX_RECORD_BYTES))
+    try:
+        theirs = read_record(read_plain(path / RECORD, MAX_RECORD_BYTES))
+    except FileNotFoundError:
+        raise
+    except OSError:
+        theirs = None
     differing = (
         compare(theirs, describe_run(nodes), nodes.has_own_id)
         if theirs is not None
