@@ -28,6 +28,7 @@ from samebits.module.check_model import check_model
 from samebits.module.precision import use_precision
 from samebits.parallel.bucket import is_dense
 from samebits.provenance.same_run import DATASET_INFO, check_dataset_info
+from samebits.storage.manifest import sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import identity_of
 
@@ -38,6 +39,7 @@ from samebits.storage.weights import identity_of
 
 
 FILE_NAME = "dataset_info.json"
+WEIGHTS = "weights"  # what a run starts from: SHA-256, and the source of published ones
 DatasetInfo = dict[str, Any]
 
 
@@ -52,7 +54,7 @@ class Recipe(Protocol):
 
 
 def find_dataset_info(recipe: Recipe, config: RunConfig) -> DatasetInfo:
-    """Call the recipe's `dataset_info` with all generators seeded by the run's seed.
+    """Call the recipe's `dataset_info` with all generators seeded by the run's seed, and add the initial weights' hash.
 
     Raises:
         ConfigError: The result is not plain JSON.
@@ -74,7 +76,17 @@ def find_dataset_info(recipe: Recipe, config: RunConfig) -> DatasetInfo:
             f"the recipe's dataset_info returned a {type(found).__name__}, not a dict",
             fix="Return {name: value}.",
         )
+    if (
+        path := initial_weights(config)
+    ) is not None and path.is_file():  # a missing one is reported when it is loaded
+        dataset_info.setdefault(WEIGHTS, {"sha256": sha256_of_file(path)})
     return dataset_info
+
+
+def initial_weights(config: RunConfig) -> Path | None:
+    """Return the file of weights that a run starts from, in `model.weights`; None if it names none."""
+    weights = getattr(getattr(config, "model", None), "weights", None)
+    return weights.expanduser() if isinstance(weights, Path) else None
 
 
 def read_dataset_info(folder: Path) -> DatasetInfo | None:

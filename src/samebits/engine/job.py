@@ -38,6 +38,7 @@ from samebits.parallel.reduce import StepSum
 from samebits.parallel.replica import Replica, WholeReplica
 from samebits.provenance.fingerprint import Fingerprint, take_fingerprint
 from samebits.provenance.same_run import check_ranks_agree
+from samebits.provenance.statement import EVAL_BATCH
 
 if TYPE_CHECKING:
     from samebits.module.compiled import Compiled
@@ -211,6 +212,9 @@ class Job:
             "environment": self.fingerprint.environment,
             "code": self.fingerprint.code,
         }
+        now[EVAL_BATCH] = (
+            self.config.eval_batch
+        )  # the last digits of a validation's loss follow from it
         worlds = self.progress.worlds
         if not worlds or {**worlds[-1], **now} != worlds[-1]:
             worlds.append({"size": self.world.size, "from_step": self.progress.step, **now})

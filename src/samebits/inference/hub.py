@@ -132,7 +132,7 @@ _FILES = (CARD, _MODEL, _CONFIG, _SETTINGS, _INFO, _RESULT, _PROVENANCE)
 _OPTIONAL = (_STEPS, SIGNATURE, PUBLIC_KEY)
 _WEIGHTS = "weights.safetensors"  # the name of _MODEL in a run folder
 # Lists of files in a recipe's dataset info. They are not published: prediction does not need them.
-_FILE_LISTS = ("train", "held_out", "eval_sets", "skipped")
+FILE_LISTS = ("train", "held_out", "eval_sets", "skipped")
 
 
 def push(run: Path, target: str, sign_key: Path | None = None) -> str:
@@ -277,7 +277,7 @@ def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:
 def _published(name: str, value: Any) -> Any:
     if name == "held_out_from":
         return None
-    return type(value)() if name in _FILE_LISTS and isinstance(value, dict | list) else value
+    return type(value)() if name in FILE_LISTS and isinstance(value, dict | list) else value
 
 
 def _without_folders(value: Any) -> Any:

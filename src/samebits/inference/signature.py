@@ -109,7 +109,10 @@ def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
     trusted = trusted_keys()
     present = {name: folder / own for name, own in files.items() if os.path.lexists(folder / own)}
     if not os.path.lexists(folder / SIGNATURE):
-        return _unsigned(present, len(trusted))
+        is_whole = os.path.lexists(
+            folder / "environment.json"
+        )  # of a run folder, such as one's own; never published
+        return _unsigned(present, len(trusted), is_whole=is_whole)
     require("sign", f"checking {SIGNATURE}")
     try:
         bundle = parse_json(read_plain(folder / SIGNATURE, _MAX_BYTES), MAX_MEMORY_BYTES)
@@ -129,12 +132,10 @@ def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
     return Signature(text, "" if known else f"{text}, which you do not trust")
 
 
-def _unsigned(present: Mapping[str, Path], num_trusted: int) -> Signature:
+def _unsigned(present: Mapping[str, Path], num_trusted: int, *, is_whole: bool) -> Signature:
     text = "not signed: its maker is not known"
-    if CARD not in present:  # a run folder, such as one's own
-        return Signature(text if num_trusted else "")
     try:
-        card = read_plain(present[CARD])
+        card = read_plain(present[CARD]) if CARD in present else b""
     except OSError as error:
         raise cannot_read(ConfigError, present[CARD], error, "Make it readable.") from None
     if SIGNED_ROW.encode() in card:
@@ -143,9 +144,11 @@ def _unsigned(present: Mapping[str, Path], num_trusted: int) -> Signature:
             f"{SIGNATURE} is missing, and {CARD} names the key that signed the model",
             is_wrong=True,
         )
-    return Signature(
-        text, f"{text}, and you trust {num_trusted} signing keys" if num_trusted else ""
-    )
+    if not is_whole and num_trusted:
+        return Signature(
+            text, f"{text}, and you trust {num_trusted} signing keys; --any-signer takes it"
+        )
+    return Signature(text if card or num_trusted else "")
 
 
 def trusted_keys() -> dict[str, Path]:

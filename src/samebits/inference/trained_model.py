@@ -7,6 +7,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from samebits.config.load import flat
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, printable
-from samebits.provenance.run_files import RunFiles
+from samebits.provenance.run_files import RunFiles, best_finding
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
 from samebits.report.format import metric_name, metric_value
@@ -47,7 +48,7 @@ def describe_weights(run: Path, which: str) -> str:
     if not run.is_dir():
         return ""
     files = RunFiles(run)
-    best = _known(lambda: files.best)
+    best = _known(lambda: _best(files))
     if which == "best":
         return _join(f"best checkpoint{_at(best.get('step'))}", _value(best, best.get("value")))
     if which != "last":
@@ -71,6 +72,16 @@ def describe_weights(run: Path, which: str) -> str:
     )
     missing = "provenance.json is missing, so nothing states which weights the run had"
     return line if files.has_statement else f"{line}\n{missing}"
+
+
+def _best(files: RunFiles) -> Mapping[str, Any]:
+    """Return the best validation; none that contradicts the run's statement."""
+    with suppress(
+        CheckpointError
+    ):  # without a statement that can be read, what opens the weights reports it
+        if files.has_statement and best_finding(files):
+            return {}
+    return files.best
 
 
 def _known(read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -242,9 +253,11 @@ class TrainedModel:
 
 
 def data_places(config: RunConfig) -> dict[str, Path]:
-    """Return the files and folders of the data, absolute, by the name of their setting."""
-    data = getattr(config, "data", None)
-    plain = flat({"data": data.model_dump()}) if isinstance(data, BaseModel) else {}
+    """Return the files and folders of data and initial weights, absolute, by the name of their setting."""
+    sections = {name: getattr(config, name, None) for name in ("data", "model")}
+    plain = flat(
+        {name: each.model_dump() for name, each in sections.items() if isinstance(each, BaseModel)}
+    )
     return {
         name: Path(os.path.abspath(Path(value).expanduser()))
         for name, value in plain.items()
@@ -253,16 +266,16 @@ def data_places(config: RunConfig) -> dict[str, Path]:
 
 
 def describe_places(config: RunConfig) -> str:
-    """Return where the data is, in one line; empty for data that needs no path, such as the bundled digits."""
+    """Return where data and initial weights are, in one line; empty for those without a path, as of digits."""
     return ", ".join(
         f"{name} {path}" for name, path in data_places(config).items() if os.path.lexists(path)
     )
 
 
 def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[str]) -> None:
-    """Check that the data does not lie in the run folder, unless the user names it there.
+    """Check that data and initial weights do not lie in the run folder, unless the user names them there.
 
-    The publisher of a run could put data into it on which any weights look right.
+    The publisher of a run could put data into it on which any weights look right, or any weights to start from.
     """
     typed = {text.partition("=")[0].strip() for text in overrides}
     folders = {Path(os.path.abspath(run)), run.resolve()}
@@ -274,8 +287,8 @@ def check_data_is_elsewhere(run: Path, config: RunConfig, overrides: Sequence[st
             place.is_relative_to(folder) for place in (path, path.resolve()) for folder in folders
         ):
             raise ConfigError(
-                f"{name} lies in the run folder: its data came with the run",
+                f"{name} lies in the run folder: it came with the run",
                 given=f"{name}: {path}",
-                cause="The publisher of the run chose this data. On data made for them, any weights look right.",
-                fix=f"Name your own copy of the data: {name}=PATH. If you trust these files: {name}={path}",
+                cause="The publisher of the run chose these files. On data made for them, any weights look right.",
+                fix=f"Name your own copy: {name}=PATH. If you trust these files: {name}={path}",
             )

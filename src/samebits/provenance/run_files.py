@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,15 @@ class RunFiles:
     @cached_property
     def best(self) -> dict[str, Any]:
         """Step, metric and value of the best validation: `best.json`."""
-        return self._folder.read_json(statement.BEST_FILE)
+        best = self._folder.read_json(statement.BEST_FILE)
+        if not (isinstance(best.get("metric"), str) and isinstance(best.get("value"), int | float)):
+            path = self.path / statement.BEST_FILE
+            raise CheckpointError(
+                f"{path} was altered",
+                cause="it has no metric with a value",
+                fix="Restore the file.",
+            )
+        return best
 
     @cached_property
     def worlds(self) -> list[dict[str, Any]]:
@@ -182,21 +190,24 @@ def best_finding(files: RunFiles) -> str:
     """
     if not os.path.lexists(files.path / BEST_FILE):
         return ""
+    evaluations = files.record.evaluations
     try:
-        best = files.best
+        return not_the_best(BEST_FILE, files.best, evaluations)
     except CheckpointError as error:
         return f"{BEST_FILE}: {error.slots.get('cause', error.what)}"
+
+
+def not_the_best(file: str, best: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> str:
+    """Return how the best validation that a file states contradicts the recorded evaluations; empty if it does not."""
     name = str(best.get("metric"))
     step = best.get("step")
     value = best.get("value")
-    values = {each.step: each.metrics.get(name) for each in files.record.evaluations}
+    values = {each.step: each.metrics.get(name) for each in evaluations}
     known = [each for each in values.values() if each is not None]
     is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
     if is_best and value in [each for at, each in values.items() if at == step]:
         return ""
-    return (
-        f"{BEST_FILE}: {name} {value} after step {step} is not the best of the recorded evaluations"
-    )
+    return f"{file}: {name} {value} after step {step} is not the best of the recorded evaluations"
 
 
 # Settings that contradict a run's statement. Loads no torch: `samebits compare` only reads.

@@ -72,13 +72,19 @@ def check_came_from(folder: RunFolder, config: RunConfig) -> None:
 def check_replay(run: Path, config: RunConfig, *, is_other_recipe: bool = False) -> None:
     """Check that the steps of a run can be repeated bit for bit with these settings."""
     settings = settings_of(RunFolder(run))
-    if other := differing(
-        settings | {"recipe": config.recipe} if is_other_recipe else settings, config
-    ):
+    paths = [name for name, value in flat(config.model_dump()).items() if is_path(value)]
+    other = [
+        line
+        for line in differing(
+            settings | {"recipe": config.recipe} if is_other_recipe else settings, config
+        )
+        if line.partition(":")[0] not in paths  # what lies there is compared
+    ]
+    if other:
         raise ConfigError(
             "a replay can't change settings that determine the result",
             given="\n".join(other),
-            fix="Give settings such as data.root only.",
+            fix="Give only settings that are paths, such as data.root, and those that do not change the result.",
         )
 
 
@@ -124,12 +130,20 @@ def is_free(name: str, config: RunConfig | None = None) -> bool:
     return Mark.RESULT not in marks
 
 
+def is_path(value: object) -> bool:
+    """Return whether a setting is a path, or a list of them: its content determines the result, not its name."""
+    return any(
+        isinstance(each, Path) for each in (value if isinstance(value, list | tuple) else [value])
+    )
+
+
 def result_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that determine the result, by dotted name. A recipe file counts by its name alone."""
+    """Return the settings that determine the result, by dotted name, without paths; a recipe file by its name alone."""
+    paths = {name for name, value in flat(config.model_dump()).items() if is_path(value)}
     settings = {
         name: value
         for name, value in flat(plain_settings(config)).items()
-        if not is_free(name, config)
+        if not is_free(name, config) and name not in paths
     }
     return settings | {"recipe": Path(config.recipe).name}
 

@@ -28,6 +28,7 @@ BEST_FILE = "checkpoints/best.json"  # the best validation of the evaluations th
 BUILD_TYPE = "urn:samebits:training:1"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+EVAL_BATCH = "eval_batch"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -86,6 +87,17 @@ def distinct(values: Iterable[dict[str, str]]) -> list[dict[str, str]]:
         if value not in found:
             found.append(value)
     return found
+
+
+def environments(worlds: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the distinct environments of a run's worlds, with the `eval_batch` of each one if it has changed."""
+    parts = [(each.get("environment", {}), each.get(EVAL_BATCH)) for each in worlds]
+    has_changed = any(part[1] != parts[0][1] for part in parts)
+    return distinct(
+        {**found, EVAL_BATCH: str(size)} if has_changed and size is not None else dict(found)
+        for found, size in parts
+        if isinstance(found, dict)
+    )
 
 
 def make_statement(

@@ -2,7 +2,9 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,15 @@ from samebits.config.load import flat, load, mapping_layer
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.plain_file import read_plain
-from samebits.provenance.run_files import RunFiles, altered_settings, best_finding
-from samebits.provenance.same_run import result_settings
-from samebits.provenance.statement import BEST_FILE, RunStatement, distinct
+from samebits.provenance.run_files import RunFiles, altered_settings, best_finding, not_the_best
+from samebits.provenance.same_run import is_path, result_settings
+from samebits.provenance.statement import (
+    BEST_FILE,
+    EVAL_BATCH,
+    RunStatement,
+    distinct,
+    environments,
+)
 from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.provenance.step_log import StepLog
 from samebits.recipes.catalog import RecipeSpec
@@ -26,6 +34,7 @@ from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_o
 _ENVIRONMENT = "environment.json"
 _DIFF = "config.diff.yaml"
 _MAX_DIFF_BYTES = 4 * 1024 * 1024
+_STATED = ("code", "environment", "data")  # of a record: what a publisher could leave empty
 # Files and folders that `verify` compares, whole or in the values that a replay has.
 COMPARED = frozenset({
     "config.yaml", _DIFF, _ENVIRONMENT, "dataset_info.json", METRICS, "provenance.json", "result.json", STEPS, WEIGHTS,
@@ -61,7 +70,27 @@ def compare_record(
         notes.append(f"{METRICS} is not published")
     else:
         found += _of_evaluations(files) + _of_steps(run, log)
+        written = {each.step for each in files.evaluations}
+        notes += [
+            f"{METRICS} does not have the recorded evaluation after step {step:,}"
+            for step in at
+            if step not in written
+        ][:1]
     found += _of_environment(files)
+    empty = [name for name in _STATED if not any(getattr(record, name))]
+    notes += [f"not stated: the run's {', '.join(empty)}"] * bool(empty)
+    named = {
+        WEIGHTS,
+        *(
+            f"checkpoints/{name}/{file}"
+            for name, parts in record.checkpoints.items()
+            for file in parts
+        ),
+    }
+    found += [
+        f"provenance.json: its subjects do not name {name}"
+        for name in sorted(named - files.subjects.keys())
+    ]
     for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name not in (WEIGHTS, STEPS):
@@ -144,8 +173,11 @@ def _of_environment(files: RunFiles) -> list[str]:
         return [f"{_ENVIRONMENT}: {error.slots.get('cause', error.what)}"]
     return [
         f"{_ENVIRONMENT}: the {name} of its worlds is not the recorded one"
-        for name, recorded in (("environment", record.environment), ("code", record.code))
-        if distinct(each.get(name, {}) for each in worlds) != recorded
+        for name, there, recorded in (
+            ("environment", environments(worlds), record.environment),
+            ("code", distinct(each.get("code", {}) for each in worlds), record.code),
+        )
+        if there != recorded
     ]
 
 
@@ -170,15 +202,9 @@ def typed_settings(run: Path, recipe: RecipeSpec) -> list[str]:
     return [
         f"{_DIFF}: {name} is {now.get(name)}, in config.yaml {every.get(name)}"
         for name in flat(typed)
-        if now.get(name) != every.get(name) and not _is_path(now.get(name))
+        # Relative paths were typed in another folder, from which config.yaml has them absolute.
+        if now.get(name) != every.get(name) and not is_path(now.get(name))
     ]
-
-
-def _is_path(value: object) -> bool:
-    # Relative paths were typed in another folder, from which config.yaml has them absolute.
-    return any(
-        isinstance(each, Path) for each in (value if isinstance(value, list | tuple) else [value])
-    )
 
 
 def _of_result(record: RunStatement, log: StepLog, result: Mapping[str, Any]) -> list[str]:
@@ -197,17 +223,15 @@ def _of_result(record: RunStatement, log: StepLog, result: Mapping[str, Any]) ->
         for name, value in (metrics if isinstance(metrics, dict) else {}).items()
     }
     stated |= {f"metrics.{name}": value for name, value in last.items()}
-    if isinstance(best, dict):
-        there = [each.metrics for each in record.evaluations if each.step == best.get("step")]
-        found["best"] = best.get("value")
-        stated["best"] = there[0].get(str(best.get("metric"))) if there else None
     if len(log) == record.num_steps:
         found["skipped_steps"], stated["skipped_steps"] = result.get("skipped_steps"), log.skipped()
-    return [
+    lines = [
         f"result.json: {name} is {found.get(name)}, recorded {stated.get(name)}"
         for name in sorted(stated.keys() | found.keys())
         if found.get(name) != stated.get(name)
     ]
+    wrong = not_the_best("result.json", best, record.evaluations) if isinstance(best, dict) else ""
+    return [*lines, *[wrong] * bool(wrong)]
 
 
 def _sha256(path: Path) -> str:
@@ -244,6 +268,13 @@ class CheckedFiles:
     def num_steps(self) -> int:
         """Number of steps that the run has done."""
         return self.log.stop if self.record is None else self.record.num_steps
+
+    @property
+    def eval_batches(self) -> list[int]:
+        """The values of eval_batch that the run states, if it was resumed with another one."""
+        environment = [] if self.record is None else self.record.environment
+        stated = [each[EVAL_BATCH] for each in environment if EVAL_BATCH in each]
+        return [int(each) for each in stated if re.fullmatch("[1-9][0-9]{0,8}", each)]
 
     @property
     def evaluations(self) -> dict[int, Mapping[str, Any]]:
@@ -372,12 +403,26 @@ def finding(error: SamebitsError, run: Path) -> str:
 
 
 def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
-    """Compare metric and direction of `best.json`, which `best_finding` takes as they are, with the recipe's."""
-    try:
-        best = RunFiles(run).best
-    except CheckpointError:
-        return []  # missing, or damaged, which `best_finding` reports
-    stated = f"{best.get('metric')} {best.get('better')}"
-    return [f"{BEST_FILE}: best is {stated}, in the recipe {' '.join(monitor)}"] * (
-        stated != " ".join(monitor)
+    """Compare metric and direction of the best validation, which `best_finding` takes as given, with the recipe's."""
+    files = RunFiles(run)
+    found = list[str]()
+    for name, read in (
+        (BEST_FILE, lambda: files.best),
+        ("result.json", lambda: files.result.get("best")),
+    ):
+        with suppress(CheckpointError):  # missing; or damaged, which `best_finding` reports
+            best = read()
+            stated = (
+                f"{best.get('metric')} {best.get('better')}" if isinstance(best, dict) else "none"
+            )
+            if stated != " ".join(monitor) and (
+                isinstance(best, dict) or _has_value(files, monitor[0])
+            ):
+                found.append(f"{name}: best is {stated}, in the recipe {' '.join(monitor)}")
+    return found
+
+
+def _has_value(files: RunFiles, metric: str) -> bool:
+    return files.has_statement and any(
+        each.metrics.get(metric) is not None for each in files.record.evaluations
     )

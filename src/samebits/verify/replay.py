@@ -12,6 +12,7 @@ result to the others in the flag that is reduced with the next step's gradients,
 
 import hashlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,13 +30,16 @@ from samebits.cluster import collectives
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
-from samebits.engine.build import build_from
+from samebits.engine.build import FILE_NAME as DATASET_INFO_FILE
+from samebits.engine.build import WEIGHTS as INITIAL_WEIGHTS
+from samebits.engine.build import build_from, find_dataset_info, initial_weights
 from samebits.engine.checkpoints import pack_job, restore_step
 from samebits.engine.evaluate import validate
 from samebits.engine.job import Job, init_weights, make_job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
 from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
+from samebits.inference.hub import FILE_LISTS
 from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.same_run import DATASET_INFO, identity
 from samebits.provenance.step_log import FILE_NAME as STEPS
@@ -246,6 +250,10 @@ class Plan:
     ]  #: Settings that differ from the run's and do not change the result, such as data.root.
     segments: tuple[Segment, ...]  #: The segments, by step.
     num_steps: int  #: Number of steps that the run has done.
+    eval_batches: tuple[
+        int, ...
+    ]  #: The values of eval_batch that the run had: the last digits of a loss follow from it.
+    from_scratch: bool = False  #: Replay from step 0 to the end without the run's checkpoints.
     uses_log: bool = (
         True  #: Whether to compare each step with `steps.bin`, not only the weights at the end.
     )
@@ -334,9 +342,8 @@ class Replayer:
                     self.console.share_done("replaying", self._done, self._total)
                 # Not only where the settings have one: eval_every is not part of the root.
                 if (recorded := self._plan.evaluations.get(job.progress.step)) is not None:
-                    # A collective call: the plan is equal on all ranks, so all of them are here.
-                    metrics, _, _ = validate(job)
-                    difference = difference or compare_metrics(job.progress.step, recorded, metrics)
+                    of_metrics = self._compare_metrics(recorded)
+                    difference = difference or of_metrics
         finally:
             loader.close()
         # After the last step there is no other one whose flags would inform the ranks.
@@ -344,6 +351,22 @@ class Replayer:
             job.world, None if difference is None else asdict(difference)
         )
         return self._compare_state(segment.stop) if plain is None else Difference(**plain)
+
+    def _compare_metrics(self, recorded: Mapping[str, Any]) -> Difference | None:
+        """Validate with each batch size that the run had, until the metrics are the recorded ones.
+
+        A collective call: the plan is equal on all ranks, so all of them are here.
+        """
+        job = self._job
+        found = list[Difference]()
+        for size in self._plan.eval_batches:
+            job.config = job.config.model_copy(update={"eval_batch": size})
+            metrics, _, _ = validate(job)
+            difference = compare_metrics(job.progress.step, recorded, metrics)
+            if collectives.broadcast_object(job.world, difference is None):
+                return None
+            found += [difference] if difference is not None else []
+        return found[0] if found else None
 
     def _compare_state(self, step: int) -> Difference | None:
         """Compare weights and optimizer state after a segment with the checkpoint and the final weights there."""
@@ -408,6 +431,9 @@ class Replayer:
             self.mismatches.append(text)
 
 
+_DESCRIBING = ("warnings", "left_out")  # of a listing: for the head of a run, with its paths
+
+
 def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
     """Replay a plan as one process of a world, and return the verdict as plain values; complete on rank 0.
 
@@ -428,12 +454,14 @@ def replay_on(
 ) -> Replay:
     """Replay a plan on a world that this process has joined. Returns the verdict; complete on rank 0."""
     try:
-        dataset_info = model.dataset_info(recipe, config, world)
+        kept = model.dataset_info(recipe, config, world)
     except CheckpointError as error:
         return Replay(
             mismatches=[finding(error, plan.run)],
             notes=["no step was replayed, since the dataset info is not the run's"],
         )
+    own = collectives.run_on_rank0(world, lambda: _list_again(plan, recipe, config, kept))
+    dataset_info = own.info
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
     job.identity = identity(config, dataset_info)
     log = read_steps(plan.run / STEPS) if plan.uses_log and world.is_main else StepLog()
@@ -442,8 +470,11 @@ def replay_on(
     verdict = Replay(
         environment=fingerprint.environment, code=fingerprint.code, data=fingerprint.data
     )
+    verdict.mismatches += own.findings
+    verdict.notes += own.notes
     if world.is_main:
-        verdict.differences += _compare_whole(plan, job, replayer)
+        verdict.differences += _compare_whole(plan, job, replayer, own.sha256)
+        verdict.notes += _not_stated(plan, job)
     started = time.perf_counter()
     for segment in plan.segments:
         start = segment.start
@@ -453,9 +484,12 @@ def replay_on(
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
             init_weights(job, lambda: recipe.build(config, dataset_info))
+        elif plan.from_scratch:
+            if job.progress.step != start:
+                break  # a difference has ended the replay before
         elif start in replayer.damaged and (verdict.replayed or [(0, 0)])[-1][1] == start:
             pass  # the replay has just come here, and so needs no checkpoint
-        elif not _restore(job, plan.run, start, replayer):
+        elif not _restore(job, recipe.load().config, plan.run, start, replayer):
             steps = describe([Segment(start, stop)])
             verdict.notes.append(
                 f"{steps} were not replayed, since their start is damaged; --from-scratch needs no checkpoint"
@@ -472,25 +506,130 @@ def replay_on(
     return verdict
 
 
-def _restore(job: Job, run: Path, step: int, replayer: Replayer) -> bool:
-    """Restore the checkpoint of a step, and return whether it can be used. If not, that is a finding of every rank."""
+def _restore(job: Job, stated: RunConfig, run: Path, step: int, replayer: Replayer) -> bool:
+    """Restore the checkpoint of a step, and return whether it can be used. If not, that is a finding of every rank.
+
+    Args:
+        stated: The run's settings without those of the verifier, which a checkpoint is compared with.
+    """
+    used = job.config
+    job.config = stated
     try:
         restore_step(job, run / "checkpoints", step)
     except (CheckpointError, ConfigError) as error:
         replayer.note_damage(step, error)
         return False
+    finally:
+        job.config = used
     return True
 
 
-def _compare_whole(plan: Plan, job: Job, replayer: Replayer) -> list[Difference]:
-    """Compare what the run states about itself as a whole: its length, its dataset info and its final weights."""
+class _Listing(NamedTuple):
+    """What a recipe reads from the data of the verifier, beside what the run has kept of it."""
+
+    info: dict[
+        str, Any
+    ]  #: The run's dataset info, with the lists of files that `samebits push` leaves out.
+    sha256: str  #: What its hash has to be; empty if that is not known.
+    findings: list[str]  #: Where the verifier's data says otherwise, one line each.
+    notes: list[str]  #: What could not be compared.
+
+
+def _list_again(
+    plan: Plan, recipe: RecipeSpec, config: RunConfig, kept: dict[str, Any]
+) -> _Listing:
+    """List the verifier's own data, as a run does at its start, and compare it with the run's listing.
+
+    The listing of the run came from its publisher, who could have given images other classes than their folder does.
+    """
+    now = find_dataset_info(recipe, config)
+    notes = list[str]()
+    info = {
+        name: now.get(name, value) if name in FILE_LISTS and not value else value
+        for name, value in kept.items()
+    }
+    stated = info.get(INITIAL_WEIGHTS)
+    given = initial_weights(config)
+    if given is not None and INITIAL_WEIGHTS not in now:
+        notes.append(
+            f"not compared: the weights that the run starts from, as {given} does not exist"
+        )
+        now |= {INITIAL_WEIGHTS: stated}
+    names = [name for name in {**info, **now} if name not in _DESCRIBING]
+    first = (
+        _first_difference(name, _placeless(info.get(name)), _placeless(now.get(name)))
+        for name in names
+    )
+    findings = [f"{DATASET_INFO_FILE}: {text}" for text in first if text]
+    if isinstance(stated, dict):
+        source = given or stated.get("source", "published ones")
+        notes.append(
+            f"the run starts from weights: {source}, sha256 {stated.get('sha256')}; who made them is not stated"
+        )
+    sha256 = plan.dataset_info_sha256
+    if (
+        info != kept
+        and sha256 not in ("", identity(config, info)[DATASET_INFO])
+        and _placeless(now) != now
+    ):
+        notes.append(
+            "not compared: the hash of the list of files, which has folders of the publisher"
+        )
+        sha256 = ""
+    return _Listing(info, sha256, findings, notes)
+
+
+def _placeless(value: Any) -> Any:
+    """Reduce absolute paths to their last part: the data may lie elsewhere than the publisher's."""
+    if isinstance(value, dict):
+        return {name: _placeless(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_placeless(each) for each in value]
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _first_difference(name: str, stated: Any, found: Any) -> str:
+    """Describe the first difference of two JSON values; empty if they are equal."""
+    if stated == found:
+        return ""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        key = next(each for each in [*stated, *found] if stated.get(each) != found.get(each))
+        return _first_difference(f"{name}.{key}", stated.get(key), found.get(key))
+    if isinstance(stated, list) and isinstance(found, list):
+        for index, (one, other) in enumerate(zip(stated, found, strict=False)):
+            if one != other:
+                return _first_difference(f"{name}[{index}]", one, other)
+        return f"{name} has {len(stated):,} entries, and {len(found):,} in the data here"
+    return f"{name} is {stated!r}, and {found!r} in the data here"
+
+
+def _not_stated(plan: Plan, job: Job) -> list[str]:
+    """Name the evaluations that the settings make, and that a complete run does not state."""
+    interval = job.config.eval_interval
+    per_epoch = job.order.steps_per_epoch
+    due = (step for step in range(1, plan.num_steps + 1) if interval.is_due(step, per_epoch, 0.0))
+    missing = [step for step in due if step not in plan.evaluations] if plan.weights_sha256 else []
+    several = (
+        f"s, the first after step {missing[0]:,}"
+        if len(missing) > 1
+        else f" after step {(missing or [0])[0]:,}"
+    )
+    text = f"not stated: {len(missing):,} evaluation{several}, which eval_every={job.config.eval_every} makes"
+    return [text] * bool(missing)
+
+
+def _compare_whole(plan: Plan, job: Job, replayer: Replayer, stated: str) -> list[Difference]:
+    """Compare what the run states about itself as a whole: its length, its dataset info and its final weights.
+
+    Args:
+        stated: The hash of the dataset info; empty if it is not known.
+    """
     found = []
     is_complete = bool(plan.weights_sha256)
     last = job.last_step(sorted(plan.evaluations.items()))
     if plan.num_steps > last or (is_complete and plan.num_steps < last):
         # Fewer steps than the settings have, stated as a complete run, would be another run.
         found.append(Difference(plan.num_steps, "number of steps", str(plan.num_steps), str(last)))
-    stated = plan.dataset_info_sha256
     now = str(job.identity[DATASET_INFO])
     if stated and stated != now:
         found.append(Difference(0, "dataset info", stated, now))

@@ -185,8 +185,7 @@ def verify(
             cause="\n".join([*files.mismatches, *files.notes]),
             fix="Train it with this version of Samebits and record.steps=true.",
         )
-    starts = [] if request.from_scratch else files.checkpoints
-    segments = cut(starts, files.num_steps)
+    segments = cut(files.checkpoints, files.num_steps)
     chosen = _choose(request, segments, files)
     if console is not None:
         root = files.record.root[:8] + "…" if files.record is not None else "none"
@@ -217,6 +216,10 @@ def verify(
         overrides=request.overrides,
         segments=tuple(chosen),
         num_steps=files.num_steps,
+        eval_batches=tuple(
+            dict.fromkeys([config.eval_batch, recipe.load().config.eval_batch, *files.eval_batches])
+        ),
+        from_scratch=request.from_scratch,
         uses_log=bool(len(files.log)),
         has_content=first is not None and any(first.content),
         evaluations=files.evaluations,
@@ -276,7 +279,7 @@ def _judge(
         changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
         changes += _changes(before.code[-1] if before.code else {}, done.code)
         changes += _changes(before.data, done.data)
-    notes = [*files.notes, *done.notes]
+    notes = [*files.notes, *done.notes, *_unpaired(files, done)]
     if files.log.first_step:
         notes.append(
             f"steps before {files.log.first_step:,} were replayed without a record to compare with"
@@ -297,6 +300,23 @@ def _judge(
         is_sample=request.steps is None,
         has_log=bool(len(files.log)),
     )
+
+
+def _unpaired(files: CheckedFiles, done: Replay) -> list[str]:
+    """Name the digests of code and data that only the statement or only the replay has."""
+    notes = list[str]()
+    code = files.record.code[-1] if files.record is not None and files.record.code else {}
+    for before, now in (
+        (code, done.code),
+        ({} if files.record is None else files.record.data, done.data),
+    ):
+        if before and now:
+            notes += [
+                f"not compared: {name}, which this replay does not have"
+                for name in sorted(before.keys() - now.keys())
+            ]
+            notes += [f"not stated: {name}" for name in sorted(now.keys() - before.keys())]
+    return notes
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

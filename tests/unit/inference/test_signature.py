@@ -215,6 +215,22 @@ def test_a_model_without_signature_says_nothing_of_its_maker(
         pull(str(tmp_path / "model"), tmp_path / "again")
     assert pull(str(tmp_path / "model"), tmp_path / "again", any_signer=True).is_dir()
     assert verify(Request(runs / "run")).is_verified  # one's own run needs no signature
+    assert "not signed: its maker is not known" in verify(Request(runs / "run")).notes
+
+
+@pytest.mark.parametrize("removed", [("model.sig",), ("README.md", "model.sig"), ("README.md", "config.json")])
+def test_a_pulled_model_that_lost_its_signature_is_not_verified(
+    signed: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: tuple[str, ...]
+) -> None:
+    """Where a key is trusted: with the card, it would name the key; without it, it would look like a run folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    trust_key(keys / "alice.pub")
+    pulled = pull(str(signed / "model"), tmp_path / "pulled")
+    for name in {*removed, "model.sig", "signer.pub"}:
+        (pulled / name).unlink()
+    verdict = verify(Request(pulled))
+    assert not verdict.is_verified
+    assert any(text.startswith(("not signed: ", "model.sig is missing")) for text in verdict.mismatches)
 
 
 def test_keys_that_can_not_be_used_are_refused(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

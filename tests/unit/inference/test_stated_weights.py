@@ -139,6 +139,17 @@ def test_the_final_weights_are_named_with_the_best_ones(tmp_path: Path, which: s
     assert len(line) <= 80
 
 
+@pytest.mark.parametrize(
+    "change", [{"step": 4, "value": 0.99}, {"value": 0.99}, {"metric": [[]]}, {"metric": None}, {"value": "0.9"}]
+)
+def test_a_best_value_that_the_record_contradicts_is_not_shown(honest: Path, tmp_path: Path, change: object) -> None:
+    run = shutil.copytree(honest, tmp_path / "run")
+    assert "best of the run" in describe_weights(run, "last") or "--checkpoint best" in describe_weights(run, "last")
+    edit_json(run / "checkpoints" / "best.json", lambda content: content.update(change))
+    assert "best" not in describe_weights(run, "last")
+    assert describe_weights(run, "best") == "best checkpoint"
+
+
 def test_weights_that_no_statement_lists_are_named(tmp_path: Path) -> None:
     run = folder(tmp_path)
     (run / "provenance.json").unlink()

@@ -24,6 +24,7 @@ from samebits.provenance.statement import (
     RunStatement,
     add_evaluation,
     distinct,
+    environments,
     make_statement,
 )
 from samebits.provenance.step_log import (
@@ -216,7 +217,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         chain=progress.chain,
         num_steps=progress.step,
         code=distinct(world.get("code", {}) for world in progress.worlds),
-        environment=distinct(world.get("environment", {}) for world in progress.worlds),
+        environment=environments(progress.worlds),
         data=job.fingerprint.data,
         dataset_info_sha256=str(job.identity.get(DATASET_INFO, "")),
         evaluations=evaluations,
