@@ -19,7 +19,12 @@ classes, mean, std, steps = (json.loads(texts[name]) for name in ("classes", "me
 
 def read(path):
     """Read an image file as the model's input, (C, H, W) float32."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB" if steps["colors"] == "RGB" else "L")
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.has_transparency_data:  # on white, as in a viewer
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    image = image.convert("RGB" if steps["colors"] == "RGB" else "L")
     if "resize_px" in steps:  # the whole image, without keeping its shape
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     else:  # the shorter side, then the center

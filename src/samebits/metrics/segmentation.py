@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.data.samples import Batch
-from samebits.metrics.classification import MAX_NAMED_CLASSES
+from samebits.metrics.classification import MAX_NAMED_CLASSES, single_answer
 
 IGNORED = 255  # the label of pixels that are not counted
 _SKETCH_PX = 160
@@ -122,6 +122,20 @@ class SegmentationMetric:
                 for label, iou in zip(occurring, ious, strict=True)
             }
         return values
+
+    def warnings(self) -> list[str]:
+        """Return a sentence if one class takes all pixels."""
+        labels = self._counts.sum(dim=1)
+        answers = self._counts.sum(dim=0)
+        one = single_answer(labels, answers)
+        total = int(labels.sum())
+        if one is None:
+            return []
+        share = int(answers[one]) / total
+        own = int(labels[one]) / total
+        return [
+            f"{share:.2%} of the pixels are predicted as {self._classes[one]}, as {own:.2%} of them are"
+        ]
 
     def _keep_worst(self, rows: list[tuple[float, int, list[list[int]]]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.

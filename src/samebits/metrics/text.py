@@ -83,6 +83,14 @@ class TextMetric:
             "cer": self._num_edits / max(1, self._num_characters),
         }
 
+    def warnings(self) -> list[str]:
+        """Return a sentence if nothing was read."""
+        if not self.num_samples or self._num_right or self._num_edits < self._num_characters:
+            return []
+        return [
+            f"nothing is read in {self.num_samples:,} lines: CTC first learns the blank, often for some epochs"
+        ]
+
     def _keep_worst(self, rows: list[tuple[int, int, str, str]]) -> None:
         # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
         self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[

@@ -111,7 +111,7 @@ def _check_zip(file: IO[bytes]) -> None:
 
 
 # Keys under which training scripts store the model's state_dict, most common first. `best_state_dict` is HRNet's.
-# `model_ema` and `state_dict_ema` are left out on purpose: users who need the average export it to its own file.
+# `model_ema` and `state_dict_ema` are not taken but named: users who need the average export it to its own file.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "best_state_dict", "net", "weights")
 # Prefixes that wrappers add to each name: DataParallel and DDP, torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
@@ -131,12 +131,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: The file is missing, empty or damaged, holds no weights, or could run code when read.
     """
-    path = Path(path).expanduser()
+    return _read(Path(path).expanduser())[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights in a file, as `read_state` does, and the names of averages beside them, which it has too."""
     start = _start_of(path)
     is_torch = start.startswith(_TORCH_STARTS)
     # A safetensors file begins with the length of a JSON object, in 8 bytes, and that object.
     if start[3:] == b"\0\0\0\0\0{" or (path.suffix == ".safetensors" and not is_torch):
-        return _unprefixed(read(path))
+        return _unprefixed(read(path)), []
     if not is_torch:
         raise CheckpointError(f"{path} is not a file of weights, or is damaged", fix=FETCH)
     content = read_torch_file(path)
@@ -154,7 +158,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
             fix="Save the model's state_dict to a new file: torch.save(model.state_dict(), NEW).",
         )
     check_names(found, path)
-    return _unprefixed(found)
+    averages = [
+        str(name)[:60] for name in content if str(name).endswith("ema") and _state_in(content[name])
+    ]
+    return _unprefixed(found), averages
 
 
 def load_pretrained(
@@ -184,7 +191,7 @@ def load_pretrained(
             (`module.freeze`), which would keep its random values. The model is then unchanged.
     """
     path = Path(path).expanduser()
-    state = read_state(path)
+    state, averages = _read(path)
     if rename is not None:
         state = {rename(name): tensor for name, tensor in state.items()}
     ours = model.state_dict()
@@ -222,6 +229,8 @@ def load_pretrained(
     taken_off = f', its names without "{prefix}"' if prefix else ""
     rows = {
         "weights": f"{len(loaded)} of {len(counted)} tensors, {num_values:,} values, from {path}{taken_off}",
+        "average": averages
+        and f"warning: the file has {', '.join(averages)} too, which is not taken; save it alone",
         "other shape": _some(shapes, len(shapes), "\n"),
         "skipped": _some(_grouped(skipped), len(skipped)),
         "missing": _some(_grouped(missing), len(missing)),

@@ -38,9 +38,13 @@ def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     # Fresh weights give nearly equal probabilities, of which either may be the largest.
     save_file({name: value * 50 if name.startswith("fc.") else value for name, value in state.items()}, "w.safetensors")
     export("w.safetensors", "onnx", "net.onnx", settings, preset="shapes")
-    files = ["wide.png", "high.png"]
+    files = ["wide.png", "high.png", "alpha.png", "deep.png"]
     draw(files[0], 90, 60)
     draw(files[1], 61, 80)
+    colors = Image.open(files[0])
+    colors.putalpha(Image.linear_gradient("L").resize(colors.size))
+    colors.save(files[2])
+    Image.fromarray(np.asarray(Image.open(files[1]).convert("L")).astype(np.uint16) * 257).save(files[3])
     done = subprocess.run(
         [sys.executable, "-P", EXAMPLE, "net.onnx", *files], capture_output=True, text=True, check=True, timeout=180
     )

@@ -8,13 +8,22 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from samebits.data.images import EncodedImage
-from samebits.data.names import choose_validation, first_outside, outside, overlap_rows
+from samebits.data.names import (
+    ENDINGS,
+    choose_validation,
+    first_outside,
+    is_image,
+    outside,
+    overlap_rows,
+)
 from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig, no_dataset
@@ -71,7 +80,7 @@ class FileSet:
         # As data.root, another file is more likely an archive of images.
         if path.is_file() and (setting != "data.root" or path.suffix.lower() == ".csv"):
             return read_csv(path, self._images)
-        return list_folder(self._path, setting, left_out)
+        return list_folder(self._path, setting, left_out, are_named=mixed)
 
     def files(self, names: Iterable[str]) -> list[Path]:
         """Return the paths of the files that hold listed images.
@@ -132,11 +141,10 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
     except DataError as error:
         raise error.with_slots(allowed=f"a folder, or {form}") from None
     try:
+        header: tuple[str, str] | None = None
         for row in (reader := csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)):
             where = f"{path}:{reader.line_num}"
-            if not row or (
-                reader.line_num == 1 and [cell.strip().lower() for cell in row] == ["path", "label"]
-            ):
+            if not row:
                 continue
             if len(row) != 2 or not all(cell.strip() for cell in row):
                 raise DataError(
@@ -150,13 +158,13 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                 [name], folder, folder
             ) is not None:
                 raise outside(name, folder, where=where, fix=_FIX)
-            if not os.path.isfile(os.path.join(folder, name)):
-                raise DataError(
-                    f"{where} names a missing image: {folder / name[:200]}",
-                    allowed=_CSV_COLUMNS if reader.line_num == 1 else None,
-                    fix="Correct the path, or set data.images to the folder that paths are relative to.",
-                )
-            files.setdefault(label, []).append(name)
+            found = _existing(folder, name)
+            if found is None and reader.line_num == 1 and not is_image(name):
+                header = (name, label)  # unless the lines below say otherwise
+                continue
+            if found is None:
+                raise _missing(where, name, label, folder)
+            files.setdefault(label, []).append(found)
     except csv.Error as error:
         raise DataError(
             f"{path} can't be read: {error}", allowed=form, fix="Use a readable CSV file."
@@ -167,8 +175,47 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
             allowed="lines such as daisy/a.jpg,daisy",
             fix="Add a line for each image.",
         )
+    if header is not None and header[1] in files:  # a class, so the first line is no header
+        raise _missing(f"{path}:1", *header, folder)
     check_classes(path, files)
     return {label: sorted(files[label]) for label in in_order(files)}
+
+
+def _existing(folder: Path, name: str) -> str | None:
+    """Return the path of a listed image in a folder: with its ending, and in the Unicode form that the file has."""
+    for form in dict.fromkeys(
+        [name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)]
+    ):
+        endings = ("",) if is_image(name) else ("", *ENDINGS)
+        found = [
+            form + ending
+            for ending in endings
+            if os.path.isfile(os.path.join(folder, form + ending))
+        ]
+        if len(found) > 1:
+            raise DataError(
+                f"{name} may be several images",
+                given=", ".join(found),
+                fix="Write the ending into the CSV file.",
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _missing(where: str, name: str, label: str, folder: Path) -> DataError:
+    """Make the error for a line of a CSV file whose image does not exist."""
+    if _existing(folder, label) is not None:
+        return DataError(
+            f"{where} has the image in its second column: {label}",
+            allowed=_CSV_COLUMNS,
+            fix="Write the path first, then the class.",
+        )
+    return DataError(
+        f"{where} names a missing image: {folder / name[:200]}",
+        allowed=_CSV_COLUMNS,
+        fix="Correct the path, or set data.images to the folder that paths are relative to.",
+    )
 
 
 def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
@@ -333,6 +380,24 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
             fix="Leave these images out by data.classes, which lists the classes to use.\n"
             f"If it is a class, list it there too: data.classes=[{', '.join(list(files)[:12])}"
             + (", …]" if len(files) > 12 else "]"),
+        )
+    elif several := [
+        name
+        for name in files
+        if len(parts := re.split(r"\s*[|;,+/&]\s*|\s+", name)) > 1 and files.keys() >= {*parts}
+    ]:
+        raise DataError(
+            f"class {several[0]} in {path} looks like several labels of an image",
+            given=f"{len(several):,} such classes, with {sum(len(files[name]) for name in several):,} images",
+            cause="An image has one class here.",
+            fix="Leave these images out by data.classes, which lists the classes to use, or write one label for each.\n"
+            "If they are classes, list them there too.",
+        )
+    elif all(re.fullmatch(r"\d+\.0+", name) for name in files):
+        raise DataError(
+            f"the classes in {path} are numbers with a point, such as {next(iter(files))}",
+            cause="A column with empty cells becomes one of decimal numbers in pandas.",
+            fix='Write whole numbers: table["label"].astype(int). If they are names, set data.classes to their list.',
         )
     if len(files) < 2:
         raise DataError(

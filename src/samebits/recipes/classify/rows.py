@@ -33,8 +33,21 @@ from samebits.recipes.listing import some
 # List the image files in a class folder and its subfolders, by their names.
 
 
-# Common names of the folders of a training and a validation split. The first that exists is used.
+# Common words in the names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
+# Other words that name a part of a dataset.
+_PARTS = (
+    "fold",
+    "split",
+    "part",
+    "pred",
+    "prediction",
+    "dev",
+    "testing",
+    "holdout",
+    "unlabeled",
+    "unlabelled",
+)
 
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000
@@ -72,11 +85,14 @@ def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
     return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
 
 
-def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None) -> Files:
+def list_folder(
+    folder: Path, setting: str, left_out: Counter[str] | None = None, *, are_named: bool = False
+) -> Files:
     """List the images in class folders and their subfolders, sorted by name.
 
     Args:
         left_out: Counts the files that are not used; see `walk`.
+        are_named: Whether the user has named the classes, as data.classes does.
 
     Raises:
         DataError: There are no class folders, or one is empty.
@@ -105,13 +121,32 @@ def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None
             allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
             fix="Move the images of each class into a folder named after the class.",
         )
-    if {name.lower() for name in names} <= {half for halves in _HALVES for half in halves}:
+    if not are_named and all(map(_is_part, names)):
         raise DataError(
             f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
             fix=_split_settings(root, names),
         )
     check_names(root, names)
     check_classes(root, names)
+    inner = [
+        {each for each in os.listdir(root / name) if (root / name / each).is_dir()}
+        for name in names
+    ]
+    if (
+        not are_named
+        and len(names) > 1
+        and inner[0]
+        and all(inner)
+        and all(map(_is_part, set[str]().union(*inner)))
+    ):
+        first = root / names[0] / sorted(inner[0])[0]
+        raise DataError(
+            f"each class folder in {root} has a split of its own: {', '.join(sorted(inner[0]))}",
+            given=f"{first} and others",
+            cause="They would become one set, with test images in training.",
+            fix="Put the split above the classes: train/daisy, test/daisy; then set data.train and data.eval.\n"
+            "To use all images in one set, set data.classes to the list of classes.",
+        )
     files: Files = {}
     for name in names:
         counts: Counter[str] = Counter()
@@ -127,6 +162,15 @@ def list_folder(folder: Path, setting: str, left_out: Counter[str] | None = None
                 fix=f"Add images to it, move it out of {root}, or use another dataset folder.",
             )
     return files
+
+
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z]+", name.lower())
+
+
+def _is_part(name: str) -> bool:
+    """Return whether a folder's name is that of a part of a dataset, such as training_set or fold_1."""
+    return any(word in (*_HALVES[0], *_HALVES[1], *_PARTS) for word in _words(name))
 
 
 def is_number(name: str) -> bool:
@@ -193,13 +237,14 @@ def check_classes(path: Path, names: Collection[str]) -> None:
 
 def _split_settings(root: Path, names: Sequence[str]) -> str:
     """Return a fix with the settings that name the folders of a split."""
-    known = {name.lower(): name for name in names}
+    known = {word: name for name in reversed(names) for word in _words(name)}
+    classes = "\nIf they are classes, set data.classes to their list."
     train, validation = (
         next((known[half] for half in halves if half in known), None) for halves in _HALVES
     )
     if train is None or validation is None:
-        return f"Set data.root to one of these folders, such as {root / names[0]}."
-    return f"Set data.train={root / train} data.eval={root / validation}"
+        return f"Set data.root to one of these folders, such as {root / names[0]}.{classes}"
+    return f"Set data.train={root / train} data.eval={root / validation}{classes}"
 
 
 # Images in rows, each with its class: tar shards, Parquet files, and Hugging Face datasets on disk.

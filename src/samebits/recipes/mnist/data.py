@@ -281,8 +281,11 @@ def _find(config: DataConfig, name: str) -> Path:
     root = config.root.expanduser()
     folders = (root, root / "MNIST" / "raw")
     for folder in folders:
-        for ending in ENDINGS:
-            path = folder / (name + ending)
+        # Some sites pack the files with a dot in their names.
+        for file in (
+            each + ending for each in (name, name.replace("-idx", ".idx")) for ending in ENDINGS
+        ):
+            path = folder / file
             try:
                 # stat, not exists: exists() is also False in a folder that may not be entered.
                 path.stat()

@@ -1,5 +1,6 @@
 """Open the images and annotations of COCO and CrowdPose, in the layouts of their downloads."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -32,6 +33,9 @@ from samebits.recipes.pose.skeletons import SKELETONS, Skeleton
 # Annotation files of people in COCO's format, which CrowdPose has too.
 
 
+LOGGER = logging.getLogger("samebits")
+
+
 class _Entry(BaseModel):
     id: Id
     image_id: Reference
@@ -39,6 +43,9 @@ class _Entry(BaseModel):
     bbox: tuple[Number, Number, Size, Size]
     area: Size | None = None
     iscrowd: IsCrowd = None
+
+
+_MAX_OUTSIDE = 0.05  # of the keypoints: COCO and CrowdPose have none
 
 
 def _person_model(skeleton: Skeleton) -> type[BaseModel]:
@@ -98,9 +105,43 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
         raise wrong(
             people[without[0]], "area", place, "a number of pixels, as in other annotations"
         )
+    _check_places(people, {image["id"]: image for image in content["images"]}, path)
     return index_coco(
         {**content, "annotations": [{**person, "category_id": category} for person in people]}
     )
+
+
+def _check_places(
+    people: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], path: Path
+) -> None:
+    """Check that keypoints are pixels of their images: no position would be learned from others."""
+    num_points = num_outside = num_fractions = 0
+    where = ""
+    for person in people:
+        image = images[person["image_id"]]
+        points = person["keypoints"]
+        for x, y, visible in zip(points[::3], points[1::3], points[2::3], strict=True):
+            if visible > 0:
+                num_points += 1
+                num_fractions += 0 <= x <= 1 and 0 <= y <= 1
+                if not (-1 <= x <= image["width"] + 1 and -1 <= y <= image["height"] + 1):
+                    num_outside += 1
+                    where = (
+                        where
+                        or f"annotation {person['id']}: x={x:g}, y={y:g} in {image['width']}x{image['height']}"
+                    )
+    are_fractions = num_fractions == num_points
+    if num_points and (are_fractions or num_outside > _MAX_OUTSIDE * num_points):
+        raise DataError(
+            f"the keypoints in {path} are not in pixels of the images"
+            if are_fractions
+            else f"{num_outside:,} of {num_points:,} keypoints in {path} lie outside of their images",
+            given="no coordinate above 1" if are_fractions else where,
+            cause="They are fractions of the image."
+            if are_fractions
+            else "The images were resized, or are other ones.",
+            fix="Write coordinates in pixels of the images.",
+        )
 
 
 def is_hidden(person: Mapping[str, Any]) -> bool:
@@ -121,6 +162,11 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             fix="Use an annotation file of person keypoints.",
         )
     joints = people[0].get("keypoints")
+    if joints is None:
+        order = f"taken as {skeleton.joints[0]}, {skeleton.joints[1]}, ... {skeleton.joints[-1]}"
+        LOGGER.warning(
+            "%s: the category person does not name its keypoints, which are %s", path, order
+        )
     if joints is not None and not isinstance(joints, list):
         raise DataError(
             f"the joints in {path} are not a list",

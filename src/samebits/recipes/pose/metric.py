@@ -40,6 +40,7 @@ class PoseMetric:
         self.skeleton = skeleton
         self._num_sketches = num_sketches
         self._images: dict[int, EvaluatedImage] = {}
+        self._scores: dict[str, float] = {}
 
     @property
     def num_samples(self) -> int:
@@ -82,11 +83,19 @@ class PoseMetric:
         A metric is -1 if there are no people to find, as in COCO's own evaluation.
         """
         images = self.images
-        return keypoint_scores(
+        self._scores = keypoint_scores(
             [image["target"] for image in images],
             [result for image in images for result in image["results"]],
             self.skeleton,
         )
+        return self._scores
+
+    def warnings(self) -> list[str]:
+        """Return a sentence if no person was found."""
+        num_people = sum(len(image["target"]["annotations"]) for image in self.images)
+        if self._scores.get("AP50") != 0 or not num_people:
+            return []
+        return [f"none of {num_people:,} people is found: AP50 is 0"]
 
     def _keep(self, number: int, image: EvaluatedImage) -> None:
         if number in self._images:

@@ -56,6 +56,27 @@ class _UncheckedEntry(RegionEntry):
     segmentation: Any = None
 
 
+def _bounds(region: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
+    """Return left, top, right and bottom of a region in pixels; None for run lengths, or if it has another form."""
+    try:
+        outlines = [outline[: len(outline) // 2 * 2] for outline in region["segmentation"]]
+        points = np.concatenate([np.reshape(outline, (-1, 2)) for outline in outlines])
+        return *points.min(axis=0).tolist(), *points.max(axis=0).tolist()
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _covers_a_pixel(region: Mapping[str, Any], image: Mapping[str, int]) -> bool:
+    bounds = _bounds(region)
+    if bounds is None:
+        return True
+    left, top, right, bottom = bounds
+    return (
+        min(right, image["width"]) - max(left, 0) >= 1
+        and min(bottom, image["height"]) - max(top, 0) >= 1
+    )
+
+
 class CocoFile:
     """A COCO annotation file, checked field by field.
 
@@ -96,12 +117,34 @@ class CocoFile:
         self._images: dict[str, dict[str, Any]] = {
             image["file_name"]: image for image in content["images"]
         }
+        self._check_places(regions, {image["id"]: image for image in content["images"]})
         self.names = sorted(image["file_name"] for image in content["images"])
         twice = next((name for name, other in pairwise(self.names) if name == other), None)
         if twice is not None:
             raise DataError(
                 f"{twice} is listed twice in {self.path}", fix="Remove one of the entries."
             )
+
+    def _check_places(
+        self, regions: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Check that some region of each category covers a pixel: a class without pixels would be learned at once."""
+        first: dict[int, Mapping[str, Any]] = {}
+        covering = set()
+        for region in regions:
+            kind = region["category_id"]
+            first.setdefault(kind, region)
+            if kind not in covering and _covers_a_pixel(region, images[region["image_id"]]):
+                covering.add(kind)
+        for kind, region in first.items():
+            if kind not in covering:
+                box = ", ".join(f"{value:g}" for value in _bounds(region) or ())
+                raise DataError(
+                    f"no region of {self.categories[kind]} in {self.path} covers a pixel of its image",
+                    given=f"annotation {region['id']}: left, top, right, bottom {box}",
+                    cause="coordinates are fractions of the image (0 to 1), or the image is another one",
+                    fix="Write coordinates in pixels of the images.",
+                )
 
     def image_path(self, name: str) -> Path:
         """Return the path of an image."""

@@ -72,8 +72,8 @@ class MaskFolder:
         """Return the path of an image."""
         return self._root / self._find(self._images, name)
 
-    def pair(self, name: str) -> tuple[EncodedImage, npt.NDArray[np.uint16]]:
-        """Open an image, and read the (H, W) values of its mask; see `open_pair`."""
+    def pair(self, name: str) -> tuple[EncodedImage, npt.NDArray[np.uint16], bytes]:
+        """Open an image, and read the (H, W) values of its mask and its palette; see `open_pair`."""
         return open_pair(self.image_path(name), self._root / self._find(self._masks, name))
 
     def reader(self, names: Sequence[str]) -> Callable[[str], object]:
@@ -108,7 +108,7 @@ class MaskFolder:
     def _read(
         self, name: str, _key: int, *, values: Sequence[int], table: npt.NDArray[np.int16]
     ) -> tuple[ByteArray, ByteArray]:
-        encoded, found = self.pair(name)
+        encoded, found, _ = self.pair(name)
         pixels = encoded.pixels()
         labels = np.empty(found.shape, np.int16)
         for start in range(0, found.size, BLOCK):
@@ -164,18 +164,19 @@ class MaskFolder:
         return found
 
 
-def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uint16]]:
+def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uint16], bytes]:
     """Open an image, and read the pixel values of its mask: of one channel, or the indices of a palette.
 
     Returns:
-        The image and (H, W) values, both upright by their EXIF orientation.
+        The image and (H, W) values, both upright by their EXIF orientation; and red, green and blue of each value of
+        the mask's palette, empty without one.
 
     Raises:
         DataError: A file cannot be read, or the mask does not fit the image: it has colors, values outside of 0 to
             65,535, a lossy format or another size, or the image is turned by EXIF and the mask may be or not.
     """
     encoded = EncodedImage(image, max_pixels=MAX_PIXELS)
-    values, mask_orientation = _read_values(mask)
+    values, mask_orientation, palette = _read_values(mask)
     (width, height), (mask_height, mask_width), turn = (
         encoded.size,
         values.shape,
@@ -202,11 +203,11 @@ def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uin
             where=image,
             fix=_TURN_FIX,
         )
-    return encoded, values
+    return encoded, values, palette
 
 
-def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
-    """Return the (H, W) values of a mask, upright by the EXIF orientation of its file, and that orientation."""
+def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int, bytes]:
+    """Return the (H, W) values of a mask, upright by the EXIF orientation of its file; and orientation and palette."""
     expected = "a PNG file of one channel or with a palette, whose values are classes"
     if path.suffix.lower() in _LOSSY:
         raise DataError(
@@ -238,7 +239,11 @@ def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int]:
             if low < 0
             else "Correct the mask.",
         )
-    return values.astype(np.uint16, copy=False), encoded.orientation
+    return (
+        values.astype(np.uint16, copy=False),
+        encoded.orientation,
+        bytes(image.getpalette("RGB") or ()),
+    )
 
 
 # Values that occur in masks, and those of them that are classes.
@@ -255,6 +260,8 @@ class MaskValues:
 
     by_name: dict[str, list[int]]  #: The values of each mask, by the name of its image.
     thick: set[int]  #: Values that somewhere have equal neighbors on all four sides.
+    #: Value -> color of a palette -> name of an image whose mask shows the value in this color.
+    colors: dict[int, dict[bytes, str]]
 
 
 def find_values(folder: MaskFolder) -> MaskValues:
@@ -264,20 +271,24 @@ def find_values(folder: MaskFolder) -> MaskValues:
         DataError: A mask cannot be read, or does not fit its image.
     """
 
-    def values_of(name: str) -> tuple[list[int], list[int]]:
-        values = folder.pair(name)[1]
+    def values_of(name: str) -> tuple[list[int], list[int], bytes]:
+        _, values, palette = folder.pair(name)
         has_equal = np.ones(values.shape, bool)
         for part, whole in ((has_equal, values), (has_equal.T, values.T)):
             is_same = whole[1:] == whole[:-1]
             part[1:] &= is_same
             part[:-1] &= is_same
-        return _occurring(values.reshape(-1)), _occurring(values[has_equal])
+        return _occurring(values.reshape(-1)), _occurring(values[has_equal]), palette
 
     # Threads instead of processes, since decoding releases the GIL.
     with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
         found = dict(zip(folder.names, pool.map(values_of, folder.names), strict=True))
-    thick = {value for _, values in found.values() for value in values}
-    return MaskValues({name: values for name, (values, _) in found.items()}, thick)
+    thick = {value for _, values, _ in found.values() for value in values}
+    colors: dict[int, dict[bytes, str]] = {}
+    for name, (values, _, palette) in found.items():
+        for value in values if palette else ():
+            colors.setdefault(value, {}).setdefault(palette[3 * value : 3 * value + 3], name)
+    return MaskValues({name: values for name, (values, _, _) in found.items()}, thick, colors)
 
 
 def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
@@ -287,12 +298,32 @@ def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
     return np.flatnonzero(occurs).tolist()
 
 
+def _check_colors(found: Sequence[MaskValues], root: Path) -> None:
+    """Check that a value has one color: programs that write palette files with few colors number them anew in each."""
+    for value in sorted({value for each in found for value in each.colors}):
+        colors = {
+            color: name for each in found for color, name in each.colors.get(value, {}).items()
+        }
+        if len(colors) > 1:
+            raise DataError(
+                f"the masks of {root} have palettes of their own: value {value} has several colors",
+                given="\n".join(
+                    f"{name}: #{color.hex()}" for color, name in list(colors.items())[:3]
+                ),
+                cause="A program has numbered the colors of each file anew (optipng, oxipng, quantize).",
+                fix="Write the masks again with one palette, or as one channel with the number of the class.\n"
+                "If the values are the classes whatever their colors are, set data.values to them.",
+            )
+
+
 def choose_values(found: Sequence[MaskValues], config: DataConfig, root: Path) -> list[int]:
     """Choose the values that are classes from those that occur in the masks.
 
     Raises:
-        DataError: There are too few or too many, they do not match the names, or the masks were saved with loss.
+        DataError: There are too few or too many, they do not match the names, the masks were saved with loss, or have
+            palettes of their own.
     """
+    _check_colors(found, root)
     occurring = sorted(
         {value for each in found for values in each.by_name.values() for value in values}
     )

@@ -26,7 +26,13 @@ from samebits.recipes.backbones import (
 from samebits.recipes.results import ByteArray, Tiles, draw_samples, draw_worst, gray_tiles
 from samebits.recipes.text.alphabet import BLANK, Alphabet
 from samebits.recipes.text.config import HEIGHT_PX, Config, DataConfig, ModelConfig
-from samebits.recipes.text.files import SelectedLines, check_images, choose, find_alphabet
+from samebits.recipes.text.files import (
+    SelectedLines,
+    check_images,
+    choose,
+    find_alphabet,
+    turned_rows,
+)
 from samebits.recipes.text.images import jitter_line, normalize, stretch
 from samebits.recipes.text.labels import padded_row
 from samebits.recipes.text.loss import ctc
@@ -241,7 +247,10 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         "padded": "\n".join(
             dict.fromkeys(filter(None, (padded_row(lines.labels) for lines in splits.values())))
         ),
-        "warnings": overlap_rows(splits["training"].names(), splits["validation"].names()),
+        "warnings": {
+            **overlap_rows(splits["training"].names(), splits["validation"].names()),
+            **turned_rows(splits["training"]),
+        },
     }
 
 
