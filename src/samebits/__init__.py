@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from samebits.data.sources.decoding import decode_rgb
     from samebits.data.sources.parquet_rows import ParquetRows
     from samebits.data.sources.tar_shards import TarShards
-    from samebits.data.sources.tar_writer import write_tar_shards
     from samebits.engine.evaluate import evaluate as evaluate_model
     from samebits.engine.parts import Parts
     from samebits.errors import (
@@ -107,7 +106,6 @@ __all__ = [
     "use_kernels",
     "weights_sha256",
     "world",
-    "write_tar_shards",
 ]
 
 # Module -> the public names in it.
@@ -122,7 +120,6 @@ _MODULES = {
     "samebits.data.sources.decoding": ("decode_rgb",),
     "samebits.data.sources.parquet_rows": ("ParquetRows",),
     "samebits.data.sources.tar_shards": ("TarShards",),
-    "samebits.data.sources.tar_writer": ("write_tar_shards",),
     "samebits.engine.parts": ("Parts",),
     "samebits.errors": (
         "CheckpointError",

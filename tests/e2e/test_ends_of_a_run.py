@@ -1,11 +1,13 @@
 """Runs that end by max_steps or stop_early, evaluations in steps, and a profile of some steps."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.runs import TINY, records, result, samebits, weights
+from tests.runs import LONG_S, TINY, records, result, running, samebits, wait_until, weights
 
 QUICK = ["report.tensorboard=false"]
 
@@ -48,3 +50,45 @@ def test_a_metric_that_the_validation_lacks_is_named(tmp_path: Path) -> None:
     done = samebits("train", TINY, *settings, "--run-dir", tmp_path / "run", cwd=tmp_path, code=2)
     assert "the validation has no metric nope" in done.stderr
     assert "stop_early.metric" in done.stderr
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def replace(run: Path) -> None:
+    shutil.copytree(run, run.with_name("copy"))
+    shutil.rmtree(run)
+    run.with_name("copy").rename(run)
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, move, replace])
+def test_a_run_whose_folder_goes_away_ends_with_the_reason(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "slow").touch()
+    slow = ["data.slow_s=0.05", f"data.slow_while={tmp_path}/slow", "checkpoint.every=2 steps", "loader.num_workers=0"]
+    with running("train", TINY, *slow, *QUICK, "--procs", 1, "--run-dir", run, cwd=tmp_path) as process:
+        wait_until(lambda: len(records(run, "train")) >= 3 if run.exists() else False)
+        change(run)
+        (tmp_path / "slow").unlink()
+        _, errors = process.communicate(timeout=LONG_S)
+    assert process.returncode == 5, errors
+    assert f"checkpoint error: run folder {run} was deleted or moved while the run went on" in errors
+    assert "Traceback" not in errors
+    assert not (run / "result.json").exists()
+
+
+@pytest.mark.parametrize("names", [["config.yaml"], ["steps.bin", "environment.json"]])
+def test_a_file_that_was_deleted_while_a_run_went_on_is_named_at_its_end(tmp_path: Path, names: list[str]) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "slow").touch()
+    slow = ["data.slow_s=0.05", f"data.slow_while={tmp_path}/slow", "loader.num_workers=0", "report.every_steps=1"]
+    with running("train", TINY, *slow, *QUICK, "--procs", 1, "--run-dir", run, cwd=tmp_path) as process:
+        wait_until(lambda: len(records(run, "train")) >= 3 if run.exists() else False)
+        for name in names:
+            (run / name).unlink()
+        (tmp_path / "slow").unlink()
+        output, errors = process.communicate(timeout=LONG_S)
+    assert process.returncode == 0, errors
+    expected = [name for name in ("config.yaml", "environment.json", "metrics.jsonl", "steps.bin") if name in names]
+    assert f"warning: {', '.join(expected)} in {run}: deleted while the run went on" in output + errors

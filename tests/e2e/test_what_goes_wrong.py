@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from samebits.cli.main import run
+from samebits.data.loader import lost_reader
 from samebits.data.order import Order
 from tests.runs import LONG_S, TINY, records, result, running, samebits, wait_until, weights
 from tests.warm_forkserver import WAITING
@@ -112,6 +114,41 @@ def test_a_run_does_not_resume_with_more_samples_or_fewer(tmp_path: Path) -> Non
     done = samebits(*command, "--resume", "auto", cwd=tmp_path, code=3, MOST="101")
     assert "the training set has 101 samples, and had 90 when the run started" in done.stderr
     assert weights(tmp_path / "run") == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("procs", [1, 2, 3])
+def test_a_fork_server_that_is_killed_while_processes_start_is_named(tmp_path: Path, procs: int) -> None:
+    """As the kernel does in a small container."""
+
+    def server() -> psutil.Process | None:
+        with suppress(psutil.Error):
+            found = psutil.Process(process.pid).children()
+            return next((each for each in found if any("forkserver" in word for word in each.cmdline())), None)
+        return None
+
+    with running("train", TINY, "--procs", procs, "--run-dir", tmp_path / "run", cwd=tmp_path) as process:
+        wait_until(lambda: server() is not None or process.poll() is not None)
+        if (found := server()) is not None:
+            found.kill()
+        _, errors = process.communicate(timeout=LONG_S)
+    if process.returncode:  # it may have done its work already
+        assert process.returncode == 4, errors
+        assert "launch error: " in errors
+        assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_report_of_a_killed_worker_is_found_below_other_errors(depth: int) -> None:
+    error: Exception = RuntimeError("DataLoader worker (pid(s) 7) is killed by signal: Killed. ")
+    for _ in range(depth):
+        other = ConnectionResetError(104, "Connection reset by peer")
+        other.__context__ = error
+        error = other
+    lost = lost_reader(error)
+    assert lost is not None
+    assert lost.what == "DataLoader worker (pid 7) is killed by signal: Killed"
+    assert lost_reader(ConnectionResetError(104, "Connection reset by peer")) is None
 
 
 @pytest.mark.full

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from multiprocessing.connection import wait
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ from samebits.data.samples import Batch, SampleSource, as_samples, digest_of, wi
 from samebits.data.seeding import seed_reading
 from samebits.errors import ConfigError, DataError, ReaderLost, SamebitsError, no_shared_memory
 from samebits.open_files import is_too_many_files, too_many_files
+
+_DEATH_S = 0.5  # how long the end of a killed worker takes, at most
 
 Request = tuple[IntArray, KeyArray]
 
@@ -111,16 +114,20 @@ def requests_of(steps: Iterable[Step]) -> Iterator[Request]:
             yield micro_batch.indices, micro_batch.keys
 
 
-def lost_reader(error: RuntimeError) -> DataError | None:
+def lost_reader(error: BaseException) -> DataError | None:
     """Make the error for a DataLoader worker that was killed; None if the error is another one.
 
-    torch raises it in a SIGCHLD handler, hence anywhere in the rank's code.
+    torch raises it in a SIGCHLD handler, hence anywhere in the rank's code, also while another error is handled.
     """
     match = re.search(r"DataLoader worker \(pid\D*(\d+)\) (.+)", str(error))
     if match is None:
-        return None
+        return None if error.__context__ is None else lost_reader(error.__context__)
+    return _reader_lost(match[1], match[2].rstrip(". "))
+
+
+def _reader_lost(pid: int | str, how: str) -> ReaderLost:
     return ReaderLost(
-        f"DataLoader worker (pid {match[1]}) {match[2].rstrip('. ')}",
+        f"DataLoader worker (pid {pid}) {how}",
         cause="the machine ran out of memory (see dmesg), or another process killed the worker",
         fix="Set loader.num_workers=1, or 0 for none, and resume with --resume auto.",
     )
@@ -247,6 +254,16 @@ class Loader:
         assert self._stream is not None
         try:
             return next(self._stream)
+        except (OSError, EOFError):
+            # The dataset's own error, or the rest of a batch that a killed worker was sending.
+            workers = {worker.sentinel: worker for worker in cast(Any, self._stream)._workers}
+            for ended in wait([*workers], _DEATH_S):
+                worker = workers[cast(int, ended)]
+                worker.join()
+                raise _reader_lost(
+                    worker.pid, f"was killed by signal {-(worker.exitcode or 0)}"
+                ) from None
+            raise
         except RuntimeError as error:
             if self._timeout_s is None or "DataLoader timed out" not in str(error):
                 raise

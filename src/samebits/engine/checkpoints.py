@@ -287,6 +287,7 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
         if not self._is_main and not job.replica.is_sharded:
             return
+        self.folder.check_there()
         step = job.progress.step
         best = job.progress.best
         # A save before a validation is repeated after it, under the same name. That replaces the folder, so the

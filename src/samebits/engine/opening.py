@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import DistError
 
@@ -333,6 +334,7 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
     ):
         if world.is_main:
             folder.open()
+        before, sys.unraisablehook = sys.unraisablehook, _without_lost_reader
         try:
             end = announce(folder, world)
             run = open_run(spec, recipe, world, folder, stop)
@@ -343,15 +345,22 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
             finally:
                 run.manager.close()
                 run.reports.close()
-        except RuntimeError as error:
-            # torch reports a killed DataLoader worker as a plain RuntimeError.
-            if (lost := lost_reader(error)) is not None:
+        except Exception as error:
+            # torch reports a killed DataLoader worker as a plain RuntimeError, maybe while another one is handled.
+            if not isinstance(error, SamebitsError) and (lost := lost_reader(error)) is not None:
                 raise lost from None
             raise
         finally:
+            sys.unraisablehook = before
             # Emptied and unlocked also after an error: a process id
             # that stays in the lock counts as a killed run (ADR 43).
             folder.close()
+
+
+def _without_lost_reader(unraisable: Any) -> None:
+    """Leave out the traceback of torch's report of a killed worker inside of a destructor: the next read names it."""
+    if lost_reader(unraisable.exc_value or Exception()) is None:
+        sys.__unraisablehook__(unraisable)
 
 
 def announce(folder: RunFolder, world: World) -> Callable[[str], None]:

@@ -485,6 +485,19 @@ class RunFolder:
         # With the lock: a partial file may otherwise be that of a running process.
         sweep_partials(self.path)
 
+    def check_there(self) -> None:
+        """Check that the folder was not deleted or moved since `open`: the rest of a run would be half a folder.
+
+        Raises:
+            CheckpointError: It was.
+        """
+        if self._lock is not None and not self._lock.is_there:
+            raise CheckpointError(
+                f"run folder {self.path} was deleted or moved while the run went on",
+                cause="another program or user has done so; the disk may have been unmounted",
+                fix="Move it back and resume with --resume auto; if it is lost, start the run again.",
+            )
+
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:

@@ -61,6 +61,15 @@ class RunLock:
             raise
         self._file = file
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the file that this process has locked is still the one at its path."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return self._file is None or os.path.samestat(
+                os.fstat(self._file.fileno()), self.path.stat()
+            )
+        return False
+
     def release(self) -> None:
         """Release the lock."""
         if self._file is not None:

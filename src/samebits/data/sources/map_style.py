@@ -33,8 +33,8 @@ def check_map_style(dataset: Any) -> None:
         cause="exact order, resume and several ranks need any sample at any time",
         fix=(length if missing == ["__len__"] else "")
         + "Use a map-style dataset: samebits.TarShards for tar shards, samebits.ParquetRows for Parquet, "
-        "load_dataset without streaming=True for Hugging Face. Or write the stream to a folder once with "
-        "samebits.write_tar_shards(stream, folder), and train on samebits.TarShards(folder).",
+        "load_dataset without streaming=True for Hugging Face. Or write the stream to a folder once: "
+        "datasets.Dataset.from_generator(...).save_to_disk(folder), or WebDataset's ShardWriter for TarShards.",
     )
 
 

@@ -19,7 +19,9 @@ from samebits.module.precision import describe_precision
 from samebits.optim.schedule import num_warmup_steps
 from samebits.provenance.same_run import ways_to_train_longer
 from samebits.provenance.statement import FILE_NAME as PROVENANCE
+from samebits.provenance.step_log import FILE_NAME as STEPS
 from samebits.report.format import duration, metric_name, metric_value
+from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.speed import idle_row
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import is_as_recorded, weights_sha256, write_weights
@@ -115,6 +117,17 @@ def finish(
     if reports.first_step_at is None and is_as_recorded(folder.path):
         reports.notify(f"this run is already complete. {ways_to_train_longer(folder, job.config)}")
         return
+    folder.check_there()
+    expected = (
+        "config.yaml",
+        "environment.json",
+        METRICS,
+        *([STEPS] if job.config.record.steps else []),
+    )
+    if gone := [name for name in expected if not (folder.path / name).exists()]:
+        reports.notify(
+            f"warning: {', '.join(gone)} in {folder.path}: deleted while the run went on"
+        )
     progress = job.progress
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)

@@ -31,6 +31,7 @@ from samebits.cluster.address import ReservedPort
 from samebits.cluster.env import MEMBER, VIEWS
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, mark_path, write_view
+from samebits.errors import LaunchError
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.failures import ProcessFailure, explain, signal_name
 from samebits.launch.nodes.rendezvous import count
@@ -130,7 +131,14 @@ def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> Mem
     process = context.Process(
         target=_run, args=(environment, entry, number, report), name=f"rank-{slot}"
     )
-    process.start()
+    try:
+        process.start()
+    except (EOFError, ConnectionError, FileNotFoundError) as error:
+        raise LaunchError(
+            "the processes could not be started: the fork server has ended",
+            cause="the machine or container ran out of memory (see dmesg), or another process killed it",
+            fix="Start fewer processes (--procs), or give the container more memory; --resume auto continues.",
+        ) from error
     return MemberProcess(number, slot, process, entry)
 
 
