@@ -145,7 +145,8 @@ def _likely_cause(status: RankStatus, silent: bool) -> str:
             f"its process is stopped, by SIGSTOP or a debugger: kill -CONT {status.pid} resumes it"
         )
     if silent and status.is_here:
-        return "native code never releases Python's interpreter lock; see its stack"
+        # In a network namespace of its own, as a container may have, its messages can be lost here too.
+        return "native code never releases Python's interpreter lock, see its stack; or the network to it is cut"
     if silent:
         return "its machine or the network to it is down, or native code there never releases the interpreter lock"
     if status.waits:

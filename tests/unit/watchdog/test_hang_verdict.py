@@ -68,7 +68,8 @@ def test_the_text_names_the_rank_its_activity_the_duration_and_a_fix() -> None:
     ("culprit", "text"),
     [
         (silent(1, is_here=True, is_stopped=True), "kill -CONT 101"),
-        (silent(1, is_here=True), "native code never releases Python's interpreter lock"),
+        (silent(1, is_here=True), "native code never releases Python's interpreter lock, see its stack"),
+        (silent(1, is_here=True), "or the network to it is cut"),
         (silent(1), "its machine or the network to it is down"),
         (status(1, doing=COMPUTING, waits=False), "the device does not answer"),
         (status(1, doing="evaluating", waits=False), "see its stack"),
