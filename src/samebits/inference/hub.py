@@ -259,7 +259,7 @@ def _write(run: Path, folder: Path, model: str, sign_key: Path | None) -> None:
     shutil.copyfile(run / _WEIGHTS, folder / _MODEL)
     settings = yaml.safe_load(read_plain(run / _SETTINGS))
     (folder / _SETTINGS).write_text(
-        yaml.safe_dump(_without_folders(settings), sort_keys=False), encoding="utf-8"
+        yaml.safe_dump(without_folders(settings), sort_keys=False), encoding="utf-8"
     )
     _write_json(folder / _INFO, {name: _published(name, value) for name, value in info.items()})
     _write_json(folder / _CONFIG, _network(config, parts))
@@ -280,12 +280,12 @@ def _published(name: str, value: Any) -> Any:
     return type(value)() if name in FILE_LISTS and isinstance(value, dict | list) else value
 
 
-def _without_folders(value: Any) -> Any:
-    """Reduce absolute paths in settings to their last part: they name folders of this machine."""
+def without_folders(value: Any) -> Any:
+    """Reduce absolute paths in JSON to their last part: they name folders of one machine."""
     if isinstance(value, dict):
-        return {name: _without_folders(item) for name, item in value.items()}
+        return {name: without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_folders(item) for item in value]
+        return [without_folders(item) for item in value]
     return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 

@@ -12,7 +12,6 @@ result to the others in the flag that is reduced with the next step's gradients,
 
 import hashlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from samebits.engine.job import Job, init_weights, make_job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
 from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
-from samebits.inference.hub import FILE_LISTS
+from samebits.inference.hub import FILE_LISTS, without_folders
 from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.same_run import DATASET_INFO, identity
 from samebits.provenance.step_log import FILE_NAME as STEPS
@@ -557,7 +556,7 @@ def _list_again(
         now |= {INITIAL_WEIGHTS: stated}
     names = [name for name in {**info, **now} if name not in _DESCRIBING]
     first = (
-        _first_difference(name, _placeless(info.get(name)), _placeless(now.get(name)))
+        _first_difference(name, without_folders(info.get(name)), without_folders(now.get(name)))
         for name in names
     )
     findings = [f"{DATASET_INFO_FILE}: {text}" for text in first if text]
@@ -570,22 +569,13 @@ def _list_again(
     if (
         info != kept
         and sha256 not in ("", identity(config, info)[DATASET_INFO])
-        and _placeless(now) != now
+        and without_folders(now) != now
     ):
         notes.append(
             "not compared: the hash of the list of files, which has folders of the publisher"
         )
         sha256 = ""
     return _Listing(info, sha256, findings, notes)
-
-
-def _placeless(value: Any) -> Any:
-    """Reduce absolute paths to their last part: the data may lie elsewhere than the publisher's."""
-    if isinstance(value, dict):
-        return {name: _placeless(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_placeless(each) for each in value]
-    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
 def _first_difference(name: str, stated: Any, found: Any) -> str:
