@@ -430,7 +430,8 @@ class Replayer:
             self.mismatches.append(text)
 
 
-_DESCRIBING = ("warnings", "left_out")  # of a listing: for the head of a run, with its paths
+# Of a listing: a place, and rows for the head of a run.
+_DESCRIBING = ("held_out_from", "warnings", "left_out", "padded")
 
 
 def replay(plan: Plan, here: RankAssignment | None = None) -> dict[str, Any]:
@@ -549,22 +550,22 @@ def _list_again(
     }
     stated = info.get(INITIAL_WEIGHTS)
     given = initial_weights(config)
-    if given is not None and INITIAL_WEIGHTS not in now:
-        notes.append(
-            f"not compared: the weights that the run starts from, as {given} does not exist"
-        )
-        now |= {INITIAL_WEIGHTS: stated}
-    names = [name for name in {**info, **now} if name not in _DESCRIBING]
-    first = (
-        _first_difference(name, without_folders(info.get(name)), without_folders(now.get(name)))
-        for name in names
-    )
-    findings = [f"{DATASET_INFO_FILE}: {text}" for text in first if text]
     if isinstance(stated, dict):
         source = given or stated.get("source", "published ones")
         notes.append(
             f"the run starts from weights: {source}, sha256 {stated.get('sha256')}; who made them is not stated"
         )
+    elif given is not None:
+        notes.append(f"not stated: the SHA-256 of {given}, which the run starts from")
+    if stated is not None and INITIAL_WEIGHTS not in now:
+        notes.append(f"not compared: {given} does not exist")
+    one = _compared(without_folders(info))
+    other = _compared(without_folders(now))
+    if stated is None or INITIAL_WEIGHTS not in now:  # named above
+        one.pop(INITIAL_WEIGHTS, None)
+        other.pop(INITIAL_WEIGHTS, None)
+    first = (_first_difference(name, one.get(name), other.get(name)) for name in {**one, **other})
+    findings = [f"{DATASET_INFO_FILE}: {text}" for text in first if text]
     sha256 = plan.dataset_info_sha256
     if (
         info != kept
@@ -576,6 +577,18 @@ def _list_again(
         )
         sha256 = ""
     return _Listing(info, sha256, findings, notes)
+
+
+def _compared(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two listings of one dataset have in common, wherever it lies: without paths, and texts with them."""
+    found = {name: value for name, value in info.items() if name not in _DESCRIBING}
+    if isinstance(skipped := found.get("skipped"), dict):
+        found["skipped"] = list(skipped)
+    if isinstance(sets := found.get("eval_sets"), dict):
+        found["eval_sets"] = {
+            name: each[1:] for name, each in sets.items() if isinstance(each, list)
+        }
+    return found
 
 
 def _first_difference(name: str, stated: Any, found: Any) -> str:

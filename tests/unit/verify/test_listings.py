@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from benchmarks.verify_trials.forgery import edit_json
 from samebits.errors import ConfigError
 from samebits.inference.hub import pull, push
 from samebits.recipes.classify.config import MakeConfig
@@ -158,3 +159,35 @@ def test_weights_in_the_run_folder_came_with_it(fine_tuned: Path, photos: Path, 
     (run / "config.yaml").write_text(settings)
     with pytest.raises(ConfigError, match=r"model\.weights lies in the run folder: it came with the run"):
         verified(run)
+
+
+@pytest.mark.parametrize("is_published", [False, True], ids=["run folder", "published"])
+def test_sets_that_lie_elsewhere_are_verified(photos: Path, tmp_path: Path, is_published: bool) -> None:
+    run, place = tmp_path / "run", tmp_path / "before"
+    for name in ("train", "val", "more"):
+        shutil.copytree(photos, place / name)
+    (place / "train/circles/broken.jpg").write_bytes(b"no image")
+    names = {"data.train": "train", "data.eval": "val", "data.eval_sets.night": "more"}
+    settings = ["data.on_error=skip", *SETTINGS, "--run-dir", run]
+    samebits("train", "classify/shapes", *(f"{key}={place / name}" for key, name in names.items()), *settings,
+             cwd=tmp_path)  # fmt: skip
+    model = pull(push(run, str(tmp_path / "pushed")), tmp_path / "pulled") if is_published else run
+    moved = [f"{key}={tmp_path / 'after' / name}-2" for key, name in names.items()]
+    for name in names.values():
+        shutil.copytree(place / name, tmp_path / "after" / f"{name}-2")
+    shutil.rmtree(place)
+    verdict = verified(model, *moved)
+    assert verdict.is_verified, lines(verdict)
+    assert is_published == any("the hash of the list of files" in note for note in verdict.notes)
+    shutil.rmtree(tmp_path / "after" / "val-2" / "stars")
+    assert not verified(model, *moved).is_verified
+
+
+def test_weights_whose_hash_is_not_stated_are_named(fine_tuned: Path, photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(fine_tuned, tmp_path / "run")
+    edit_json(run / "dataset_info.json", lambda info: info.pop("weights"))
+    for path in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    moved = photos.parent / "moved.safetensors"
+    verdict = verified(run, f"model.weights={moved}")
+    assert f"not stated: the SHA-256 of {moved}, which the run starts from" in verdict.notes
