@@ -73,7 +73,7 @@ def test_a_run_whose_folder_goes_away_ends_with_the_reason(tmp_path: Path, chang
         (tmp_path / "slow").unlink()
         _, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 5, errors
-    assert f"checkpoint error: run folder {run} was deleted or moved while the run went on" in errors
+    assert f"checkpoint error: run folder {run} was deleted or moved during the run" in errors
     assert "Traceback" not in errors
     assert not (run / "result.json").exists()
 
@@ -91,4 +91,4 @@ def test_a_file_that_was_deleted_while_a_run_went_on_is_named_at_its_end(tmp_pat
         output, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, errors
     expected = [name for name in ("config.yaml", "environment.json", "metrics.jsonl", "steps.bin") if name in names]
-    assert f"warning: {', '.join(expected)} in {run}: deleted while the run went on" in output + errors
+    assert f"warning: {', '.join(expected)} in {run}: deleted during the run" in output + errors

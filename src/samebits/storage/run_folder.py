@@ -493,7 +493,7 @@ class RunFolder:
         """
         if self._lock is not None and not self._lock.is_there:
             raise CheckpointError(
-                f"run folder {self.path} was deleted or moved while the run went on",
+                f"run folder {self.path} was deleted or moved during the run",
                 cause="another program or user has done so; the disk may have been unmounted",
                 fix="Move it back and resume with --resume auto; if it is lost, start the run again.",
             )

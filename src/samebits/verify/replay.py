@@ -531,7 +531,7 @@ class _Listing(NamedTuple):
         str, Any
     ]  #: The run's dataset info, with the lists of files that `samebits push` leaves out.
     sha256: str  #: What its hash has to be; empty if that is not known.
-    findings: list[str]  #: Where the verifier's data says otherwise, one line each.
+    findings: list[str]  #: Where the verifier's data differs, one line each.
     notes: list[str]  #: What could not be compared.
 
 

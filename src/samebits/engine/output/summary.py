@@ -125,9 +125,7 @@ def finish(
         *([STEPS] if job.config.record.steps else []),
     )
     if gone := [name for name in expected if not (folder.path / name).exists()]:
-        reports.notify(
-            f"warning: {', '.join(gone)} in {folder.path}: deleted while the run went on"
-        )
+        reports.notify(f"warning: {', '.join(gone)} in {folder.path}: deleted during the run")
     progress = job.progress
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)

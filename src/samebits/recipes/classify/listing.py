@@ -160,7 +160,7 @@ def read_csv(path: Path, images: Path | None = None) -> Files:
                 raise outside(name, folder, where=where, fix=_FIX)
             found = _existing(folder, name)
             if found is None and reader.line_num == 1 and not is_image(name):
-                header = (name, label)  # unless the lines below say otherwise
+                header = (name, label)  # if no line below has this class
                 continue
             if found is None:
                 raise _missing(where, name, label, folder)

@@ -36,18 +36,7 @@ from samebits.recipes.listing import some
 # Common words in the names of the folders of a training and a validation split. The first that exists is used.
 _HALVES = (("train", "training"), ("val", "valid", "validation", "eval", "test"))
 # Other words that name a part of a dataset.
-_PARTS = (
-    "fold",
-    "split",
-    "part",
-    "pred",
-    "prediction",
-    "dev",
-    "testing",
-    "holdout",
-    "unlabeled",
-    "unlabelled",
-)
+_PARTS = ("fold", "split", "part", "pred", "prediction", "dev", "testing", "holdout", "unlabeled")
 
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000

@@ -299,7 +299,7 @@ def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
 
 
 def _check_colors(found: Sequence[MaskValues], root: Path) -> None:
-    """Check that a value has one color: programs that write palette files with few colors number them anew in each."""
+    """Check that a value has one color: programs that write palette files with few colors number them again in each."""
     for value in sorted({value for each in found for value in each.colors}):
         colors = {
             color: name for each in found for color, name in each.colors.get(value, {}).items()
@@ -310,7 +310,7 @@ def _check_colors(found: Sequence[MaskValues], root: Path) -> None:
                 given="\n".join(
                     f"{name}: #{color.hex()}" for color, name in list(colors.items())[:3]
                 ),
-                cause="A program has numbered the colors of each file anew (optipng, oxipng, quantize).",
+                cause="A program has numbered the colors of each file again (optipng, oxipng, quantize).",
                 fix="Write the masks again with one palette, or as one channel with the number of the class.\n"
                 "If the values are the classes whatever their colors are, set data.values to them.",
             )
