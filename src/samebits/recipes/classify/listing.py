@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 # A listing has the names of images by class: paths relative to a folder, or indices of rows.
 
 
-_CSV_COLUMNS = "the path of an image, a comma, its class;\na header line, if any, is path,label"
+_CSV_COLUMNS = (
+    "the path of an image, a comma, its class;\na header line, such as path,label, may stand above"
+)
 _MAX_CSV_BYTES = 1 << 30
 _FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
 ImageSet: TypeAlias = "FileSet | ImageRows"
