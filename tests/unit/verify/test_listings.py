@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.verify_trials.forgery import edit_json
 from samebits.errors import ConfigError
 from samebits.inference.hub import pull, push
 from samebits.recipes.classify.config import MakeConfig
 from samebits.recipes.classify.make import make
 from samebits.verify.verify import Request, Verdict, lines, verify
 from tests.runs import LONG_S, environment, samebits
+from tests.verify_trials.forgery import edit_json
 
 SETTINGS = ("model.name=timm/test_resnet", "max_steps=2", "loader.num_workers=0", "--procs", 1)
 # A publisher who trains on a listing of his own.

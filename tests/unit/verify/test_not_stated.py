@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verify_trials.forgery import edit_json, edit_tensors, forge
-from benchmarks.verify_trials.runs import prepare_process, train, verified
 from samebits.storage.manifest import WEIGHTS
 from samebits.verify.replay import _first_difference
 from samebits.verify.verify import lines
+from tests.verify_trials.forgery import edit_json, edit_tensors, forge
+from tests.verify_trials.runs import prepare_process, train, verified
 
 
 @pytest.mark.parametrize("empty", [("code",), ("environment",), ("data",), ("code", "environment", "data")])
