@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import ALONE, read_assignment
-from samebits.config.load import as_overrides, given_path
+from samebits.config.given import as_overrides, given_path
 from samebits.errors import ConfigError, LaunchError
 from samebits.launch.start import resume_from
 from samebits.launch.subcommand import SAMEBITS, run_subcommand

@@ -100,7 +100,7 @@ def test_a_resume_with_another_length_shows_the_command_of_a_new_run(run: Path, 
 
 
 def test_the_same_settings_are_not_refused(run: Path) -> None:
-    from samebits.cli.train import check_before_start
+    from samebits.cli.start_run import check_before_start
     from samebits.recipes.catalog import find
 
     found = find(str(run / "config.yaml"))

@@ -44,7 +44,7 @@ def _parts(name: str, tmp_path: Path) -> Parts:
         "digits": lambda: mnist.build(config),  # type: ignore[arg-type]
         "classify": lambda: classify.build(config, classify.dataset_info(config)),  # type: ignore[arg-type]
         "text": lambda: text.build(config, text.dataset_info(config)),  # type: ignore[arg-type]
-        "pose": lambda: with_people(pose.build(config), config),  # type: ignore[arg-type]
+        "pose": lambda: with_people(pose.build(config, {}), config),  # type: ignore[arg-type]
         "segment_shapes": lambda: segment.build(config, segment.dataset_info(config)),  # type: ignore[arg-type]
     }
     return builders[name]()

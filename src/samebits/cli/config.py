@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samebits.cli.options import Debug, Overrides
-from samebits.config.load import given_path
+from samebits.config.given import given_path
 
 if TYPE_CHECKING:
     from samebits.config.describe import Row

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperGroup
 
-from samebits.config.load import given_path
+from samebits.config.given import given_path
 from samebits.errors import printable
 
 DEBUG_VARIABLE = "SAMEBITS_DEBUG"

@@ -148,7 +148,7 @@ def _define(
     prunes: bool,
 ) -> tuple[Sweep, Path]:
     """Define a new sweep, check it, and create its folder."""
-    from samebits.cli.train import check_before_start
+    from samebits.cli.start_run import check_before_start
     from samebits.sweeps.state_file import SearchSpec, define_grid, define_search, make_folder
 
     if bool(grid) == bool(search) or bool(space) != bool(search):

@@ -24,7 +24,7 @@ from samebits.cluster.address import interface_towards, link_speed
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.world import World, layout_text
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.data.keyed import keys
 from samebits.data.samples import SampleSource, digest_of

@@ -27,7 +27,7 @@ from samebits.cluster import collectives
 from samebits.cluster.signals import StopSignal
 from samebits.cluster.world import World
 from samebits.config.document import to_yaml
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.data.loader import lost_reader
 from samebits.engine.build import FILE_NAME, Recipe, build_from, dataset_info_for
 from samebits.engine.checkpoints import CheckpointManager

@@ -11,7 +11,7 @@ from typing import Any
 
 from samebits.bench.processes import ask_here
 from samebits.cluster.env import RankAssignment
-from samebits.config.load import as_overrides
+from samebits.config.given import as_overrides
 from samebits.errors import ConfigError, DataError, LaunchError
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.launch.kernels import pin_kernels

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, printable
 from samebits.provenance.run_files import RunFiles, best_finding

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import RankAssignment, read_assignment
-from samebits.config.load import flat, given_path
+from samebits.config.given import flat, given_path
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.cores import num_cores, visible_gpus
 from samebits.errors import ConfigError, LaunchError

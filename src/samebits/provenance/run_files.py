@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.config.removed import without_removed
 from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance import statement

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from samebits.config import document
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.config.removed import without_removed
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, LaunchError, cannot_read

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config import document
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.errors import SamebitsError
 from samebits.plain_file import parse_json
 from samebits.provenance.run_files import over_worlds

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import psutil
 
 from samebits.config import document
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
 from samebits.plain_file import parse_json, read_plain
 from samebits.report.records import FILE_NAME as RECORDS

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.config.document import parse
-from samebits.config.load import flat, load, mapping_layer
+from samebits.config.given import flat
+from samebits.config.load import load, mapping_layer
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.plain_file import read_plain

@@ -16,7 +16,8 @@ import samebits
 import samebits.version
 from samebits.cli import train
 from samebits.cli.main import run
-from samebits.config.load import Loaded, flat
+from samebits.config.given import flat
+from samebits.config.load import Loaded
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.launch.start import LaunchOptions

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from samebits.config.given import as_overrides, given_path
 from samebits.config.interval import parse_interval
-from samebits.config.load import as_overrides, given_path
 from samebits.errors import ConfigError
 from samebits.process_range import MAX_NODES, ProcessRange, parse_range
 

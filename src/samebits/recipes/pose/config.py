@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from samebits.config.load import check_exists
+from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.network_config import TIMM, NetworkConfig

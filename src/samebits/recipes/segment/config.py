@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samebits.config.load import check_exists
+from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.recipes.network_config import TIMM, NetworkConfig

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from samebits.config.load import flat
+from samebits.config.given import flat
 from samebits.report.trackers.tracker import Outcome, TrackedRun, Tracker
 
 # Limits of one request to MLflow.
