@@ -14,7 +14,7 @@ import pytest
 
 import samebits
 import samebits.version
-from samebits.cli import train
+from samebits.cli import start_run
 from samebits.cli.main import run
 from samebits.config.given import flat
 from samebits.config.load import Loaded
@@ -44,7 +44,7 @@ class FakeApi(SimpleNamespace):
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setattr(train, "train_command", fake.train_command)
+    monkeypatch.setattr(start_run, "train_command", fake.train_command)
     monkeypatch.delenv("SAMEBITS_DEBUG", raising=False)
     return fake
 

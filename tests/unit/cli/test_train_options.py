@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samebits.bench.processes import ask
-from samebits.cli import train
+from samebits.cli import start_run
 from samebits.cli.main import run
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, LaunchError
@@ -20,7 +20,7 @@ from samebits.process_range import ProcessRange
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What training was started with."""
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(train, "train_command", lambda *arguments: made.append(arguments) or 0)
+    monkeypatch.setattr(start_run, "train_command", lambda *arguments: made.append(arguments) or 0)
     return made
 
 
