@@ -35,7 +35,7 @@ def test_a_run_stops_early_after_the_same_step_in_any_world_and_is_verified(tmp_
         output = samebits(
             "train", TINY, *settings, "--procs", procs, "--run-dir", tmp_path / f"run-{procs}", cwd=tmp_path
         ).stdout
-        assert "training ends: no improvement in 2 validations (stop_early)" in output
+        assert "training ends: top1 did not improve in 2 validations, larger is better (stop_early)" in output
     assert result(tmp_path / "run-1")["steps"] == 9
     assert weights(tmp_path / "run-1") == weights(tmp_path / "run-2")
     assert result(tmp_path / "run-1")["root"] == result(tmp_path / "run-2")["root"]
@@ -43,6 +43,16 @@ def test_a_run_stops_early_after_the_same_step_in_any_world_and_is_verified(tmp_
     assert "this run is already complete. To train longer, start a new run:" in again.stdout
     assert f"samebits train {tmp_path}/run-1/config.yaml --run-dir NEW epochs=N" in again.stdout
     assert "verified   every step of the run" in samebits("verify", tmp_path / "run-2", "--all", cwd=tmp_path).stdout
+
+
+def test_a_run_whose_loss_falls_is_not_stopped_by_it(tmp_path: Path) -> None:
+    settings = ["epochs=4", "stop_early.patience=1", "stop_early.metric=loss", *QUICK]
+    output = samebits("train", TINY, *settings, "--run-dir", tmp_path / "run", cwd=tmp_path).stdout
+    losses = [record["loss"] for record in records(tmp_path / "run", "eval")]
+    rises = [number for number in range(1, len(losses)) if losses[number] >= min(losses[:number])]
+    assert len(losses) >= 3
+    assert rises in ([], [len(losses) - 1])
+    assert ("training ends: loss did not improve in 1 validation, smaller is better" in output) == (len(losses) < 4)
 
 
 def test_a_metric_that_the_validation_lacks_is_named(tmp_path: Path) -> None:

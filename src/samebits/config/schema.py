@@ -8,7 +8,15 @@ from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from samebits.config.interval import INTERVAL_FORMS, Interval, parse_interval, parse_steps
 
@@ -165,9 +173,20 @@ class StopEarlyConfig(Settings):
     metric: str | None = Field(
         default=None, description="Metric of the validation. null: the one the recipe monitors."
     )
-    better: Literal["max", "min"] = Field(
-        default="max", description="Whether larger or smaller values of metric are better."
+    better: Literal["auto", "max", "min"] = Field(
+        default="auto",
+        description="Whether larger or smaller values of metric are better. auto: as for the metric that the recipe "
+        "monitors; for another one smaller ones if its name is that of a loss or an error, else larger ones.",
     )
+
+    @field_validator("better")
+    @classmethod
+    def _is_of_a_metric(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("metric") is not None:
+            return value
+        if value == "min":
+            raise ValueError("must be of a metric; fix: Set stop_early.metric too.")
+        return "auto"  # stored settings have max, once the default, which does not count without a metric
 
 
 class CheckpointConfig(Settings):

@@ -7,12 +7,20 @@ therefore stop after the same step without an exchange, and a resumed run stops 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from samebits.config.schema import StopEarlyConfig
+
+_LOWER_IS_BETTER = re.compile(r"loss|error|distance|perplexity|\b([cw]er|mae|mape|r?mse|nll)\b", re.IGNORECASE)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether lower values of a metric are better, by its name."""
+    return _LOWER_IS_BETTER.search(metric) is not None
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,13 @@ class Patience:
 
 def metric_of(config: StopEarlyConfig, monitor: tuple[str, str]) -> tuple[str, float]:
     """Return the name of the metric, by default `monitor`, and 1 if larger values are better or else -1."""
-    name, better = (config.metric, config.better) if config.metric is not None else monitor
+    name, better = monitor
+    if config.metric is not None:
+        if config.better != "auto":
+            better = config.better
+        elif config.metric != name:
+            better = "min" if is_lower_better(config.metric) else "max"
+        name = config.metric
     return name, 1.0 if better == "max" else -1.0
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from samebits.config import document
 from samebits.errors import ConfigError, printable
+from samebits.metrics.early_stop import is_lower_better
 from samebits.provenance.same_run import is_free
 from samebits.report.format import clock, metric_name, metric_value
 from samebits.run_views.files import plain_text
@@ -48,7 +49,6 @@ _FIELDS: dict[str, Callable[[RunSummary], Any]] = {
     "procs": lambda run: run.procs or None,
     "sha256": lambda run: run.weights_sha256 or None,
 }
-_LOWER_IS_BETTER = re.compile(r"loss|error|distance|\b[cw]er\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,6 @@ def select(
     # The sort is stable, so runs with equal values stay in the order of their names.
     present.sort(key=lambda run: _sortable(value_of(run, key)), reverse=goes_down)
     return present + [run for run in kept if value_of(run, key) is None]
-
-
-def is_lower_better(metric: str) -> bool:
-    """Return whether lower values of a metric are better, by its name."""
-    return _LOWER_IS_BETTER.search(metric) is not None
 
 
 def _is_number(value: Any) -> bool:

@@ -21,11 +21,11 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.subcommand import SAMEBITS, Subcommand
+from samebits.metrics.early_stop import is_lower_better
 from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock
 from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of
-from samebits.run_views.table import is_lower_better
 from samebits.sweeps.search import Search
 from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 

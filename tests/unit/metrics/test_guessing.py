@@ -93,8 +93,32 @@ def test_a_small_improvement_does_not_count() -> None:
     assert last_step(steps, StopEarlyConfig(patience=2), MONITOR) is None
 
 
+@pytest.mark.parametrize("name", ["loss", "night.loss", "cer", "mean_error", "Perplexity", "val.rmse"])
+def test_a_loss_or_an_error_is_minimized_without_a_word(name: str) -> None:
+    assert metric_of(StopEarlyConfig(patience=1, metric=name), MONITOR) == (name, -1.0)
+    falling = [(step, {name: value}) for step, value in enumerate([1.941, 0.2352, 0.0497, 0.05])]
+    assert last_step(falling, StopEarlyConfig(patience=2, metric=name), MONITOR) is None
+    assert last_step(falling, StopEarlyConfig(patience=1, metric=name), MONITOR) == 3
+
+
+@pytest.mark.parametrize("name", ["top5", "AP", "mean_iou", "night.recall", "slower"])
+def test_any_other_metric_is_maximized_unless_the_user_says_otherwise(name: str) -> None:
+    assert metric_of(StopEarlyConfig(patience=1, metric=name), MONITOR) == (name, 1.0)
+    assert metric_of(StopEarlyConfig(patience=1, metric=name, better="min"), MONITOR) == (name, -1.0)
+
+
+def test_the_metric_that_the_recipe_monitors_keeps_its_direction() -> None:
+    assert metric_of(StopEarlyConfig(patience=1, metric="score"), ("score", "min")) == ("score", -1.0)
+    assert metric_of(StopEarlyConfig(patience=1), ("loss_of_rivals", "max")) == ("loss_of_rivals", 1.0)
+    # Settings that were stored when max was the default, and did not count without a metric.
+    assert StopEarlyConfig(better="max") == StopEarlyConfig()
+    assert metric_of(StopEarlyConfig(patience=1, better="max"), ("loss", "min")) == ("loss", -1.0)
+    with pytest.raises(ValueError, match="must be of a metric"):
+        StopEarlyConfig(patience=1, better="min")
+
+
 def test_another_metric_has_a_direction_of_its_own() -> None:
-    config = StopEarlyConfig(patience=1, metric="loss", better="min")
+    config = StopEarlyConfig(patience=1, metric="loss")
     assert metric_of(config, MONITOR) == ("loss", -1.0)
     steps = [(1, {"loss": 2.0}), (2, {"loss": 1.0}), (3, {"loss": 1.5})]
     assert last_step(steps, config, MONITOR) == 3

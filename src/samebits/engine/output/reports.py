@@ -17,6 +17,7 @@ from samebits.engine.job import Job
 from samebits.engine.output.recorder import StepRecorder, altered_evaluations
 from samebits.engine.progress import StepResult
 from samebits.extras import is_installed
+from samebits.metrics.early_stop import metric_of
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
 from samebits.module.flops import training_flops
 from samebits.report.console import Console
@@ -307,8 +308,12 @@ class Reports:
                 self._console.say(describe_set(name, values, len(job.eval_sets[name])))
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
-                of = f"{stale} validation{'s' if stale > 1 else ''}"
-                self.notify(f"training ends: no improvement in {of} (stop_early)")
+                name, sign = metric_of(config.stop_early, job.parts.monitor)
+                in_all = f"in {stale} validation{'s' if stale > 1 else ''}"
+                order = "larger" if sign > 0 else "smaller"
+                self.notify(
+                    f"training ends: {name} did not improve {in_all}, {order} is better (stop_early)"
+                )
             is_last = job.is_complete
             self._num_evaluations += 1
             is_late = (
