@@ -363,19 +363,15 @@ def _merges(notes: TrialTrace) -> list[Finding]:
         return []
     one = metric["results"]["1"]
     for size, other in metric["results"].items():
-        # By repr: it distinguishes all bits of a float, and NaN is equal to itself.
-        name = next(
-            (name for name in {**one, **other} if repr(one.get(name)) != repr(other.get(name))),
-            None,
-        )
-        if name is None and "error" not in other:
+        # As text: it distinguishes all bits of a float, and NaN is equal to itself.
+        if isinstance(other, str):  # the text of an exception
+            text = other
+        elif other == one:
             continue
+        else:
+            name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+            text = f"{name} is {one.get(name)} on 1 process, {other.get(name)} on {size}"
         file, line = metric["line"] or ("", 0)
-        text = (
-            other["error"]
-            if "error" in other
-            else f"{name} is {one.get(name)} on 1 process, {other.get(name)} on {size}"
-        )
         return [
             Finding(
                 f"metric {metric['name']} does not merge: {text}",

@@ -144,7 +144,7 @@ def probe_metric(probed: Probed, parts: Parts, model: nn.Module, samples: Sample
     }
 
 
-def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str, str]:
+def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str, str] | str:
     """Return the metrics as a world of `size` processes has them; the error's text if they cannot be merged."""
     states = []
     for rank in range(size):
@@ -159,7 +159,7 @@ def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str
             merged.merge(codec.decode(codec.encode(state), torch.device("cpu")))
         return {name: repr(float(value)) for name, value in merged.result().items()}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
+        return f"{type(error).__name__}: {error}"[:300]
 
 
 # Compute a micro-batch, another one, and the first again; and the loss of a batch and of its halves.
