@@ -146,6 +146,26 @@ def test_a_line_without_a_label_is_named(tmp_path: Path) -> None:
         labels_of(tmp_path / "l.txt", "a.png x\n\nb.png\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "number"),
+    [
+        ("l.tsv", "no tab here\n", 1),
+        ("l.tsv", "a.png one\nb.png two\n", 1),
+        ("l.txt", "a.png\tone\nb.png two\nc.png\tthree\n", 2),
+    ],
+)
+def test_a_line_without_a_tab_among_those_with_one_is_named(tmp_path: Path, name: str, text: str, number: int) -> None:
+    with pytest.raises(DataError, match=rf"{name}:{number} has no tab") as error:
+        labels_of(tmp_path / name, text)
+    assert error.value.slots["given"] == text.splitlines()[number - 1]
+    assert error.value.slots["allowed"] == "path<TAB>text"
+
+
+def test_a_tab_in_one_text_does_not_make_the_file_a_table(tmp_path: Path) -> None:
+    found = labels_of(tmp_path / "l.txt", "a.png x\ty\nb.png z\nc.png w\n")
+    assert [found.text(row) for row in range(3)] == ["x\ty", "z", "w"]
+
+
 def test_an_empty_file_of_labels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no labels"):
         labels_of(tmp_path / "l.txt", "\n\n")

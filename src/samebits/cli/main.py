@@ -25,6 +25,9 @@ from samebits.open_files import is_too_many_files, too_many_files
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+_OF_SETTINGS = "Settings are given without dashes: {}"
+# What other tools call --procs.
+_PROCESSES = ("gpus", "devices", "num_gpus", "ngpus", "nproc", "num_processes", "world")
 # Errors of a path that no nearer code has handled.
 _OF_PATHS = (
     errno.ENAMETOOLONG,
@@ -101,11 +104,29 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
         # A wrong command or option. Recognized by its attributes: typer moves click's classes between versions.
         if not (hasattr(error, "show") and hasattr(error, "exit_code")):
             raise
+        option = getattr(error, "option_name", None)
+        instead = _instead_of(option, list(arguments)) if option else ""
+        if instead:
+            error.possibilities = None  # those with similar letters, such as --procs for --epochs
         error.show()
-        if getattr(error, "option_name", None):
-            print("Settings are given without dashes: epochs=3 optim.lr=0.1", file=sys.stderr)
+        if option:
+            print(instead or _OF_SETTINGS.format("epochs=3 optim.lr=0.1"), file=sys.stderr)
         return int(error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _instead_of(option: str, arguments: list[str]) -> str:
+    """Return what to write instead of an option of other tools, such as --epochs 3 or --gpus=2; "" if it is none."""
+    from samebits.config.load import setting_called
+    from samebits.config.schema import RunConfig
+
+    at = next(place for place, text in enumerate(arguments) if text.partition("=")[0] == option)
+    value = arguments[at].partition("=")[2] or "".join(arguments[at + 1 : at + 2]) or "N"
+    name = option.lstrip("-").replace("-", "_")
+    if name in _PROCESSES:
+        return f"GPUs are used by one process each: --procs {value}"
+    key = setting_called(RunConfig, name)
+    return _OF_SETTINGS.format(f"{key}={value}") if key else ""
 
 
 @cache  # it reads the signatures of all commands

@@ -20,7 +20,7 @@ from samebits.cli.options import (
     line_text,
     path_option,
 )
-from samebits.errors import DataError
+from samebits.errors import ConfigError, DataError
 from samebits.process_range import MAX_PROCS
 
 # `samebits eval`: needs only the run folder, or a file of weights and the name of its model.
@@ -73,7 +73,7 @@ def evaluate(
 
 
 Arguments = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="FILE",
         help="Files, and folders of them; settings as KEY=VALUE.",
@@ -95,7 +95,7 @@ _WIDEST_NAME = 40
 
 def predict(
     run: Model,
-    files: Arguments,
+    files: Arguments = None,
     draw: Draw = None,
     preset: Preset = None,
     checkpoint: Checkpoint = "last",
@@ -103,15 +103,20 @@ def predict(
     debug: Debug = False,
 ) -> int:
     """Predict for files. A file that cannot be read is named, and the others are processed."""
+    from samebits.data.names import ENDINGS
     from samebits.inference import predict
     from samebits.inference.trained_model import TrainedModel
 
-    paths = [Path(file) for file in files if not _is_setting(file)]
-    settings = [file for file in files if _is_setting(file)]
-    if not paths:
-        raise DataError(
-            "no file was given", fix=f"Name a file: samebits predict {shlex.quote(str(run))} FILE"
+    paths = [Path(file) for file in files or [] if not _is_setting(file)]
+    settings = [file for file in files or [] if _is_setting(file)]
+    quoted = shlex.quote(str(run))
+    if run.suffix.lower() in ENDINGS:
+        rest = shlex.join([str(path) for path in (run, *paths)])
+        raise ConfigError(
+            f"{run} is an image, not a run", fix=f"Name the run first: samebits predict RUN {rest}"
         )
+    if not paths:
+        raise ConfigError("no file was given", fix=f"Name a file: samebits predict {quoted} FILE")
     files_asked = predict.expand(paths)
     width = min(max(len(str(file)) for file in files_asked), _WIDEST_NAME)
     num_bad = 0

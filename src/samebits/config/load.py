@@ -86,6 +86,13 @@ def is_missing(fault: ErrorDetails) -> bool:
     return fault["type"] == "missing" and all(isinstance(key, str) for key in fault["loc"])
 
 
+def setting_called(model: type[BaseModel], name: str) -> str | None:
+    """Return the dotted name of a setting with this last name, here or in other tools; None if there is none."""
+    keys = [setting.key for setting in describe.settings(model) if not setting.is_section]
+    alias = _ALIASES.get(name)
+    return next((key for key in keys if key == alias or key.rpartition(".")[2] == name), None)
+
+
 class _Reader:
     """Explains one of pydantic's errors at a time."""
 
@@ -198,7 +205,7 @@ class _Reader:
         if setting.is_section:
             return f"Set a key of the section, such as {setting.key}.KEY=VALUE."
         near = (
-            difflib.get_close_matches(str(value), setting.type.split(" | "), n=1)
+            difflib.get_close_matches(value.lower(), setting.type.split(" | "), n=1)
             if isinstance(value, str)
             else []
         )

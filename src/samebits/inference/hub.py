@@ -319,6 +319,7 @@ def _write_card(
         printable(name): value for name, value in finite_numbers(result.get("metrics")).items()
     }
     network = str(getattr(getattr(config, "model", None), "name", ""))
+    may_end_early = config.max_steps is not None or config.stop_early.patience is not None
     data = ModelCardData(
         library_name="timm" if network.startswith("timm/") else "samebits",
         pipeline_tag=task if is_classifier else None,
@@ -340,7 +341,8 @@ def _write_card(
     )
     rows = {
         "network": network,
-        "epochs": config.epochs,
+        "epochs": "" if may_end_early else config.epochs,
+        "steps": result.get("steps", ""),
         "global batch": config.global_batch,
         "optimizer": f"{config.optim.name}, learning rate {config.optim.lr:g}, {config.optim.schedule}",
         "seed": config.seed,

@@ -43,7 +43,16 @@ def check_same_run(folder: RunFolder, config: RunConfig, resume: str) -> None:
     check_utf8(folder.path)
     if resume == "never" and folder.has_checkpoints:
         raise holds_a_run(folder.path)
-    other = differing(settings_of(folder), config)
+    settings = settings_of(folder)
+    name = Path(config.recipe).name
+    if folder.has_checkpoints and Path(str(settings.get("recipe"))).name != name:
+        quoted = shlex.quote(str(folder.path))
+        raise ConfigError(
+            f"{folder.path} is a run of {settings.get('recipe')}, and not of {name}",
+            fix="To resume it, name no recipe; for a new run, give another --run-dir:\n"
+            f"  samebits train --run-dir {quoted} --resume auto",
+        )
+    other = differing(settings, config)
     if other and folder.has_checkpoints:
         raise ConfigError(
             f"run folder {folder.path} holds a run with other settings",

@@ -102,6 +102,12 @@ def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
     check_file(path)
     path = path.resolve()
     content = read_recipe(path)
+    if b".backward(" in content and b"build" not in content:
+        raise ConfigError(  # before it trains, or fails for want of a launcher
+            f"{short_path(path)} is a training script, not a recipe, which defines build",
+            fix="Run it as it is, with the batches that you want:\n"
+            f"  samebits launch --nproc-per-node 2 --global-batch 32 --micro-batch 16 {shlex.quote(short_path(path))}",
+        )
     if named_in is not None:
         check_trusted(path, content, named_in)
     return path, load_file(path, content)
@@ -374,7 +380,7 @@ def _from_file(path: Path, *, named_in: str | None = None) -> RecipeSpec:
     if not callable(getattr(module, "build", None)):
         raise ConfigError(
             f"{shown} is not a recipe: it defines no build",
-            fix="Define: def build(config): return Parts(...)",
+            fix="Define: def build(config): return Parts(...). A training script is started by samebits launch.",
         )
     layers = [_recipe_layer(str(path))]
     preset = getattr(module, "PRESET", None)

@@ -143,7 +143,10 @@ def test_a_fault_of_ours_is_raised(api: FakeApi) -> None:
         (["train", "digits", "--procs", "two"], "--procs is 'two'"),
         (["train", "digits", "--procs", "1000000000"], "--procs is '1000000000'"),
         (["train", "digits", "--max-restarts", "-1"], "Invalid value for '--max-restarts'"),
-        (["predict", "runs/a"], "Missing argument"),
+        (["predict"], "Missing argument"),
+        (["predict", "runs/a"], "samebits predict runs/a FILE"),
+        (["predict", "unknown.jpg"], "samebits predict RUN unknown.jpg"),
+        (["predict", "my cat.PNG", "b.png"], "samebits predict RUN 'my cat.PNG' b.png"),
         (["--foo"], "No such option"),
     ],
 )
@@ -153,7 +156,18 @@ def test_a_command_typer_refuses(api: FakeApi, printed: Callable[..., str], argu
 
 
 def test_a_setting_with_dashes_is_refused_with_the_right_form(api: FakeApi, printed: Callable[..., str]) -> None:
-    assert "without dashes: epochs=3" in printed(["train", "digits", "--epochs", "3"], 2)
+    for words, form in (
+        (["--epochs", "7"], "without dashes: epochs=7"),
+        (["--lr=0.5"], "without dashes: optim.lr=0.5"),
+        (["--batch-size", "64"], "without dashes: global_batch=64"),
+        (["--max-epochs"], "without dashes: epochs=N"),
+        (["--zzz"], "without dashes: epochs=3 optim.lr=0.1"),
+        (["--gpus", "1"], "one process each: --procs 1"),
+        (["--num-processes=4"], "one process each: --procs 4"),
+    ):
+        text = printed(["train", "digits", *words], 2)
+        assert form in text
+        assert "Possible options" not in text or words == ["--zzz"]
 
 
 def test_config_without_a_name_lists_what_there_is(printed: Callable[..., str]) -> None:

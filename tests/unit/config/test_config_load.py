@@ -134,6 +134,9 @@ def test_the_nearest_setting_is_named_also_by_its_name_in_other_tools(override: 
     ("override", "fix"),
     [
         ("optim.name=sdg", "Use optim.name=sgd."),
+        ("optim.name=AdamW", "Use optim.name=adamw."),
+        ("optim.name=adamW", "Use optim.name=adamw."),
+        ("precision=BF16", "Use precision=bf16."),
         ("device=cuda0", "Use device=cuda."),
         ("device=gpu9", "Use an allowed value, such as device=auto."),
         ("epochs=0", "Use an allowed value, such as epochs=10."),

@@ -48,6 +48,9 @@ def test_a_pushed_model_has_a_card_that_the_hub_reads_and_no_folders_of_this_mac
     for path in pushed.iterdir():
         if path.suffix not in (".safetensors", ".bin"):
             assert str(run.parent) not in path.read_text(encoding="utf-8"), path.name
+    text = (pushed / "README.md").read_text(encoding="utf-8")
+    assert "| steps | 1 |" in text
+    assert "| epochs |" not in text  # of the 40 that the preset has, the run trained one step
     assert "0000.jpg" not in (pushed / "dataset_info.json").read_text(encoding="utf-8")
 
 

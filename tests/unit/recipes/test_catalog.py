@@ -261,6 +261,28 @@ def test_a_recipe_file_that_can_not_be_used_is_refused_with_the_reason(
     assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed as dist\ndist.init_process_group()\nloss.backward()\n",
+        "1 / 0\nloss.backward()\n",
+        "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n",
+    ],
+)
+def test_a_training_script_is_not_run_and_the_command_for_it_is_named(shelf: Path, text: str) -> None:
+    (shelf / "my train.py").write_text(text)
+    error = refused("my train.py")
+    assert error.what == "my train.py is a training script, not a recipe, which defines build"
+    assert error.slots["fix"].endswith(
+        "  samebits launch --nproc-per-node 2 --global-batch 32 --micro-batch 16 'my train.py'"
+    )
+
+
+def test_a_recipe_with_a_backward_pass_of_its_own_is_a_recipe(shelf: Path) -> None:
+    (shelf / "own.py").write_text("def penalty(loss):\n    loss.backward()\ndef build(config):\n    return 2\n")
+    assert built(find("own.py")) == 2
+
+
 def test_every_preset_that_comes_with_samebits_is_right() -> None:
     found = [preset for recipe in catalog.list_recipes() for preset in list_presets(recipe)]
     assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}

@@ -40,7 +40,16 @@ def encoded_content(value: object, name: str) -> bytes:
     Raises:
         DataError: It is neither, or too large.
     """
-    content = value.get("bytes") if isinstance(value, Mapping) else value
+    content = value
+    if isinstance(value, Mapping):
+        content = value.get("bytes")
+        if content is None and isinstance(value.get("path"), str):
+            raise DataError(
+                f"{name} has only the path of an image file",
+                given=value["path"][:200],
+                allowed="the content of the file",
+                fix="Write the dataset with save_to_disk, which stores the content; or set data.root to the images.",
+            )
     if not isinstance(content, bytes):
         raise DataError(
             f"{name} is not the content of an image file",

@@ -340,7 +340,7 @@ class _Columns:
 def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
     if form == "auto":
         first = [line for _, line in rows[:20]]
-        if all("\t" in line for line in first):
+        if path.suffix.lower() == ".tsv" or 2 * sum("\t" in line for line in first) > len(first):
             return "tsv"
         looks_like_numbers = all(
             len(fields) > 2 and all(map(str.isdecimal, fields[1:]))
@@ -365,9 +365,13 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
     short = next((row for row, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
     if short is not None:
         number, line = rows[short]
+        form = FORMS["tsv" if separator else "words"]
+        has_tab = separator is None or separator in line
+        problem = f"is not of the form {form}" if has_tab else "has no tab"
         raise DataError(
-            f"{short_path(path)}:{number} is not of the form {FORMS['tsv' if separator else 'words']}",
-            given=line[:60],
+            f"{short_path(path)}:{number} {problem}",
+            given=line.strip()[:60],
+            allowed=form,
             fix="Correct the line, or set data.form.",
         )
     texts = [pair[1] if separator else pair[1].strip() for pair in pairs]

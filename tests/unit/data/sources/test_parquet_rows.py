@@ -76,6 +76,23 @@ def test_columns_make_a_tuple_and_functions_decode_them(tmp_path: Path) -> None:
         ParquetRows(tmp_path, ("label",), decode={"label": decode_rgb})[0]
 
 
+@pytest.mark.parametrize("column", ["image", "photo"])
+def test_a_row_with_the_path_of_a_file_alone_names_it(tmp_path: Path, column: str) -> None:
+    values = [{"bytes": None, "path": "photos/apple/017.jpg"}]
+    pyarrow.parquet.write_table(pyarrow.table({column: values, "label": [0]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="has only the path of an image file") as error:
+        ParquetRows(tmp_path, (column,), decode={column: decode_rgb})[0]
+    assert error.value.slots["given"] == "photos/apple/017.jpg"
+    assert "save_to_disk" in error.value.slots["fix"]
+
+
+def test_a_row_with_neither_content_nor_path_has_none(tmp_path: Path) -> None:
+    for values in ([{"bytes": None, "path": None}], [{"bytes": "text", "path": "a.jpg"}]):
+        pyarrow.parquet.write_table(pyarrow.table({"image": values, "label": [0]}), tmp_path / "x.parquet")
+        with pytest.raises(DataError, match="not the content of an image file"):
+            ParquetRows(tmp_path, ("image",), decode={"image": decode_rgb})[0]
+
+
 def test_a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x.parquet", 0, 30, row_group_size=10)
     decoded: list[int] = []
