@@ -88,6 +88,19 @@ class Commands(TyperGroup):
                 # "KEY=VALUE <list[str]>": newer versions of typer append it, and have no option against it.
                 parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands below the headings of their groups."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands), default=0)
+        for name, command in self.commands.items():
+            if not command.hidden:
+                group = getattr(command, "rich_help_panel", None)
+                text = command.get_short_help_str(formatter.width - width - 6)
+                groups.setdefault(group or "Commands", []).append((name.ljust(width), text))
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
 
 def command_group(help: str) -> typer.Typer:
     """Return a group of commands within `samebits`, such as `samebits data`."""

@@ -185,6 +185,7 @@ def _report_sweep(folder: Path, target: Path, svg: Path | None) -> None:
     from samebits.run_views.history import read_history
     from samebits.run_views.page.build import SweepRow, check_page, sweep_page
     from samebits.run_views.summary import check_run
+    from samebits.run_views.table import group_by_setting
     from samebits.sweeps.runner import ranked, read_trials
     from samebits.sweeps.state_file import read_sweep, settings_of
 
@@ -195,9 +196,9 @@ def _report_sweep(folder: Path, target: Path, svg: Path | None) -> None:
     for trial in trials:
         typed = settings_of(sweep.trials[trial.number])
         rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys]))
-    compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][
-        :MAX_COMPARED
-    ]
+    # Of several seeds all, since the curves are their means.
+    most = MAX_RUNS if group_by_setting([trial.summary for trial in trials]) else MAX_COMPARED
+    compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][:most]
     for run in compared:
         check_run(run)
     histories = [read_history(run) for run in compared]

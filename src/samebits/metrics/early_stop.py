@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from samebits.config.schema import StopEarlyConfig
 
-_LOWER_IS_BETTER = re.compile(r"loss|error|distance|perplexity|\b([cw]er|mae|mape|r?mse|nll)\b", re.IGNORECASE)
+_LOWER_IS_BETTER = re.compile(
+    r"loss|error|distance|perplexity|\b([cw]er|mae|mape|r?mse|nll)\b", re.IGNORECASE
+)
 
 
 def is_lower_better(metric: str) -> bool:

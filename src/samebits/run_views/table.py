@@ -353,6 +353,7 @@ class SeedGroup:
     seeds: list[Any]  #: The seeds, each once.
     #: Mean and standard deviation (that of a sample, None for one seed) by name of the metric.
     metrics: dict[str, tuple[float, float | None]]
+    paths: list[Path]  #: Their run folders, in the order of the seeds.
 
     def to_plain(self) -> dict[str, Any]:
         """Return the group as plain JSON."""
@@ -382,7 +383,12 @@ def group_by_setting(runs: Sequence[RunSummary]) -> list[SeedGroup]:
         members = [group[seed] for seed in sorted(group, key=lambda seed: (len(seed), seed))]
         settings = {name: members[0].settings.get(name) for name in differing}
         found.append(
-            SeedGroup(settings, [run.settings["seed"] for run in members], _stats(members))
+            SeedGroup(
+                settings,
+                [run.settings["seed"] for run in members],
+                _stats(members),
+                [run.path for run in members],
+            )
         )
     monitor = next((run.monitor for run in runs if run.monitor), "")
     sign = 1.0 if is_lower_better(monitor) else -1.0
@@ -392,6 +398,12 @@ def group_by_setting(runs: Sequence[RunSummary]) -> list[SeedGroup]:
             sign * each.metrics[monitor][0] if monitor in each.metrics else float("inf")
         ),
     )
+
+
+def setting_text(group: SeedGroup) -> str:
+    """Return the settings of a group as the start of a legend; "" if there is one group."""
+    keys = list(group.settings)[:_MAX_KEYS]
+    return "".join(f"{key}={plain_text(group.settings[key])} " for key in keys)
 
 
 def seed_cells(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]:

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import samebits
 import samebits.version
 from samebits.cli import start_run
+from samebits.cli.app import app
 from samebits.cli.main import run
 from samebits.config.given import flat
 from samebits.config.load import Loaded
@@ -303,3 +306,12 @@ def test_ctrl_c_in_a_recipe_that_is_being_imported_is_quiet(tmp_path: Path) -> N
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
     assert errors.strip() == ""
+
+
+def test_the_help_lists_each_command_once_below_one_of_five_headings(printed: Callable[..., str]) -> None:
+    text = printed(["--help"])
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE)[1:] == ["Train", "Look", "Check", "Share", "Cluster"]
+    listed = re.findall(r"^  ([a-z]+) +\S", text.partition("\nTrain:")[2], re.MULTILINE)
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert sorted(listed) == sorted(name for name, command in commands.items() if not command.hidden)
+    assert lines_fit(text)

@@ -8,7 +8,8 @@ import pytest
 from samebits.cli.main import run as run_command
 from samebits.run_views.compare import Comparison, compare
 from samebits.run_views.history import read_history
-from samebits.run_views.page.build import report_page
+from samebits.run_views.page.build import comparison_charts, report_page
+from samebits.run_views.page.notebook import figures
 from samebits.run_views.summary import read_summary
 from samebits.run_views.table import group_by_setting, seed_lines
 from tests.unit.run_views.folders import make_run
@@ -21,6 +22,39 @@ def seeded(
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("seed: 0", f"seed: {seed}") + more)
     return run
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_charts_of_several_seeds_have_one_curve_with_a_band_for_each_setting(tmp_path: Path, num_seeds: int) -> None:
+    runs = []
+    for lr in (0.1, 0.3):
+        for seed in range(num_seeds):
+            runs.append(seeded(tmp_path / f"{lr}-{seed}", seed, lr=lr, top1=0.5 + seed / 10))
+    comparison = compared(*runs)
+    charts = {each["title"]: each for each in comparison_charts(comparison, comparison.legends)}
+    chart = charts["Validation top-1"]
+    assert {line["name"] for line in chart["lines"]} == {f"optim.lr={lr} mean of {num_seeds}" for lr in (0.1, 0.3)}
+    curves = [run.curves.get("eval", "top1") for run in comparison.runs[:num_seeds]]
+    for line in chart["data"]["lines"]:
+        assert line["y"] == pytest.approx(
+            [sum(values) / num_seeds for values in zip(*(c.values for c in curves), strict=True)], rel=1e-4
+        )
+    heights = [float(point.split(",")[1]) for point in chart["lines"][0]["band"]]
+    lows, highs = heights[: len(curves[0])], heights[len(curves[0]) :][::-1]
+    means = [float(point.split(",")[1]) for point in chart["lines"][0]["points"]]
+    assert all(low > mean > high for low, mean, high in zip(lows, means, highs, strict=True))  # y grows downwards
+    drawn = figures(comparison.runs)["validation-top-1.svg"]
+    assert drawn.count("<polygon") == 2
+    assert f"optim.lr=0.3 mean of {num_seeds}" in drawn
+
+
+def test_runs_that_do_not_end_or_have_one_seed_each_keep_a_curve_of_their_own(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path / "a", 0), seeded(tmp_path / "b", 1), seeded(tmp_path / "c", 2, done=1)]
+    for some in (runs, [seeded(tmp_path / f"x{lr}", 0, lr=lr) for lr in (0.1, 0.3)]):
+        comparison = compared(*some)
+        for chart in comparison_charts(comparison, comparison.legends):
+            assert len(chart["lines"]) <= len(some)
+            assert all(not line["band"] and "mean of" not in line["name"] for line in chart["lines"])
 
 
 def compared(*runs: Path) -> Comparison:

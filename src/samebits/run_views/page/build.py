@@ -23,10 +23,17 @@ from samebits.report.format import clock, duration, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
 from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
-from samebits.run_views.page.chart import NUM_COLORS, Budget, ChartLine, chart
+from samebits.run_views.page.chart import NUM_COLORS, Budget, ChartLine, chart, mean_line
 from samebits.run_views.page.sections import run_values
 from samebits.run_views.summary import RunSummary
-from samebits.run_views.table import TITLE, cut, group_by_setting, seed_cells, when
+from samebits.run_views.table import (
+    TITLE,
+    cut,
+    group_by_setting,
+    seed_cells,
+    setting_text,
+    when,
+)
 from samebits.storage.run_folder import check_target, write_atomically
 from samebits.version import __version__
 
@@ -176,7 +183,11 @@ def sweep_page(
 
 
 def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the charts that have a line for each run, with these legends."""
+    """Return the charts that have a line for each run, with these legends; of several seeds, one for each setting."""
+    by_path = {run.summary.path: run for run in comparison.runs}
+    groups = group_by_setting([run.summary for run in comparison.runs])
+    if len(comparison.runs) < 3 or sum(len(each.paths) for each in groups) < len(comparison.runs):
+        groups = []  # two curves are clearer, and some runs are not complete or have the same seed
     curves = [
         ("eval", name, f"Validation {metric_name(name)}")
         for name in metric_names(comparison.runs)[:8]
@@ -188,6 +199,13 @@ def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[di
         ("train", "lr", "Learning rate"),
     ]:
         lines = [
+            mean_line(
+                [by_path[path].curves.get(kind, name) for path in group.paths],
+                f"{setting_text(group)}mean of {len(group.paths)}",
+                index,
+            )
+            for index, group in enumerate(groups)
+        ] or [
             ChartLine(run.curves.get(kind, name), legend, index % NUM_COLORS, index >= NUM_COLORS)
             for index, (run, legend) in enumerate(zip(comparison.runs, legends, strict=True))
         ]

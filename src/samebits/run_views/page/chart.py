@@ -4,9 +4,10 @@ import base64
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from samebits.errors import printable
@@ -69,6 +70,20 @@ class ChartLine:
     name: str  #: Its name in the legend.
     color: int = 0  #: Number of its color, from 0.
     is_dashed: bool = False  #: Whether it is dashed, where colors alone do not suffice.
+    band: tuple[Curve, Curve] | None = None  #: The lowest and the highest values around it.
+
+
+def mean_line(curves: Sequence[Curve], name: str, color: int) -> ChartLine:
+    """Return the mean of curves of equal steps, with the band from the lowest to the highest, while all have values."""
+    rows = list(zip(*(curve.values for curve in curves), strict=False))
+    first = curves[0]
+
+    def of(function: Callable[[Sequence[float]], float]) -> Curve:
+        size = len(rows)
+        return Curve(first.epochs[:size], first.steps[:size], [function(row) for row in rows])
+
+    band = (of(min), of(max)) if len(curves) > 1 else None
+    return ChartLine(of(fmean), name, color % NUM_COLORS, color >= NUM_COLORS, band)
 
 
 def chart(
@@ -88,7 +103,8 @@ def chart(
     lines = [line for line in lines if len(line.curve)]
     if max((len(line.curve) for line in lines), default=0) < 2:
         return None
-    scale = scale_for([line.curve for line in lines], name)
+    drawn_curves = [curve for line in lines for curve in (line.curve, *(line.band or ()))]
+    scale = scale_for(drawn_curves, name)
     if starts_at_zero and scale.low > 0 and not scale.is_log:
         scale = AxisScale(0.0, scale.high)
     scale, ticks = _nice(scale)
@@ -97,18 +113,10 @@ def chart(
     data = []
     for line in lines:
         color = line.color % NUM_COLORS
-        # Means of neighbors, where there are more values than a screen shows.
-        every = math.ceil(len(line.curve) / _MAX_POINTS)
-        curve = line.curve
-        parts = [curve.values[start : start + every] for start in range(0, len(curve), every)]
-        lasts = [min(start + every, len(curve)) - 1 for start in range(0, len(curve), every)]
-        epochs = [round(curve.epochs[last], 4) for last in lasts]
-        steps = [curve.steps[last] for last in lasts]
-        values = [float(f"{sum(part) / len(part):.5g}") for part in parts]
-        points = [
-            f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
-            for epoch, value in zip(epochs, values, strict=True)
-        ]
+        epochs, steps, values = _thinned(line.curve)
+        points = _points(line.curve, scale, end)
+        low, high = line.band or (Curve(), Curve())
+        band = _points(low, scale, end) + _points(high, scale, end)[::-1]
         dash = " dash" if line.is_dashed else ""
         has_dots = len(points) <= _MAX_DOTS
         drawn.append(
@@ -117,6 +125,7 @@ def chart(
                 "color": color,
                 "dash": dash,
                 "points": points,
+                "band": band,
                 "has_dots": has_dots,
             }
         )
@@ -149,6 +158,24 @@ def chart(
         "size": (_WIDTH, _HEIGHT),
         "data": {**shown, "lines": data},
     }
+
+
+def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
+    """Return epochs, steps and values: means of neighbors, where there are more values than a screen shows."""
+    every = max(1, math.ceil(len(curve) / _MAX_POINTS))
+    parts = [curve.values[start : start + every] for start in range(0, len(curve), every)]
+    lasts = [min(start + every, len(curve)) - 1 for start in range(0, len(curve), every)]
+    epochs = [round(curve.epochs[last], 4) for last in lasts]
+    values = [float(f"{sum(part) / len(part):.5g}") for part in parts]
+    return epochs, [curve.steps[last] for last in lasts], values
+
+
+def _points(curve: Curve, scale: AxisScale, end: float) -> list[str]:
+    epochs, _, values = _thinned(curve)
+    return [
+        f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
+        for epoch, value in zip(epochs, values, strict=True)
+    ]
 
 
 def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:

@@ -69,16 +69,16 @@ def figure(chart: dict[str, Any], *, ink: str = "#000") -> str:
     has_legend = len(chart["lines"]) > 1
     lines = []
     for index, line in enumerate(chart["lines"]):
-        places = (map(float, point.split(",")) for point in line["points"])
         # A page stretches its lines; here, they are moved, since not all programs keep the width of a stretched stroke.
-        points = [
-            f"{_LEFT + width * x / chart['size'][0]:.2f},{_TOP + _PLOT_HEIGHT * y / chart['size'][1]:.2f}"
-            for x, y in places
-        ]
+        moved = {}
+        for part in ("points", "band"):
+            places = (map(float, point.split(",")) for point in line[part])
+            moved[part] = [
+                f"{_LEFT + width * x / chart['size'][0]:.2f},{_TOP + _PLOT_HEIGHT * y / chart['size'][1]:.2f}"
+                for x, y in places
+            ]
         legend_y = height + _LINE * (index + 1) - 4 if has_legend else 0
-        lines.append(
-            {**line, "points": points, "color": _COLORS[line["color"]], "legend_y": legend_y}
-        )
+        lines.append({**line, **moved, "color": _COLORS[line["color"]], "legend_y": legend_y})
     return render(
         "figure.svg",
         chart=chart,
