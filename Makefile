@@ -1,6 +1,7 @@
 # make digits   set up, train, and print the results      make test    set up, and test each part
 # PYTHON=python3.12 selects the interpreter (3.11 or newer); PROCS=4 the number of processes; SEED=7 the order of the tests
-# and their generated cases; JOBS=4 the number of test files that run in parallel; TORCH_INDEX=URL the index for torch.
+# and their generated cases; JOBS=4 the number of test files that run in parallel; TORCH_INDEX=URL the index for torch
+# (without a GPU PyTorch's CPU builds by default; TORCH_INDEX= for none).
 
 SHELL := /bin/bash
 PYTHON ?= python3

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,58 @@ def test_torch_s_index_gives_torch_alone(checkout: Path) -> None:
     assert "--no-deps --index-url https://torch.example/cpu torch torchvision" in first
     assert "torch.example" not in second
     assert second.endswith("-e .[all]")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None, reason="has a GPU")
+@pytest.mark.parametrize(
+    ("reached", "gpu", "variables", "is_cpu"),
+    [
+        ("0", False, [], True),
+        ("1", False, [], False),
+        ("0", True, [], False),
+        ("0", False, ["TORCH_INDEX="], False),
+    ],
+)
+def test_a_machine_without_a_gpu_gets_torch_s_cpu_build_if_its_index_answers(
+    checkout: Path, reached: str, gpu: bool, variables: list[str], is_cpu: bool
+) -> None:
+    code = f'case "$*" in *--version*) ;; *" index "*) exit {reached};; *) echo "$*" >> calls;; esac'
+    _script(checkout / ".venv/bin/python", code)
+    if gpu:
+        _script(checkout / "tools/nvidia-smi", "exit 0")
+    path = f"{checkout}/tools:{os.environ['PATH']}"
+    run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}", *variables, PATH=path)
+    assert run.returncode == 0, run.stderr
+    calls = (checkout / "calls").read_text().splitlines()
+    assert ("--no-deps --index-url https://download.pytorch.org/whl/cpu torch torchvision" in calls[0]) == is_cpu
+    assert any(call.endswith("-e .[all]") for call in calls)
+    assert ("torch's CPU build" in run.stdout) == is_cpu
+    assert ("GPU libraries" in run.stdout) == (not is_cpu)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("line", "doing"),
+    [
+        ("Collecting scipy==1.16 (from x)", "looking for scipy==1.16"),
+        ("  Downloading https://index.example/a/torch-2.whl (190.1 MB)", "downloading torch-2.whl (190.1 MB)"),
+        ("Installing collected packages: a, b, c", "unpacking 3 packages"),
+        ("", "asking the package index"),
+    ],
+)
+def test_the_lines_while_pip_works_tell_what_it_does(checkout: Path, line: str, doing: str) -> None:
+    (checkout / "log").write_text(f"Looking in indexes: x\n{line}\n")
+    command = 'log=log; source <(sed -n "/^doing()/,/^}/p" .ci/venv); doing'
+    assert _run(checkout, "bash", "-c", command).stdout == f"{doing}\n"
+
+
+def test_the_lines_while_pip_works_end_with_the_set_up(checkout: Path) -> None:
+    _script(checkout / ".venv/bin/python", "exit 0")
+    start = time.monotonic()
+    run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}", "TORCH_INDEX=")
+    assert "installed in" in run.stdout
+    assert time.monotonic() - start < 9  # a last sleep of ten seconds would keep the pipe of its output open
 
 
 def test_nothing_advises_to_mix_two_indexes(repo: Path) -> None:
