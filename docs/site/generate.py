@@ -102,13 +102,16 @@ def _command(path: str, command: Any) -> list[str]:
 
 
 def settings_pages() -> Iterator[Page]:
-    """A page with one table for each recipe, and one that leads to them."""
+    """A page with the settings that all recipes share, and one for each recipe with its own."""
+    from samebits.config import describe
+    from samebits.config.schema import RunConfig
     from samebits.recipes.catalog import list_presets, list_recipes
 
     lines = [
         "# Settings\n",
-        "Every setting of each recipe: its type, its default, what it controls, and whether it may change at a resume. "
-        "Settings that may not change determine the result.\n",
+        "The settings that all recipes share: type, default, what each controls, and whether it may change at a resume. "
+        "Settings that may not change determine the result. Each recipe has a page with its own settings, and with the "
+        "defaults of these that it changes.\n",
         "```console\n$ samebits train digits epochs=3 optim.lr=0.05     # on the command line\n"
         "$ samebits config digits                           # the same table in a terminal\n```\n",
         "In a YAML file, sections are nested:\n",
@@ -121,25 +124,54 @@ def settings_pages() -> Iterator[Page]:
         names = ", ".join(f"`{preset.name}`" for preset in list_presets(recipe))
         lines.append(f"| [{recipe}](settings-{recipe}.md) | {names} |")
         yield f"reference/settings-{recipe}.md", _settings_page(recipe)
-    yield "reference/settings.md", "\n".join([*lines, ""])
+    lines.append("\nSettings of evaluation may change at a resume unless `stop_early.patience` is set.\n")
+    shared = describe.table(RunConfig, describe.defaults(RunConfig))
+    yield "reference/settings.md", "\n".join([*lines, "## Of the run\n", *_tables(shared), ""])
 
 
 def _settings_page(recipe: str) -> str:
     from samebits.config import describe
     from samebits.config.load import preview
-    from samebits.provenance.same_run import is_free
+    from samebits.config.schema import RunConfig
     from samebits.recipes.catalog import find
 
     found = find(recipe)
     values, _ = preview(found.config_class, found.layers, [])
+    shared = {row.key: row for row in describe.table(RunConfig, describe.defaults(RunConfig))}
+    rows = describe.table(found.config_class, values)
+    # A section is written where a setting of it is.
+    own = [row for row in rows if row.type == "section" or _is_own(row, shared.get(row.key))]
     blocks = [
         f"# Settings of {recipe}\n",
-        f"Defaults are those of the preset `{recipe}`; `samebits config {recipe}/PRESET` shows another preset's.\n",
-        "Settings of evaluation may change at a resume unless `stop_early.patience` is set.\n",
+        f"The settings that the recipe `{recipe}` has of its own. Defaults are those of the preset `{recipe}`; "
+        f"`samebits config {recipe}/PRESET` shows another preset's.\n",
+        *_tables(own),
+        "## Defaults of shared settings\n",
+        f"All other settings are those of [every recipe](settings.md). The preset `{recipe}` changes these defaults:\n",
+        "| setting | default |\n|---|---|",
     ]
+    for row in rows:
+        if row not in own and row.key != "recipe" and row.default != shared[row.key].default:
+            blocks.append(f"| [`{row.key}`](settings.md#{_anchor(row.key)}) | `{row.default}` |")
+    return "\n".join([*blocks, ""])
+
+
+def _is_own(row: Any, shared: Any) -> bool:
+    return shared is None or (row.type, row.meaning) != (shared.type, shared.meaning)
+
+
+def _anchor(key: str) -> str:
+    return re.sub(r"[._]", "-", key)
+
+
+def _tables(rows: list[Any]) -> list[str]:
+    """A table of the settings, and one below a heading for each section."""
+    from samebits.provenance.same_run import is_free
+
+    blocks: list[str] = []
     head = "| setting | type | default | what it controls | at a resume |\n|---|---|---|---|---|"
     table = [head]
-    for row in describe.table(found.config_class, values):
+    for row in rows:
         if row.key == "recipe":
             continue
         if row.type == "section":
@@ -147,11 +179,10 @@ def _settings_page(recipe: str) -> str:
             table = [f"## {row.key}\n\n{_cell(row.meaning)}\n\n{head}"]
             continue
         default = f"`{row.default}`" if row.default else "needed"
-        anchor = re.sub(r"[._]", "-", row.key)
-        cells = [f'<a id="{anchor}"></a>`{row.key}`', _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
+        cells = [f'<a id="{_anchor(row.key)}"></a>`{row.key}`', _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
         cells.append("may change" if is_free(row.key) else "")
         table.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*blocks, *table, ""])
+    return [*blocks, *(table if len(table) > 1 else []), ""]
 
 
 def _cell(text: str) -> str:

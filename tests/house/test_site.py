@@ -18,6 +18,14 @@ import samebits
 pytestmark = pytest.mark.timeout(1300)  # a build takes 10 s, and minutes where all cores are busy
 PHONE_PX = 390
 CHINESE_WORD = "\u8fdb\u7a0b"  # process
+# What a user types, and the page that comes first.
+NAMED = {
+    "early stopping": "own-images.html",
+    "batch_norm": "reference/settings.html",
+    "optim.lr": "reference/settings.html",
+    "stop_early": "reference/settings.html",
+    "label_smoothing": "reference/settings-classify.html",
+}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # Opens each page in a frame as wide as a phone, and writes how wide its content is.
@@ -73,8 +81,11 @@ def test_the_site_has_every_page_and_every_public_name(site: Path, repo: Path) -
     names = {name for name in samebits.__all__ if name[0] != "_"}
     assert {name for name in names if f"<h3>{name}<" not in api} == set()
     settings = (site / "reference/settings-classify.html").read_text(encoding="utf-8")
-    assert 'id="optim-lr"' in settings
     assert 'id="data-crop-area"' in settings
+    assert 'id="optim-lr"' not in settings
+    shared = (site / "reference/settings.html").read_text(encoding="utf-8")
+    assert 'id="optim-lr"' in shared
+    assert 'href="settings.html#optim-lr"' in settings
     assert 'id="samebits-train"' in (site / "reference/cli.html").read_text(encoding="utf-8")
 
 
@@ -144,7 +155,7 @@ def address(site: Path) -> Iterator[str]:
 def test_pages_fit_on_a_phone_and_the_search_finds_them(site: Path, address: str, tmp_path: Path) -> None:
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if "_static" not in path.parts)
     script = MEASURE.replace("PAGES", json.dumps([*pages, "wide.html"])).replace("WIDTH", str(PHONE_PX))
-    script = script.replace("QUERIES", json.dumps(["checkpoints", CHINESE_WORD]))
+    script = script.replace("QUERIES", json.dumps(["checkpoints", CHINESE_WORD, *NAMED]))
     (site / "measure.html").write_text(script, encoding="utf-8")
     (site / "wide.html").write_text("<div style='width: 500px'>a page that does not fit</div>", encoding="utf-8")
     command = [
@@ -160,6 +171,8 @@ def test_pages_fit_on_a_phone_and_the_search_finds_them(site: Path, address: str
     is_last = [any(page in link for page in ("/adr/", "changelog.html", "results.html")) for link in links]
     assert is_last == sorted(is_last), "decisions and histories come after guides"
     assert any("zh-CN/launchers.html" in link for link in found.pop(f"search {CHINESE_WORD}"))
+    for query, page in NAMED.items():
+        assert page in found.pop(f"search {query}")[0], query
     assert found.pop("wide.html")[0] >= 500
     assert sorted(found) == pages
     assert {page: width for page, (width, _) in found.items() if width > PHONE_PX} == {}

@@ -447,7 +447,7 @@ class RunConfig(Settings):
         "followed by one.",
     )
     stop_early: Annotated[StopEarlyConfig, Mark.RESULT, Mark.TRAINING] = Field(
-        default=StopEarlyConfig(), description="End training when validations no longer improve."
+        default=StopEarlyConfig(), description="Early stopping: end training when validations no longer improve."
     )
     batch_norm: Annotated[Literal["micro", "sync"], Mark.RESULT] = Field(
         default="micro",
