@@ -1,4 +1,4 @@
-"""Rebuild the four models of docs/models.md, and compare their hashes with the page.
+"""Rebuild the four models of docs/publish.md, and compare their hashes with the page.
 
     python -m benchmarks.models                                          digits and lines, which need no files
     python -m benchmarks.models mnist --mnist DIR
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from samebits.provenance.run_files import RunFiles
 from samebits.provenance.statement import sha256_of_json
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "publish.md"
 CLASSES = ("daisy", "dandelion", "roses", "sunflowers", "tulips")
 # The settings after `samebits train`, as on the page.
 MODELS = {

@@ -152,16 +152,13 @@ def _settings_page(recipe: str) -> str:
     ]
     for row in rows:
         if row not in own and row.key != "recipe" and row.default != shared[row.key].default:
-            blocks.append(f"| [`{row.key}`](settings.md#{_anchor(row.key)}) | `{row.default}` |")
+            section = row.key.rpartition(".")[0] or "of-the-run"
+            blocks.append(f"| [`{row.key}`](settings.md#{section}) | `{row.default}` |")
     return "\n".join([*blocks, ""])
 
 
 def _is_own(row: Any, shared: Any) -> bool:
     return shared is None or (row.type, row.meaning) != (shared.type, shared.meaning)
-
-
-def _anchor(key: str) -> str:
-    return re.sub(r"[._]", "-", key)
 
 
 def _tables(rows: list[Any]) -> list[str]:
@@ -179,7 +176,8 @@ def _tables(rows: list[Any]) -> list[str]:
             table = [f"## {row.key}\n\n{_cell(row.meaning)}\n\n{head}"]
             continue
         default = f"`{row.default}`" if row.default else "needed"
-        cells = [f'<a id="{_anchor(row.key)}"></a>`{row.key}`', _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
+        anchor = re.sub(r"[._]", "-", row.key)
+        cells = [f'<a id="{anchor}"></a>`{row.key}`', _cell(row.type), default.replace("|", "\\|"), _cell(row.meaning)]
         cells.append("may change" if is_free(row.key) else "")
         table.append(f"| {' | '.join(cells)} |")
     return [*blocks, *(table if len(table) > 1 else []), ""]

@@ -1,4 +1,4 @@
-"""The models of docs/models.md: the two smallest are rebuilt, and other weights and other data are told apart."""
+"""The models of docs/publish.md: the two smallest are rebuilt, and other weights and other data are told apart."""
 
 import shlex
 import sys
