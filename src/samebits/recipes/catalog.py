@@ -103,9 +103,9 @@ def import_recipe(path: Path, named_in: str | None) -> tuple[Path, ModuleType]:
     path = path.resolve()
     content = read_recipe(path)
     if b".backward(" in content and b"build" not in content:
-        raise ConfigError(  # before it trains, or fails for want of a launcher
+        raise ConfigError(  # before it trains, or fails without a launcher
             f"{short_path(path)} is a training script, not a recipe, which defines build",
-            fix="Run it as it is, with the batches that you want:\n"
+            fix="Start it as it is, with batches of your choice:\n"
             f"  samebits launch --nproc-per-node 2 --global-batch 32 --micro-batch 16 {shlex.quote(short_path(path))}",
         )
     if named_in is not None:
