@@ -185,7 +185,7 @@ class StopEarlyConfig(Settings):
         if info.data.get("metric") is not None:
             return value
         if value == "min":
-            raise ValueError("must be of a metric; fix: Set stop_early.metric too.")
+            raise ValueError("must be set with stop_early.metric; fix: Set stop_early.metric too.")
         return "auto"  # stored settings have max, once the default, which does not count without a metric
 
 
@@ -447,7 +447,8 @@ class RunConfig(Settings):
         "followed by one.",
     )
     stop_early: Annotated[StopEarlyConfig, Mark.RESULT, Mark.TRAINING] = Field(
-        default=StopEarlyConfig(), description="Early stopping: end training when validations no longer improve."
+        default=StopEarlyConfig(),
+        description="Early stopping: end training when validations no longer improve.",
     )
     batch_norm: Annotated[Literal["micro", "sync"], Mark.RESULT] = Field(
         default="micro",
