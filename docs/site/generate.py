@@ -110,8 +110,8 @@ def settings_pages() -> Iterator[Page]:
     lines = [
         "# Settings\n",
         "The settings that all recipes share: type, default, what each controls, and whether it may change at a "
-        "resume. Settings that may not change determine the result. Each recipe has a page with its own settings, and with the "
-        "defaults of these that it changes.\n",
+        "resume. Settings that may not change determine the result. Each recipe has a page with its own settings, and "
+        "with the defaults of these that it changes.\n",
         "```console\n$ samebits train digits epochs=3 optim.lr=0.05     # on the command line\n"
         "$ samebits config digits                           # the same table in a terminal\n```\n",
         "In a YAML file, sections are nested:\n",

@@ -51,23 +51,6 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
-@contextmanager
-def on_one_core() -> Iterator[None]:
-    """Keep this thread, and threads that it starts meanwhile, on one core; no effect where there are no masks (macOS).
-
-    For threads that pass control to each other: waking one on another core takes longer.
-    """
-    before = core_ids()
-    if before:
-        # Not the first core in all processes.
-        os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
-    try:
-        yield
-    finally:
-        if before:
-            os.sched_setaffinity(0, before)
-
-
 def schedule_threads(local_rank: int, threads_per_rank: int = 1) -> None:
     """Place this process's gloo threads, and give this thread and those that it starts longer time slices."""
     set_time_slice(TIME_SLICE_MS)

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from samebits import cores
-from samebits.cores import core_ids, describe_other_load, num_cores, on_one_core
+from samebits.cores import core_ids, describe_other_load, num_cores
+from tests.unit.parallel.virtual_ranks import on_one_core
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc/stat")

@@ -107,7 +107,9 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
         option = getattr(error, "option_name", None)
         instead = _instead_of(option, list(arguments)) if option else ""
         if instead:
-            error.possibilities = None  # those with similar letters, such as --procs for --epochs
+            vars(error)["possibilities"] = (
+                None  # those with similar letters, such as --procs for --epochs
+            )
         error.show()
         if option:
             print(instead or _OF_SETTINGS.format("epochs=3 optim.lr=0.1"), file=sys.stderr)

@@ -113,7 +113,7 @@ def test_the_metric_that_the_recipe_monitors_keeps_its_direction() -> None:
     # Settings that were stored when max was the default, and did not count without a metric.
     assert StopEarlyConfig(better="max") == StopEarlyConfig()
     assert metric_of(StopEarlyConfig(patience=1, better="max"), ("loss", "min")) == ("loss", -1.0)
-    with pytest.raises(ValueError, match="must be set with stop_early.metric"):
+    with pytest.raises(ValueError, match=r"must be set with stop_early\.metric"):
         StopEarlyConfig(patience=1, better="min")
 
 

@@ -10,8 +10,9 @@ every other rank. A step with three ranks:
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from samebits.bits import is_same
 from samebits.cluster.world import World, alone, layout_text
 from samebits.config.schema import RunConfig
-from samebits.cores import on_one_core
+from samebits.cores import core_ids
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.engine.job import MAX_TERMS, Job, init_weights, make_job
@@ -33,6 +34,23 @@ from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.replica import WholeReplica
 from samebits.storage.weights import weights_sha256
 from tests.unit.parallel.virtual_network import Network, SimulatedWorld
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this thread, and threads that it starts meanwhile, on one core; no effect where there are no masks (macOS).
+
+    For threads that pass control to each other: waking one on another core takes longer.
+    """
+    before = core_ids()
+    if before:
+        # Not the first core in all processes.
+        os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
 
 
 @dataclass(frozen=True)
