@@ -7,22 +7,14 @@ therefore stop after the same step without an exchange, and a resumed run stops 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from samebits.report.format import is_lower_better
+
 if TYPE_CHECKING:
     from samebits.config.schema import StopEarlyConfig
-
-_LOWER_IS_BETTER = re.compile(
-    r"loss|error|distance|perplexity|\b([cw]er|mae|mape|r?mse|nll)\b", re.IGNORECASE
-)
-
-
-def is_lower_better(metric: str) -> bool:
-    """Return whether lower values of a metric are better, by its name."""
-    return _LOWER_IS_BETTER.search(metric) is not None
 
 
 @dataclass(frozen=True)

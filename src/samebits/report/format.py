@@ -135,3 +135,13 @@ def _is_share(name: str) -> bool:
 
 def _is_loss(name: str) -> bool:
     return "loss" in name
+
+
+_LOWER_IS_BETTER = re.compile(
+    r"loss|error|distance|perplexity|\b([cw]er|mae|mape|r?mse|nll)\b", re.IGNORECASE
+)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether lower values of a metric are better, by its name."""
+    return _LOWER_IS_BETTER.search(metric) is not None

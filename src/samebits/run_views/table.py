@@ -17,9 +17,8 @@ from rich.text import Text
 
 from samebits.config import document
 from samebits.errors import ConfigError, printable
-from samebits.metrics.early_stop import is_lower_better
 from samebits.provenance.same_run import is_free
-from samebits.report.format import clock, metric_name, metric_value
+from samebits.report.format import clock, is_lower_better, metric_name, metric_value
 from samebits.run_views.files import plain_text
 from samebits.run_views.summary import RunSummary
 

@@ -21,9 +21,8 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.subcommand import SAMEBITS, Subcommand
-from samebits.metrics.early_stop import is_lower_better
 from samebits.recipes.trust import check_tracker_files
-from samebits.report.format import clock
+from samebits.report.format import clock, is_lower_better
 from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of
 from samebits.sweeps.search import Search

@@ -34,7 +34,7 @@ def test_a_run_resumes_with_its_own_settings_and_with_others_that_change_no_resu
     check_same_run(folder, CONFIG.model_copy(update={"eval_batch": 7, "device": "cpu"}), "auto")
 
 
-@pytest.mark.parametrize("recipe", ["mnist", "classify", "/home/me/other.py"])
+@pytest.mark.parametrize("recipe", ["mnist", "classify", "elsewhere/other.py"])
 def test_a_run_of_another_recipe_is_named_instead_of_thirty_settings(folder: RunFolder, recipe: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_same_run(folder, CONFIG.model_copy(update={"recipe": recipe, "epochs": 3}), "auto")
