@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,66 +19,37 @@ if TYPE_CHECKING:
     from samebits.launch.slurm import BatchJob
 
 
-# `samebits launch`: a DistributedDataParallel script, unmodified, with equal weights at any number of processes.
+# `samebits launch`: a DistributedDataParallel script, unmodified, as on N GPUs, on whatever there is.
 
 
-WORKER = "samebits.own_loop.patched.worker"
-TURNS = "SAMEBITS_TURNS"  # see `own_loop/patched/turns.py`
 Arguments = Annotated[
     list[str],
     typer.Argument(
         metavar="[FLAGS] SCRIPT [ARGUMENTS]", help="As for torchrun.", show_default=False
     ),
 ]
-# Flags of torchrun have values, which only its parser knows: all that follows is left to it.
+# Flags have values, which only their own parser knows: all that follows is left to it.
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def launch(arguments: Arguments) -> int:
-    """Start an unmodified DDP script, with equal weights in any world.
+    """Start an unmodified DDP script as N ranks, on whatever there is.
 
-    Its flags are those of torchrun, and --global-batch N (samples of a step, over all processes), --micro-batch N
-    (samples of one forward pass) and --seed N. For example: samebits launch --nproc-per-node 2 --global-batch 64
-    --micro-batch 16 train.py --epochs 3
+    For example: samebits launch --as 8 train.py --epochs 3. The result depends on N, the seed and the script, not on
+    where ranks run.
+
+    --as N: ranks, as torchrun's processes; --seed N: of what the script leaves unseeded; --dry-run: one step, its batch
+    size, learning rate and memory; --max-restarts N; -m MODULE.
+
+    Output: that of rank 0; --local-ranks-filter 0,3: of these; --tee 3: of all, with their ranks; --log-dir DIR: kept
+    in files.
+
+    Machines: --nnodes M --rdzv-endpoint HOST:PORT [--node-rank R --ranks 6,2]. --nproc-per-node, --master-addr,
+    --master-port, --rdzv-id are torchrun's.
     """
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from samebits.ranks.start import start
 
-    from samebits.own_loop.ending import BATCH_SIZES
-
-    parser = run.get_args_parser()
-    for name in ("--global-batch", "--micro-batch", "--seed"):
-        parser.add_argument(name, type=int, default=0)
-    args = parser.parse_args(arguments)
-    step = args.global_batch
-    micro = args.micro_batch
-    if min(step, micro, args.seed) < 0 or bool(step) != bool(micro) or (micro and step % micro):
-        raise ConfigError(
-            f"--global-batch {step} and --micro-batch {micro} do not fit together, or --seed is less than 0",
-            allowed="both, or none; the global batch is a multiple of the micro-batch",
-            fix="Give both, such as --global-batch 64 --micro-batch 16.",
-        )
-    os.environ[BATCH_SIZES] = f"{step}:{micro}:{args.seed}"
-    # Threads and hash seeds decide bits and orders already while the script sets up.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    args.training_script_args = [
-        *["-m"] * args.module,
-        args.training_script,
-        *args.training_script_args,
-    ]
-    args.module = True
-    args.training_script = WORKER
-    try:
-        with tempfile.TemporaryDirectory(prefix="samebits-") as os.environ[TURNS]:
-            run.run(args)
-    except ChildFailedError as failed:
-        _, first = failed.get_first_failure()
-        message = first.message if isinstance(first.message, str) else ""
-        # The text of an error of Samebits is enough; `ending.py` writes it with this line feed.
-        print(message.strip() if message.startswith("\n") else failed, file=sys.stderr)
-        return max(first.exitcode, 1)
-    return 0
+    return start(arguments)
 
 
 # `samebits call`: the processes of `samebits.launch`, which starts this command. Not for users.

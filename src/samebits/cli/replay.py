@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 SourceName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="As for train.", show_default=False)
 ]
-GlobalBatch = Annotated[
-    int, typer.Option(metavar="N", help="For a script: check it as samebits launch starts it.")
+Ranks = Annotated[
+    int | None,
+    typer.Option("--as", metavar="N", help="For a script of samebits launch: check it as N ranks."),
 ]
-MicroBatch = Annotated[int, typer.Option(metavar="N", help="The same.")]
 NOT_EXACT = 1  # the exit code
 
 
@@ -49,15 +49,15 @@ def check(
     source: SourceName,
     overrides: Overrides = None,
     as_json: Json = False,
-    global_batch: GlobalBatch = 0,
-    micro_batch: MicroBatch = 0,
+    ranks: Ranks = None,
     debug: Debug = False,
 ) -> int:
     """Check that a recipe or script is exact on 1, 2 and 3 processes.
 
     Exact means equal bits; a script is one that calls samebits.exact. Names the cause if it is not. Takes about a
     minute for a small model, and writes nothing. The exit code is 1 if the recipe or script is not exact. What follows
-    a script are its arguments: samebits check train.py -- --epochs 1
+    a script are its arguments: samebits check train.py -- --epochs 1. With --as N, an unmodified script is checked: as
+    N ranks of one launcher, of the same again, and of two launchers.
     """
     from samebits.launch import forkserver
     from samebits.launch.kernels import pin_kernels
@@ -67,14 +67,18 @@ def check(
     # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sizes = f"{global_batch}:{micro_batch}:0" if global_batch and micro_batch else ""
-    if sizes or is_script(source):
+    if ranks is not None:
+        from samebits.ranks.check import check_ranks
+
+        what = f"{source} as {ranks} ranks, placed in several ways, 6 steps each"
+        return _report(
+            lambda show: check_ranks(source, overrides or [], ranks, show), what, as_json
+        )
+    if is_script(source):
         from samebits.own_loop.check_script import check_script
 
         what = f"{source} on 1, 2 and 3 processes, 6 steps each"
-        return _report(
-            lambda show: check_script(source, overrides or [], show, sizes), what, as_json
-        )
+        return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
     found = find(source)
     given = list(overrides or [])
     config = found.load(given).config

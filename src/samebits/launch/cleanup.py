@@ -18,7 +18,8 @@ SAFE_PATH = "PYTHONSAFEPATH"
 SAFE_PATH_VALUE = "samebits"  # any non-empty text works; this one shows that the launcher set it
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
+    """Remove a launcher's temporary folder, and end this process."""
     # Removes only a folder that a launcher made, and only if that launcher has ended.
     scratch.sweep_one(folder)
     # Python's shutdown with torch loaded takes seconds on a busy machine, and no process reads this exit code.
@@ -39,7 +40,7 @@ if is_fork_server(sys.orig_argv):
     # Processes forked from the fork server exit without atexit handlers.
     # Removed from the environment: processes that a recipe starts must not take this folder for theirs.
     if folder := os.environ.pop(VARIABLE, ""):
-        atexit.register(_sweep, Path(folder))
+        atexit.register(sweep, Path(folder))
     # The launcher started this process with these signals blocked, as only the launcher handles them. Now they are
     # ignored.
     for number in STOP_SIGNALS:

@@ -180,7 +180,7 @@ def rendezvous_config(
     cluster = config.cluster
     return RendezvousConfig(
         size=size,
-        endpoint=_with_port(endpoint, option),
+        endpoint=with_port(endpoint, option),
         run_id=options.run_id or run_dir.absolute().name or "samebits",
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
@@ -192,7 +192,7 @@ def rendezvous_config(
     )
 
 
-def _with_port(endpoint: str, option: str) -> str:
+def with_port(endpoint: str, option: str) -> str:
     """Return HOST:PORT for HOST or HOST:PORT."""
     match = re.fullmatch(r"(\[[^][/\s]+\]|[^][:/\s]+)(?::([0-9]{1,5}))?", endpoint)
     port = int(match[2] or DEFAULT_PORT) if match else 0

@@ -19,7 +19,6 @@ from samebits import scratch
 from samebits.check.examine import Report
 from samebits.check.judge import Finding, not_portable, num_portable
 from samebits.errors import ConfigError
-from samebits.own_loop.ending import BATCH_SIZES
 from samebits.own_loop.trial import VARIABLE
 from samebits.portable.listing import LIST_OPERATIONS
 
@@ -81,30 +80,22 @@ _NOTHING = Finding(
 
 
 def check_script(
-    script: str,
-    arguments: list[str],
-    progress: Callable[[str, int, int], None],
-    batch_sizes: str = "",
+    script: str, arguments: list[str], progress: Callable[[str, int, int], None]
 ) -> Report:
     """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
 
     Args:
         script: The script.
         progress: Called with (activity, done, total).
-        batch_sizes: "GLOBAL:MICRO:SEED" of a script for `samebits launch`; empty: it calls `samebits.exact` itself.
 
     Raises:
         ConfigError: The script fails, or makes no exact step.
     """
     began = time.monotonic()
     total = 1 + len(_OTHERS)
-    # Without -P, `python -m` would import a torch.py or samebits.py of the current folder, maybe a stranger's.
-    worker = ["--no-python", sys.executable, "-P", "-u", "-m", "samebits.own_loop.patched.worker"]
-    target = [*worker, script] if batch_sizes else [script]
-    given = {BATCH_SIZES: batch_sizes} if batch_sizes else {}
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         progress(_FIRST.name, 0, total)
-        reference = _run([*target, *arguments], given, _FIRST, folder / "0")
+        reference = _run([script, *arguments], _FIRST, folder / "0")
         operations = reference.operations
         passed = [num_portable(operations)] if operations else []
         findings = not_portable(operations) if operations else []
@@ -113,7 +104,7 @@ def check_script(
         for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
             finding = _compare(
-                reference, _run([*target, *arguments], given, world, folder / str(number)), world
+                reference, _run([script, *arguments], world, folder / str(number)), world
             )
             if finding is None:
                 passed.append(world.name)
@@ -124,9 +115,10 @@ def check_script(
     return Report(findings, passed, time.monotonic() - began)
 
 
-def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) -> _Outcome:
+def _run(target: list[str], world: _World, folder: Path) -> _Outcome:
     folder.mkdir()
     script = next(each for each in target if each.endswith(".py"))
+    # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
     launcher = [
         "-P",
         "-m",
@@ -137,7 +129,7 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
     # One process too: a script may make its process group itself, from the launcher's variables.
     command = [sys.executable, *launcher, *target]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
-    environ |= given | {
+    environ |= {
         LIST_OPERATIONS: "1",
         VARIABLE: f"{folder}:{NUM_STEPS}",
         "PYTHONHASHSEED": world.hash_seed,
@@ -168,7 +160,7 @@ def _run(target: list[str], given: dict[str, str], world: _World, folder: Path) 
             cause=_own_ranks(script) or None,
             fix=_OWN_RANKS_FIX
             if _own_ranks(script)
-            else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact or launch.",
+            else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact.",
         )
     samples = {name: value for record in records for name, value in record["samples"].items()}
     names = ("states", "settings", "has_moved", "operations")

@@ -23,9 +23,6 @@ from samebits.frames import callers
 from samebits.own_loop.guard import fault
 from samebits.own_loop.scripts import ends_by_count
 from samebits.own_loop.session import ExactLoop
-from samebits.own_loop.trial import VARIABLE
-
-BATCH_SIZES = "SAMEBITS_BATCH_SIZES"  # GLOBAL:MICRO:SEED, from `samebits launch` to its workers
 
 
 class Iteration:
@@ -93,15 +90,6 @@ class Iteration:
         loop = self._loop
         body = self._loop.place()
         counts = loop.habits.has_counted_steps
-        if (
-            loop.habits.ends_by_number
-            and body is not None
-            and body[0] == 1
-            and not loop.has_backward
-        ):
-            # it has read a batch of the next step
-            body = None
-            counts = True
         if body is not None and not loop.has_acted:
             return fault("inside", num=self.num_read, step=loop.step, all=body[1], run=body[0])
         # One that looks at the step for its log may end by another number.
@@ -132,11 +120,20 @@ class _Loader(Protocol):
 # Weak: a loader that the script has dropped has been judged, and its fault is kept below.
 _LOADERS: weakref.WeakSet[_Loader] = weakref.WeakSet()
 _FAULTS: list[tuple[ExactLoop, TrainError]] = []
+_is_launched = False
+
+
+def leave_errors_to_launcher() -> None:
+    """Let this process report no error itself: `samebits launch` prints that of the rank that failed first, once."""
+    global _is_launched
+    _is_launched = True
 
 
 @cache
 def report_errors() -> None:
     """Let errors for users end the script without a traceback, and a wrong end with an error. Once in a process."""
+    if _is_launched:
+        return
     atexit.register(_check_end)
     before = sys.excepthook
 
@@ -148,7 +145,7 @@ def report_errors() -> None:
         else:
             # Whatever hook was there: notebooks and debuggers have their own.
             before(kind, error, trace)
-            if (named := _of_torch(error)) is not None:
+            if (named := named_error(error)) is not None:
                 _report(named, is_main=all(loader.loop.is_main for loader in _LOADERS))
 
     sys.excepthook = hook
@@ -165,7 +162,7 @@ _MEANINGS = (
 )
 
 
-def _of_torch(error: BaseException) -> TrainError | None:
+def named_error(error: BaseException) -> TrainError | None:
     """Return what an error of torch or of the system means, in a script with an exact loader; None if unknown."""
     if not (isinstance(error, RuntimeError | OSError) and _LOADERS):
         return None
@@ -186,23 +183,27 @@ def _report(error: SamebitsError, *, is_main: bool = True) -> None:
                 json.dump({"message": f"\n{error}", "timestamp": str(int(time.time()))}, out)
         except OSError:
             file = ""
-    # `samebits launch` prints the error of the rank that failed first, once.
-    if (is_main and (BATCH_SIZES not in os.environ or VARIABLE in os.environ)) or not file:
+    if is_main or not file:
         print(error, file=sys.stderr, flush=True)
 
 
-def _check_end() -> None:
-    if has_failed():
-        return
+def fault_at_end() -> TrainError | None:
+    """Return what is wrong with how the script has left its last iteration, when it ends; None: nothing."""
     for loader in list(_LOADERS):
         try:
             if loader.loop.trial is None:
                 loader.end_pass()  # an iterator that is still alive has not judged its iteration
         except TrainError:
             continue  # a pass that was whole has raised it to the script
-    for loop, wrong in _FAULTS:
-        if loop.habits.fault is wrong and loop.trial is None:
-            _report(wrong, is_main=loop.is_main)
-            sys.stdout.flush()
-            # The only way to another exit code from here.
-            os._exit(1)
+    return next(
+        (wrong for loop, wrong in _FAULTS if loop.habits.fault is wrong and loop.trial is None),
+        None,
+    )
+
+
+def _check_end() -> None:
+    if not has_failed() and (wrong := fault_at_end()) is not None:
+        _report(wrong, is_main=all(loop.is_main for loop, _ in _FAULTS))
+        sys.stdout.flush()
+        # The only way to another exit code from here.
+        os._exit(1)

@@ -31,10 +31,6 @@ class Habits:
         self.num_forwards = (
             0  #: Forward passes in training mode since the body's start, or since the update.
         )
-        self.is_numbered = (
-            False  #: Whether the script reads batches by an `enumerate()` that counts steps.
-        )
-        self.ends_by_number = False  #: Whether it leaves the loop by that number.
         self._is_open = False  # whether the body before had forward passes and no backward pass
         self._called: dict[tuple[str, str], set[int]] = {}  # what follows the optimizer -> bodies
         self._stepping: set[bool] = set()
@@ -135,7 +131,7 @@ class Habits:
                 )
         if self.has_trained:
             self._stepping.add(any(each.num_calls for each in trained))
-        if len(self._stepping) > 1 and not (self.counts_steps or self.is_numbered):
+        if len(self._stepping) > 1 and not self.counts_steps:
             raise fault("steps", step=step.number, num=num)
 
     def raise_fault(self) -> None:

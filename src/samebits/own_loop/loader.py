@@ -98,14 +98,6 @@ class ExactLoader:
         """What has the `set_epoch` that scripts call: the DataLoader's DistributedSampler, or this loader."""
         return self if self._source.sampler is None else self._source.sampler
 
-    def replace_source(self, source: LoaderSource) -> None:
-        """Read from now on as a DataLoader that the script has made in place of the one before, in equal order."""
-        self._source = source
-        if (
-            source.sampler is not None and source.sampler.epoch == 0
-        ):  # a new one, whose epoch the script does not set
-            self._set_epoch = 0
-
     def __len__(self) -> int:
         """Return the number of steps of an epoch, which does not depend on the number of ranks.
 

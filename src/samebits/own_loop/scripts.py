@@ -39,7 +39,7 @@ def is_script(source: str) -> bool:
             f"{source} has no exact loop and is no recipe",
             allowed="a script that calls samebits.exact, or a recipe file with build(config)",
             fix="Add the lines of docs/own-loop.md to the script: model, optimizer, loader = samebits.exact(...). "
-            "Or give --global-batch and --micro-batch, as for samebits launch.",
+            "Or give --as N, as for samebits launch.",
         )
     return True
 

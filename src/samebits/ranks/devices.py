@@ -1,0 +1,136 @@
+"""Ranks on fewer GPUs than ranks: each rank sees as many as there are ranks, and reaches the one that it was dealt.
+
+    script on rank 5        torch.cuda.set_device(5)    model.to("cuda:5")    DDP(model, device_ids=[5])
+    this process                         |                     |                        |
+    CUDA_VISIBLE_DEVICES=0               +------------- cuda:0, the only one ------------+
+
+Ranks of one GPU take turns: a rank holds the baton while it computes, and gives it away in each collective call, where
+it waits for the others anyway. So the activations of one rank are alive at a time.
+"""
+
+import fcntl
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# A rank that waits this long for its turn goes on without: the one before it may wait for a file that this one writes.
+PATIENCE_S = 60.0
+# With less free memory than this share, a rank that gives the baton away hands cached memory back.
+SHORT_OF_MEMORY = 0.2
+
+
+def deal(rank: int, num_ranks: int, gpus: Sequence[str]) -> str:
+    """Return the GPU of a rank among the ranks of a machine: neighbors share one."""
+    return gpus[rank * len(gpus) // num_ranks]
+
+
+def mapped(device: Any) -> Any:
+    """Return what stands for a GPU in a call, for the only one of this process; other values as they are."""
+    if isinstance(device, str) and re.fullmatch(r"cuda:\d+", device):
+        return "cuda:0"
+    if isinstance(device, torch.device) and device.type == "cuda" and device.index:
+        return torch.device("cuda", 0)
+    if isinstance(device, int) and not isinstance(device, bool) and device > 0:
+        return 0
+    return device
+
+
+class DealtDevice(TorchFunctionMode):
+    """Lets all calls of torch that name a GPU reach the only one of this process."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch with other devices."""
+        name = getattr(func, "__name__", "")
+        # An integer is a device only as the first argument of these two.
+        is_move = name in ("to", "cuda")
+        args = tuple(
+            mapped(each) if not isinstance(each, int) or (is_move and number == 1) else each
+            for number, each in enumerate(args)
+        )
+        given = {
+            key: mapped(each) if key == "device" else each for key, each in (kwargs or {}).items()
+        }
+        return func(*args, **given)
+
+
+def use_dealt_device(num_ranks: int) -> None:
+    """Let the script see a GPU for each rank, for the rest of this process."""
+    DealtDevice().__enter__()  # type: ignore[no-untyped-call]
+    torch.cuda.device_count = lambda: num_ranks
+    plain = torch._utils._get_device_index
+
+    def index(*args: Any, **kwargs: Any) -> int:
+        found: int = plain(*args, **kwargs)
+        return min(found, 0)
+
+    # Modules of torch import it by its name.
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch.")]:
+        if getattr(module, "_get_device_index", None) is not None:
+            module._get_device_index = index  # type: ignore[attr-defined]
+    torch.load = _with_mapped_location(torch.load)
+
+
+def _with_mapped_location(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(map_location, dict):
+            map_location = {mapped(old): mapped(new) for old, new in map_location.items()}
+        return plain(f, mapped(map_location), *args, **kwargs)
+
+    return load
+
+
+class Baton:
+    """A lock that the ranks of one GPU share, in a file.
+
+    Args:
+        path: The file; empty: this rank has its GPU for itself.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600) if path else -1
+
+    def take(self) -> None:
+        """Wait for this rank's turn. It goes on without after `PATIENCE_S`: only memory depends on turns."""
+        end = time.monotonic() + PATIENCE_S
+        while self._handle >= 0 and time.monotonic() < end:
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.001)
+
+    def give(self) -> None:
+        """Let another rank compute."""
+        if self._handle < 0:
+            return
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            if free < SHORT_OF_MEMORY * total:
+                torch.cuda.empty_cache()
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Let others compute until the block ends."""
+        self.give()
+        try:
+            yield
+        finally:
+            self.take()

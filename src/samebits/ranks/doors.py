@@ -1,0 +1,232 @@
+"""What of torch is replaced in a rank before its script is imported, so that nothing depends on where the rank runs.
+
+Everything else is torch's: DistributedDataParallel, samplers, schedulers, averages and loops do what they always do.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed import PrefixStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, DistributedSampler
+
+from samebits import scratch
+from samebits.errors import ConfigError
+from samebits.ranks import sync_batch_norm
+from samebits.ranks.devices import Baton
+from samebits.ranks.generators import Generators
+from samebits.ranks.group import BACKEND, register
+
+_CORE = f"{Path(__file__).parents[1]}/"
+_WHOLE_GRADIENT_MB = 1 << 20  # more than a model has
+
+
+def replaces(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorate what replaces functions of torch, and gets the plain one as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> None:
+        for name in names:
+            plain = getattr(owner, name)
+
+            def replaced(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+                return function(plain, *args, **kwargs)
+
+            new = wraps(plain)(replaced)
+            setattr(owner, name, new)
+            # Modules of torch have imported some of them by name, such as that of device meshes.
+            for module in [
+                each for key, each in sys.modules.items() if key.startswith("torch.distributed")
+            ]:
+                if vars(module).get(name) is plain:
+                    setattr(module, name, new)
+
+    return decorate
+
+
+class Doors:
+    """The replaced functions of one rank.
+
+    Args:
+        rank, num_ranks: This rank, and how many there are.
+        address: HOST:PORT where rank 0 serves the store of all ranks.
+        baton: The turns of this rank on its GPU; None: ranks compute on CPUs.
+
+    Attributes:
+        has_loaded_state: Whether the script has loaded an optimizer's state.
+        has_loaded_file: Whether it has loaded a file by torch.load.
+        loader: The DataLoader that was read last while gradients are on.
+    """
+
+    def __init__(
+        self, rank: int, num_ranks: int, address: str, generators: Generators, baton: Baton | None
+    ) -> None:
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._address = address
+        self._generators = generators
+        self._baton = baton
+        self._store: TCPStore | None = None
+        self._num_groups = 0
+        self._pid = os.getpid()
+        self.has_loaded_state = False
+        self.has_loaded_file = False
+        self.loader: DataLoader[Any] | None = None
+        if baton is not None:
+            register(baton)
+        self._replace_groups()
+        self._replace_switches()
+        self._replace_files()
+        self._replace_training()
+
+    def wait_for_all(self) -> None:
+        """Serve the store until all ranks are done with it, if this is rank 0; others note that they are done."""
+        if self._store is None:
+            return
+        self._store.add("done", 1)
+        if self._rank == 0:
+            while self._store.add("done", 0) < self._num_ranks:
+                time.sleep(0.02)
+
+    def _replace_groups(self) -> None:
+        @replaces(dist, "init_process_group")
+        def init(plain: Any, *args: Any, **kwargs: Any) -> None:
+            names = ("backend", "init_method", "timeout", "world_size", "rank", "store")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            # Samebits joins its own world; and a script may start processes that are no ranks.
+            if sys._getframe(2).f_code.co_filename.startswith(_CORE) or os.getpid() != self._pid:
+                plain(*args, **kwargs)
+                return
+            self._check("init_process_group()", given.get("world_size", -1), given.get("rank", -1))
+            timeout = {} if given.get("timeout") is None else {"timeout": given["timeout"]}
+            backend = "gloo" if self._baton is None else BACKEND
+            plain(
+                backend,
+                store=self._next_store(),
+                rank=self._rank,
+                world_size=self._num_ranks,
+                **timeout,
+            )
+
+        @replaces(dist, "new_group")
+        def new_group(plain: Any, *args: Any, **kwargs: Any) -> Any:
+            # Of the one backend that is there, whatever the script names.
+            values = list(args)
+            values[2:3] = [None] * len(values[2:3])
+            return plain(
+                *values, **{name: None if name == "backend" else kwargs[name] for name in kwargs}
+            )
+
+        @replaces(mp, "spawn", "start_processes")
+        def spawn(
+            _plain: Any,
+            fn: Any,
+            args: Any = (),
+            nprocs: int = 1,
+            join: bool = True,
+            *_: Any,
+            **__: Any,
+        ) -> Any:
+            self._check("mp.spawn()", nprocs, None)
+            fn(self._rank, *args)
+            return None if join else _Ended()
+
+    def _next_store(self) -> PrefixStore:
+        if self._store is None:
+            host, _, port = self._address.rpartition(":")
+            self._store = TCPStore(host, int(port), None, self._rank == 0, wait_for_workers=False)
+        self._num_groups += 1
+        return PrefixStore(f"group {self._num_groups}", self._store)
+
+    def _check(self, name: str, size: int | None, rank: int | None) -> None:
+        if size in (-1, None, self._num_ranks) and rank in (-1, None, self._rank):
+            return
+        given = f"{size} processes" if rank in (-1, None) else f"rank {rank} of {size} processes"
+        raise ConfigError(
+            f"{name} asks for {given}, and this is rank {self._rank} of {self._num_ranks}",
+            cause="samebits launch has started the ranks. The script computes their number from something else, such "
+            "as an option of its own or the number of GPUs.",
+            fix=f"Start it with --as {size}, or let it read RANK and WORLD_SIZE from the environment."
+            if rank in (-1, None) and size
+            else "Let the script read RANK and WORLD_SIZE from the environment, as for torchrun.",
+        )
+
+    def _replace_switches(self) -> None:
+        """Keep the switches that decide bits, also where the script sets them."""
+        torch.set_num_threads = _ignored  # a rank has one thread
+        kind: Any = type(torch.backends.cudnn)
+        kind.benchmark = property(lambda _: False, _ignored)
+        kind.deterministic = property(lambda _: True, _ignored)
+
+        @replaces(torch, "use_deterministic_algorithms")
+        def use(plain: Any, mode: bool, **_: Any) -> None:
+            plain(True)
+
+    def _replace_files(self) -> None:
+        @replaces(torch, "save")
+        def save(plain: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            """Replace a file at once: one that is killed meanwhile leaves the old one."""
+            path = Path(os.path.realpath(f)) if isinstance(f, str | os.PathLike) else None
+            if path is None or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+                plain(obj, f, *args, **kwargs)  # a stream, a device, or with torch's own error
+                return
+            with scratch.scratch_folder(path.parent) as folder:
+                part = folder / path.name  # torch writes the name into the file
+                plain(obj, part, *args, **kwargs)
+                os.replace(part, path)
+
+        @replaces(torch, "load")
+        def load(plain: Any, *args: Any, **kwargs: Any) -> Any:
+            self.has_loaded_file = True
+            return plain(*args, **kwargs)
+
+        @replaces(Optimizer, "load_state_dict")
+        def load_state(plain: Any, *args: Any, **kwargs: Any) -> None:
+            plain(*args, **kwargs)
+            self.has_loaded_state = True
+
+    def _replace_training(self) -> None:
+        @replaces(DistributedSampler, "set_epoch")
+        def set_epoch(plain: Any, sampler: Any, epoch: int) -> None:
+            plain(sampler, epoch)
+            self._generators.set_epoch(epoch)
+
+        @replaces(nn.SyncBatchNorm, "forward")
+        def forward(plain: Any, module: nn.SyncBatchNorm, x: torch.Tensor) -> Any:
+            if sync_batch_norm.is_synced(module, x):
+                return sync_batch_norm.forward(module, x)
+            return plain(module, x)
+
+        @replaces(DataLoader, "__iter__")
+        def iterate(plain: Any, loader: DataLoader[Any]) -> Any:
+            if torch.is_grad_enabled():
+                self.loader = loader
+            return plain(loader)
+
+        if self._baton is None:
+            return
+
+        @replaces(DistributedDataParallel, "__init__")
+        def wrap(plain: Any, *args: Any, **kwargs: Any) -> None:
+            # One bucket: its sum is the only wait of a backward pass, at whose end the activations are gone.
+            plain(*args, **{**kwargs, "bucket_cap_mb": _WHOLE_GRADIENT_MB})
+
+
+class _Ended:
+    """What mp.spawn(join=False) returns: processes that have ended."""
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+def _ignored(*_: Any, **__: Any) -> None:
+    """Do nothing."""
