@@ -206,6 +206,11 @@ class Doors:
                 return sync_batch_norm.forward(module, x)
             return plain(module, x)
 
+        @replaces(DistributedDataParallel, "_passing_sync_batchnorm_handle")
+        def pass_handle(plain: Any, wrapper: Any, module: nn.Module) -> None:
+            if wrapper.device_type != "cpu":  # it only refuses CPUs
+                plain(wrapper, module)
+
         @replaces(DataLoader, "__iter__")
         def iterate(plain: Any, loader: DataLoader[Any]) -> Any:
             if torch.is_grad_enabled():

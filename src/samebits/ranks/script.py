@@ -65,14 +65,16 @@ class _Ended(SystemExit):
 def run_script(script: Script) -> int:
     """Run the script as the rank that the environment names; return the exit code."""
     here = read_assignment(os.environ)
-    assert here is not None and here.local_rank is not None and here.local_world_size is not None
+    assert here is not None, "the launcher sets the world's variables"
+    local_rank = here.local_rank or 0
+    num_here = here.local_world_size or 1
     _redirect(script, here.rank)
     _be_a_process_of_python()
     baton = None
     if script.gpus:
-        gpu = deal(here.local_rank, here.local_world_size, script.gpus)
+        gpu = deal(local_rank, num_here, script.gpus)
         os.environ[VISIBLE] = gpu  # CUDA reads it at its first call
-        is_shared = here.local_world_size > len(script.gpus)
+        is_shared = num_here > len(script.gpus)
         baton = Baton(f"{script.folder}/gpu-{script.gpus.index(gpu)}" if is_shared else "")
     # As on one machine with that many processes: what a script computes from these numbers belongs to the result.
     os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = (
@@ -174,11 +176,13 @@ class _Rank:
         lines = []
         if loader is not None:
             total = (
-                f"{size * self._num_ranks} samples a step over {self._num_ranks} ranks"
+                f", {size * self._num_ranks} samples a step over {self._num_ranks} ranks"
                 if size
-                else "by its sampler"
+                else ""
             )
-            lines.append(f"batch size    {size} a rank, {total}")
+            lines.append(
+                f"batch size    {size or 'by its batch sampler'}{total and ' a rank'}{total}"
+            )
             kind = (
                 ""
                 if not isinstance(loader.sampler, DistributedSampler)

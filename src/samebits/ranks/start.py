@@ -1,10 +1,11 @@
-"""The options of `samebits launch`, and the start of its ranks. Nothing here imports torch before the fork server does.
+"""The options of `samebits launch`, and the start of its ranks. The fork server imports torch before this process does.
 
-A script is started as torchrun would start it with N processes, on whatever machines and GPUs there are. One that trains
-without a process group is started again as one rank: more of them would train a model each.
+A script is started as torchrun would start it with N processes, on whatever machines and GPUs there are. One that
+trains without a process group is started again as one rank: more of them would train a model each.
 """
 
 import argparse
+import hashlib
 import re
 import sys
 import tempfile
@@ -217,15 +218,19 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
             fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them.",
         )
     cluster = ClusterConfig()
+    run_id = given.rdzv_id or "launch"
+    # The launchers find their key there, where they share a disk: a folder for each run, gone when it ends.
+    place = Path(given.script).absolute().parent if not given.module else Path.cwd()
+    digest = hashlib.sha256(f"{endpoint} {run_id}".encode()).hexdigest()[:12]
     return RendezvousConfig(
         size=ProcessRange(nnodes, nnodes),
         endpoint=with_port(endpoint, "--rdzv-endpoint"),
-        run_id=given.rdzv_id or "launch",
+        run_id=run_id,
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
         rank=given.node_rank,
-        folder=Path(given.script).absolute().parent if not given.module else Path.cwd(),
+        folder=place / f".launch-{digest}",
         has_own_id=True,
         shared={
             "ranks": str(num_ranks),
@@ -236,4 +241,5 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
 
 
 def _say(text: str) -> None:
-    print(f"samebits  {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"samebits  {text}\n")
+    sys.stderr.flush()
