@@ -17,7 +17,7 @@ COMPILED = PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q -j 0 -x '/test_' src 
 PYTEST = $(COMPILED) && PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --hypothesis-seed=$(SEED)
 SOURCES := src tests benchmarks examples docs/site
 .DEFAULT_GOAL := help
-.PHONY: help digits test test-full test-all test-cluster test-faults test-gpu test-versions fuzz check reference docs foreign audit format dist venv clean
+.PHONY: help digits demo-ranks test test-full test-all test-cluster test-faults test-gpu test-versions fuzz check reference docs foreign audit format dist venv clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-24s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,8 @@ bench-%: .venv/.installed-dev
 	@$(PY) -m benchmarks.$(subst -,_,$*) $(PEERS_ARGS) $(BENCH_ARGS)
 
 # These compare with tools that have an environment of their own.
+demo-ranks: bench-ranks  ## a script for eight GPUs, under torchrun and as 8 ranks in several places
+
 WITH_PEERS := bench-faults bench-gpu bench-mnist-peers bench-spot bench-steps
 $(WITH_PEERS): .venv/bench/.installed
 $(WITH_PEERS): PEERS_ARGS = --peers-python .venv/bench/bin/python

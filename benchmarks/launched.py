@@ -4,8 +4,8 @@
     python -m benchmarks.launched --procs 2 --turns 3 --steps 40
 
 The two take turns. Prints the median over rank 0's steps of the time and of the CPU time, which other programs affect
-less, and their ratios. ResNet-18 on images of 64 pixels, CPU, gloo, one thread and one micro-batch of 16 samples for
-each process.
+less, the time from the command to the end of the first step, and their ratios. ResNet-18 on images of 64 pixels, CPU,
+gloo, one thread and a batch of 16 samples for each process.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ def script(num_steps: int) -> None:
     model = DistributedDataParallel(torchvision.models.resnet18(num_classes=10))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     times = []
+    first = 0.0
     for x, y in loader:
         times.append((time.perf_counter(), time.process_time()))
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+        first = first or time.time()
     if dist.get_rank() == 0:
         pairs = list(itertools.pairwise(times[5:]))  # the first ones allocate
-        print(json.dumps([[after[kind] - before[kind] for before, after in pairs] for kind in (0, 1)]))
+        steps = [[after[kind] - before[kind] for before, after in pairs] for kind in (0, 1)]
+        print(json.dumps([*steps, [first]]))
     dist.destroy_process_group()
 
 
 def measure(launcher: list[str], procs: int, num_steps: int) -> list[list[float]]:
-    """Return rank 0's seconds of each step: of time, and of CPU time."""
+    """Return rank 0's seconds of each step: of time, and of CPU time; and those until the first one has ended."""
     flags = ["--standalone", f"--nproc-per-node={procs}"]
-    sizes = [f"--global-batch={BATCH * procs}", f"--micro-batch={BATCH}"] if launcher[0] == "samebits" else []
-    command = [sys.executable, "-m", *launcher, *flags, *sizes, "-m", "benchmarks.launched", "--script", str(num_steps)]
+    command = [sys.executable, "-m", *launcher, *flags, "-m", "benchmarks.launched", "--script", str(num_steps)]
+    began = time.time()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     found: list[list[float]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
-    return found
+    return [*found[:2], [found[2][0] - began]]
 
 
 def main() -> None:
@@ -72,17 +75,17 @@ def main() -> None:
         script(arguments.script)
         return
     forms = {"torchrun": ["torch.distributed.run"], "samebits launch": ["samebits", "launch"]}
-    seconds: dict[str, list[list[float]]] = {form: [[], []] for form in forms}
+    seconds: dict[str, list[list[float]]] = {form: [[], [], []] for form in forms}
     for turn in range(arguments.turns):
         for form in list(forms)[:: -1 if turn % 2 else 1]:
             for all_steps, steps in zip(
                 seconds[form], measure(forms[form], arguments.procs, arguments.steps), strict=True
             ):
                 all_steps += steps
-    for number, kind in enumerate(("time", "CPU time")):
+    for number, kind in enumerate(("time of a step", "CPU time of a step", "time to the end of the first step")):
         usual_s, exact_s = (statistics.median(seconds[form][number]) for form in forms)
         print(
-            f"{arguments.procs} processes, {kind} of a step: torchrun {usual_s * 1e3:.1f} ms, "
+            f"{arguments.procs} processes, {kind}: torchrun {usual_s * 1e3:.1f} ms, "
             f"samebits launch {exact_s * 1e3:.1f} ms, ratio {exact_s / usual_s:.3f}"
         )
 

@@ -83,6 +83,9 @@ def run_script(script: Script) -> int:
     )
     os.environ["GROUP_RANK"] = "0"
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if address.startswith("127.") and sys.platform == "linux":
+        # All ranks are here: gloo then listens where no other machine can connect.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     set_kernels(1, torch.device("cuda" if script.gpus else "cpu"), exact=True)
     generators = Generators(script.seed, here.rank)
     doors = Doors(here.rank, here.world_size, address, generators, baton)

@@ -172,7 +172,7 @@ def _shares(given: argparse.Namespace, nnodes: int) -> list[int]:
             )
         shares = [int(share)] * nnodes
     else:
-        whole, rest = divmod(num_ranks or 1, nnodes)
+        whole, rest = divmod(1 if num_ranks is None else num_ranks, nnodes)
         shares = [whole + (number < rest) for number in range(nnodes)]
     if len(shares) != nnodes or (num_ranks is not None and sum(shares) != num_ranks):
         raise ConfigError(
