@@ -20,7 +20,6 @@ SPEAKERS = (
     "src/samebits/launch/",
     "src/samebits/watchdog/",
     "src/samebits/__main__.py",
-    "src/samebits/own_loop/patched/seen_world.py",  # the batch sizes of such a script, once
     "src/samebits/own_loop/ending.py",  # the errors of a script that Samebits has not started
 )
 

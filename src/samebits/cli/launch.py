@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +50,7 @@ def launch(arguments: Arguments) -> int:
     """
     from samebits.ranks.start import start
 
-    return start(arguments)
+    return start(arguments, lambda text: print(f"samebits  {text}", file=sys.stderr, flush=True))
 
 
 # `samebits call`: the processes of `samebits.launch`, which starts this command. Not for users.

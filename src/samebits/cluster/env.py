@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -245,6 +245,12 @@ def read_assignment(
         key=run_key(environ),
         node=_number(environ, "GROUP_RANK", None),
     )
+
+
+def show_one_machine(environ: MutableMapping[str, str]) -> None:
+    """Let a script see all ranks as those of one machine, wherever they are: results may depend on these numbers."""
+    environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"] = environ["RANK"], environ["WORLD_SIZE"]
+    environ["GROUP_RANK"] = "0"
 
 
 def node_number(environ: Mapping[str, str]) -> int | None:

@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# A rank that waits this long for its turn goes on without: the one before it may wait for a file that this one writes.
+# A rank that waits this long for its turn continues without: the one before it may wait for a file of this one.
 PATIENCE_S = 60.0
 # With less free memory than this share, a rank that gives the baton away hands cached memory back.
 SHORT_OF_MEMORY = 0.2
@@ -106,7 +106,7 @@ class Baton:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600) if path else -1
 
     def take(self) -> None:
-        """Wait for this rank's turn. It goes on without after `PATIENCE_S`: only memory depends on turns."""
+        """Wait for this rank's turn. It continues without after `PATIENCE_S`: only memory depends on turns."""
         end = time.monotonic() + PATIENCE_S
         while self._handle >= 0 and time.monotonic() < end:
             try:

@@ -25,7 +25,7 @@ from samebits.errors import ConfigError
 from samebits.ranks import sync_batch_norm
 from samebits.ranks.devices import Baton
 from samebits.ranks.generators import Generators
-from samebits.ranks.group import BACKEND, register
+from samebits.ranks.group import BACKEND, make_known
 
 _CORE = f"{Path(__file__).parents[1]}/"
 _WHOLE_GRADIENT_MB = 1 << 20  # more than a model has
@@ -82,7 +82,7 @@ class Doors:
         self.has_loaded_file = False
         self.loader: DataLoader[Any] | None = None
         if baton is not None:
-            register(baton)
+            make_known(baton)
         self._replace_groups()
         self._replace_switches()
         self._replace_files()
@@ -143,7 +143,9 @@ class Doors:
     def _next_store(self) -> PrefixStore:
         if self._store is None:
             host, _, port = self._address.rpartition(":")
-            self._store = TCPStore(host, int(port), None, self._rank == 0, wait_for_workers=False)
+            self._store = TCPStore(
+                host.strip("[]"), int(port), None, self._rank == 0, wait_for_workers=False
+            )
         self._num_groups += 1
         return PrefixStore(f"group {self._num_groups}", self._store)
 

@@ -84,7 +84,7 @@ for _name in _CALLS:
         setattr(OrderedGroup, _name, _passed(_name))
 
 
-def register(baton: Baton) -> None:
+def make_known(baton: Baton) -> None:
     """Make the backend known to torch, for this process."""
 
     def create(given: Any, _options: Any) -> OrderedGroup:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from samebits.cluster.env import read_assignment
+from samebits.cluster.env import read_assignment, show_one_machine
 from samebits.frames import error_line
 from samebits.launch import cleanup
 from samebits.module.determinism import set_kernels
@@ -76,13 +76,8 @@ def run_script(script: Script) -> int:
         os.environ[VISIBLE] = gpu  # CUDA reads it at its first call
         is_shared = num_here > len(script.gpus)
         baton = Baton(f"{script.folder}/gpu-{script.gpus.index(gpu)}" if is_shared else "")
-    # As on one machine with that many processes: what a script computes from these numbers belongs to the result.
-    os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = (
-        os.environ["RANK"],
-        os.environ["WORLD_SIZE"],
-    )
-    os.environ["GROUP_RANK"] = "0"
-    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    show_one_machine(os.environ)
+    address = here.init.removeprefix("tcp://")
     if address.startswith("127.") and sys.platform == "linux":
         # All ranks are here: gloo then listens where no other machine can connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -118,7 +113,7 @@ def run_script(script: Script) -> int:
 
 
 class _Rank:
-    """What a rank says about its script.
+    """What a rank reports about its script.
 
     Args:
         rank, num_ranks: This rank, and how many there are.
@@ -265,7 +260,7 @@ def _run_exit_functions() -> None:
 
 
 def _redirect(script: Script, rank: int) -> None:
-    """Send what this rank prints where the user wants it: here, into a file, both or nowhere."""
+    """Send what this rank prints where the user has asked for it: here, into a file, both or nowhere."""
     is_shown = script.shown is None or rank in script.shown
     log = f"{script.log_dir}/rank-{rank}.log" if script.log_dir else ""
     if is_shown and not log and script.shown is not None:

@@ -7,9 +7,8 @@ trains without a process group is started again as one rank: more of them would 
 import argparse
 import hashlib
 import re
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -64,8 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def start(arguments: Sequence[str]) -> int:
-    """Start the ranks of a script, as the command's arguments say, and return the exit code.
+def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
+    """Start the ranks of a script by the command's arguments, and return the exit code.
+
+    Args:
+        arguments: Flags, the script and its own arguments.
+        report: Called with a text for the user.
 
     Raises:
         ConfigError: An option is wrong, or there is no such script.
@@ -97,7 +100,7 @@ def start(arguments: Sequence[str]) -> int:
         )  # fmt: skip
         nodes = _rendezvous(given, nnodes, sum(shares)) if nnodes > 1 else None
         if not given.node_rank:
-            _say(start_line(sum(shares), here, script.gpus, nnodes))
+            report(start_line(sum(shares), here, script.gpus, nnodes))
         code = _run(script, here, given.max_restarts or 0, nodes)
         if code != NO_GROUP:
             return code
@@ -106,7 +109,7 @@ def start(arguments: Sequence[str]) -> int:
                 f"{given.script} trains without a process group, so each of {sum(shares)} ranks would train its own",
                 fix="Start it on one machine, as one rank: samebits launch --as 1 ...",
             )
-        _say(
+        report(
             f"{given.script} trains without a process group: it runs again as one rank (--as 1). To spread it over "
             f"processes, with equal bits on any number (docs/own-loop.md):\n{EXACT_LINES}"
         )
@@ -238,8 +241,3 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
             "script": Path(given.script).name,
         },
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"samebits  {text}\n")
-    sys.stderr.flush()

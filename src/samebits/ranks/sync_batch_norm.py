@@ -37,10 +37,11 @@ def forward(module: nn.SyncBatchNorm, x: Tensor) -> Tensor:
 
 
 def is_synced(module: nn.SyncBatchNorm, x: Tensor) -> bool:
-    """Return whether a call of the module takes the statistics of several ranks, on a CPU."""
+    """Return whether the module takes the statistics of several ranks, on a CPU, for a tensor of shape (N, C, ...)."""
     if x.device.type != "cpu" or not module.training or not dist.is_initialized():
         return False
-    return dist.get_world_size(module.process_group) > 1
+    group: Any = module.process_group or dist.group.WORLD
+    return bool(group.size() > 1)
 
 
 def _dims(x: Tensor) -> list[int]:
@@ -49,7 +50,7 @@ def _dims(x: Tensor) -> list[int]:
 
 def _over_ranks(values: Tensor, group: Any) -> Tensor:
     """Return what all ranks have, of shape (ranks, ...), in the order of the ranks."""
-    every = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    every = [torch.empty_like(values) for _ in range(group.size())]
     dist.all_gather(every, values, group=group)
     return torch.stack(every)
 

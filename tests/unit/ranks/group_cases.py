@@ -1,4 +1,4 @@
-"""Collective calls of one process of `test_group.py`: BACKEND [BATON]. Prints their results, and a digest of weights."""
+"""Collective calls of a process of `test_group.py`: BACKEND [BATON]. Prints their results, and a digest of weights."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from samebits.ranks import group
 from samebits.ranks.devices import Baton
 
 if sys.argv[1] == group.BACKEND:
-    group.register(Baton(*sys.argv[2:]))
+    group.make_known(Baton(*sys.argv[2:]))
 dist.init_process_group(sys.argv[1])
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
