@@ -90,6 +90,14 @@ def test_a_script_of_one_process_runs_as_one_rank_and_the_lines_of_exact_are_pri
     assert sha256(several) == sha256(launch(tmp_path, LAUNCHED / "gan.py"))
 
 
+def test_a_script_of_one_process_runs_once_on_two_machines(tmp_path: Path) -> None:
+    flags = ["--ranks", "1,1", "--rdzv-endpoint", f"127.0.0.1:{own_port()}"]
+    started = [start("launch", *flags, "--node-rank", node, LAUNCHED / "gan.py", cwd=tmp_path) for node in (0, 1)]
+    texts = ["".join(process.communicate(timeout=180)) for process in started]
+    assert [process.returncode for process in started] == [0, 0], texts
+    assert [text.count("steps done") for text in texts] == [1, 0]
+
+
 def test_only_rank_0_prints_unless_asked(tmp_path: Path) -> None:
     script = (LAUNCHED / "tutorial.py", 1, "x.pt")
     assert "[1] Epoch 0" not in launch(tmp_path, "--as", 2, *script)

@@ -71,7 +71,9 @@ class DealtDevice(TorchFunctionMode):
 def use_dealt_device(num_ranks: int) -> None:
     """Let the script see a GPU for each rank, for the rest of this process."""
     DealtDevice().__enter__()  # type: ignore[no-untyped-call]
-    torch.cuda.device_count = lambda: num_ranks
+    torch.cuda.device_count = torch.accelerator.device_count = lambda: num_ranks
+    for name in ("set_device_index", "device_index"):
+        setattr(torch.accelerator, name, _with_mapped_device(getattr(torch.accelerator, name)))
     plain = torch._utils._get_device_index
 
     def index(*args: Any, **kwargs: Any) -> int:
@@ -83,6 +85,13 @@ def use_dealt_device(num_ranks: int) -> None:
         if getattr(module, "_get_device_index", None) is not None:
             module._get_device_index = index  # type: ignore[attr-defined]
     torch.load = _with_mapped_location(torch.load)
+
+
+def _with_mapped_device(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(device: Any) -> Any:
+        return plain(mapped(device))
+
+    return call
 
 
 def _with_mapped_location(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from samebits.storage.weights import weights_sha256
 
 # Exit code of a rank whose script trains without a process group: the launcher starts it again as one rank.
 NO_GROUP = 98
+FIRST = "rank-0"  # a file of that rank then, in the folder of its machine's ranks
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class _Rank:
         if os.getpid() != self._pid:
             return  # of a process that the script has started
         if self._num_ranks > 1 and not dist.is_initialized():
+            if self._rank == 0:
+                Path(self._script.folder, FIRST).touch()
             raise _Ended(NO_GROUP)
         if self._rank == 0:
             self._judge_resume()

@@ -89,7 +89,7 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
                 fix="Give the path of a script: train.py",
             ) from None
     forkserver.prepare([*PRELOAD, *(name for name in _USUAL if name.split(".")[0] in text)])
-    from samebits.ranks.script import NO_GROUP, Script
+    from samebits.ranks.script import FIRST, NO_GROUP, Script
 
     if given.log_dir:
         Path(given.log_dir).mkdir(parents=True, exist_ok=True)
@@ -104,15 +104,12 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
         code = _run(script, here, given.max_restarts or 0, nodes)
         if code != NO_GROUP:
             return code
-        if nodes is not None:
-            raise ConfigError(
-                f"{given.script} trains without a process group, so each of {sum(shares)} ranks would train its own",
-                fix="Start it on one machine, as one rank: samebits launch --as 1 ...",
-            )
         report(
             f"{given.script} trains without a process group: it runs again as one rank (--as 1). To spread it over "
             f"processes, with equal bits on any number (docs/own-loop.md):\n{EXACT_LINES}"
         )
+        if not (folder / FIRST).exists():
+            return 0  # on the machine of rank 0
         return _run(script, 1, given.max_restarts or 0, None)
 
 
