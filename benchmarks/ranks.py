@@ -3,7 +3,7 @@
     make demo-ranks
     python -m benchmarks.ranks --script examples/eight_gpus.py --as 8
 
-Prints the table of the README. torchrun's rows have no hash: the script does not print one.
+Prints the table of the README. The hash is the one that the script prints.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def row(name: str, text: str) -> str:
     """Return a line of the table, from what a start has printed."""
     ((rate, steps),) = re.findall(r"learning rate ([\d.]+), (\d+) steps an epoch", text)
     accuracy = re.findall(r"accuracy ([\d.]+%)", text)[-1]
-    digest = re.findall(r"weights sha256 (\w{12})", text)
-    return f"| {name} | {rate} | {steps} | {accuracy} | {digest[0] if digest else '-'} |"
+    (digest,) = re.findall(r"^sha256 (\w{12})", text, re.MULTILINE)
+    return f"| {name} | {rate} | {steps} | {accuracy} | {digest} |"
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--as", type=int, default=8, dest="ranks")
     arguments = parser.parse_args()
     ranks, script = arguments.ranks, [str(arguments.script)]
-    print("| started by | learning rate | steps an epoch | accuracy | hash of the weights |\n|---|---|---|---|---|")
+    print("| started by | learning rate | steps an epoch | accuracy | SHA-256 of the weights |\n|---|---|---|---|---|")
     for procs in (ranks, ranks // 2, 1):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={procs}"]
         print(row(f"`torchrun --nproc-per-node {procs}`", run([[*torchrun, *script]])), flush=True)

@@ -63,7 +63,8 @@ import torch, torch.cuda, torch.nn.parallel.distributed as ddp
 from samebits.ranks.devices import use_dealt_device
 torch.save(torch.ones(2), "x.pt")
 use_dealt_device(8)
-print(torch.cuda.device_count(), torch.accelerator.device_count(), ddp._get_device_index(5, True), ddp._get_device_index(torch.device("cuda:5")))
+index = ddp._get_device_index
+print(torch.cuda.device_count(), torch.accelerator.device_count(), index(5, True), index(torch.device("cuda:5")))
 print(torch.load("x.pt", map_location={"cuda:5": "cpu"}).sum().item(), torch.zeros(5, 3).shape[0], torch.eye(5).sum())
 """
     done = subprocess.run(
