@@ -1,6 +1,6 @@
 """Collective calls of ranks on GPUs: gloo's, on CPU copies of their tensors, so that they have one order everywhere.
 
-gloo adds the ranks' values in an order that depends on their number alone (ADR 68). NCCL's depends on which GPUs are
+gloo adds the ranks' values in an order that depends on their number alone (ADR 70). NCCL's depends on which GPUs are
 connected how, and it refuses two ranks of one GPU. So ranks on CPUs use gloo itself, and ranks on GPUs this group.
 Each call is complete when it returns; a handle of an asynchronous call is one that is complete.
 """
