@@ -194,6 +194,16 @@ def test_a_lost_rank_restarts_all_where_restarts_are_left(tmp_path: Path) -> Non
     assert sha256(out + errors) == whole
 
 
+def test_a_lost_rank_is_named_with_a_command_that_there_is(tmp_path: Path) -> None:
+    with running("launch", "--as", 2, LAUNCHED / "draws.py", 99, tmp_path / "x.pt", 0.1, cwd=tmp_path) as process:
+        wait_until((tmp_path / "x.pt").exists)
+        next(each for each in descendants(process) if each.num_threads() > 2).kill()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 4
+    assert "was killed by signal 9 (SIGKILL)" in errors
+    assert "Start the same command again; --max-restarts N does so automatically." in errors
+
+
 def test_a_resume_without_the_optimizers_state_is_named(tmp_path: Path) -> None:
     script = (LAUNCHED / "tutorial.py", 3, "x.pt")
     launch(tmp_path, "--as", 2, LAUNCHED / "tutorial.py", 2, "x.pt")

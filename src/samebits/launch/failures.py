@@ -22,6 +22,10 @@ from pathlib import Path
 from samebits.errors import LaunchError
 
 
+# What helps after a lost process of a run.
+RESUME = "Resume with --resume auto; --max-restarts N restarts a run automatically."
+
+
 @dataclass(frozen=True)
 class ErrorReport:
     """A worker's report of its own failure, written as JSON for the launcher."""
@@ -78,7 +82,7 @@ def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
     return min(process_failures, key=order)
 
 
-def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> RootCause:
+def explain(failure: ProcessFailure, host: str, out_of_memory: str = "", fix: str = RESUME) -> RootCause:
     """Turn a failure into the error text for the user; `out_of_memory`: the kernel's message about memory, if any."""
     name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
     report = failure.report
@@ -93,7 +97,7 @@ def explain(failure: ProcessFailure, host: str, out_of_memory: str = "") -> Root
         error = LaunchError(
             f"{name} was killed by signal {-failure.exit_code} ({signal_name(-failure.exit_code)})",
             cause=_likely_cause(-failure.exit_code, out_of_memory),
-            fix="Resume with --resume auto; --max-restarts N restarts a run automatically.",
+            fix=fix,
         )
         return RootCause(str(error), error.exit_code, True)
     error = LaunchError(

@@ -16,6 +16,7 @@ from samebits.launch.crew.recovering_crew import RecoveringCrew
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.crew.restarting_crew import RestartingCrew
 from samebits.launch.crew.shared_folder import join_group, open_shared_folder
+from samebits.launch.failures import RESUME
 from samebits.launch.nodes.auth import new_key
 from samebits.launch.nodes.board import EndedOnOtherNode
 from samebits.launch.nodes.rendezvous import NodeRendezvous
@@ -127,6 +128,7 @@ def launch(
     preload: Sequence[str] = (),
     on_stop: Callable[[], str] = lambda: "stopping",
     recovery: Recovery | None = None,
+    fix: str = RESUME,
 ) -> int:
     """Run `entry(*args)` in `num_procs` processes of this node until all are done.
 
@@ -142,6 +144,7 @@ def launch(
         log_dir: Folder of launcher.log, a copy of what the launcher prints.
         on_stop: Returns what the processes do after a signal, for the user.
         recovery: Whether the entry can continue without a lost process; None: it cannot.
+        fix: What the user can do after a process was lost.
 
     Returns:
         The exit code: 0, that of the root cause, 128 + the signal's number after a stop, or an entry's return value.
@@ -155,6 +158,7 @@ def launch(
     sizes = (num_procs, min_procs or num_procs, max_restarts)
     with forkserver.temp_folder() as folder:
         supervisor = Supervisor(folder, stop_timeout_s, log_dir, on_stop)
+        supervisor.fix = fix
         crews: list[Crew] = []
         try:
             with (

@@ -64,6 +64,7 @@ class Supervisor:
         self.stop_timeout_s = stop_timeout_s
         self.on_stop = on_stop
         self.log = log_dir / "launcher.log" if log_dir is not None else None
+        self.fix = failures.RESUME  #: What the user can do after a lost process.
         self.stop: signal.Signals | None = (
             None  #: The first stop signal; None while there was none.
         )
@@ -199,7 +200,7 @@ class Supervisor:
             if first.exit_code == -signal.SIGKILL
             else ""
         )
-        self.cause = failures.explain(first, socket.gethostname(), memory)
+        self.cause = failures.explain(first, socket.gethostname(), memory, self.fix)
         # A hang that blames only ranks of other nodes is handled there; this node's restarts are not charged for it.
         culprits = first.report.culprits if first.report is not None else ()
         if culprits and not set(culprits) & set(processes):

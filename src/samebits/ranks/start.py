@@ -122,7 +122,7 @@ def _run(
     timeout_s = ClusterConfig().stop_timeout_s
     return launch(
         num_ranks, run_script, (script,), max_restarts=max_restarts, nodes=nodes, stop_timeout_s=timeout_s,
-        preload=PRELOAD,
+        preload=PRELOAD, fix="Start the same command again; --max-restarts N does so automatically.",
     )  # fmt: skip
 
 
