@@ -13,7 +13,7 @@ pytestmark = pytest.mark.check
 
 # Syntax nodes of the package: lines can be packed, and were. Lower the number after a cut. Raise it only with
 # the reason beside it, and with the same number cut elsewhere in the same series of commits (ADR 68).
-NODES = 442_000
+NODES = 438_300
 SLACK = 500  # below the number, so that a small cut need not touch it
 
 

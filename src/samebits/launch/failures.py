@@ -21,7 +21,6 @@ from pathlib import Path
 
 from samebits.errors import LaunchError
 
-
 # What helps after a lost process of a run.
 RESUME = "Resume with --resume auto; --max-restarts N restarts a run automatically."
 
@@ -82,7 +81,9 @@ def root_cause(process_failures: Sequence[ProcessFailure]) -> ProcessFailure:
     return min(process_failures, key=order)
 
 
-def explain(failure: ProcessFailure, host: str, out_of_memory: str = "", fix: str = RESUME) -> RootCause:
+def explain(
+    failure: ProcessFailure, host: str, out_of_memory: str = "", fix: str = RESUME
+) -> RootCause:
     """Turn a failure into the error text for the user; `out_of_memory`: the kernel's message about memory, if any."""
     name = f"rank {failure.rank} (host {host}, pid {failure.pid})"
     report = failure.report

@@ -82,7 +82,7 @@ def run_script(script: Script) -> int:
     if address.startswith("127.") and sys.platform == "linux":
         # All ranks are here: gloo then listens where no other machine can connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    set_kernels(1, torch.device("cuda" if script.gpus else "cpu"), exact=True)
+    set_kernels(1, torch.device("cuda" if script.gpus else "cpu"))
     generators = Generators(script.seed, here.rank)
     doors = Doors(here.rank, here.world_size, address, generators, baton)
     if script.gpus:
@@ -252,6 +252,8 @@ def _be_a_process_of_python() -> None:
     # The default way to start processes is still open: scripts choose one.
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.current_process().name = "MainProcess"
+    # As torchrun's: systems that share cores between sessions give each rank as much as another program.
+    os.setsid()
 
 
 def _run_exit_functions() -> None:
