@@ -24,6 +24,7 @@ def options() -> dict[str, set[str]]:
     import typer
 
     from samebits.cli.app import app
+    from samebits.ranks.start import _parser
 
     found: dict[str, set[str]] = {}
     todo = [("", typer.main.get_command(app))]
@@ -32,7 +33,7 @@ def options() -> dict[str, set[str]]:
         found[path] = {name for parameter in command.params for name in parameter.opts}
         todo += [(f"{path} {name}".strip(), inner) for name, inner in getattr(command, "commands", {}).items()]
     # Its flags are torchrun's, some of its own, and those of the script that follows.
-    found["launch"] |= {"--nproc-per-node", "--global-batch", "--micro-batch", "--seed", "--epochs"}
+    found["launch"] |= {option for action in _parser()._actions for option in action.option_strings} | {"--epochs"}
     return found
 
 
