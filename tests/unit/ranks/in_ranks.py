@@ -20,6 +20,6 @@ def run(name: str, *arguments: object) -> list[object]:
         )
         for rank in range(3)
     ]  # fmt: skip
-    texts = [process.communicate(timeout=120)[0] for process in started]
+    texts = [process.communicate(timeout=240)[0] for process in started]
     assert not any(process.returncode for process in started)
     return [json.loads(text) for text in texts]

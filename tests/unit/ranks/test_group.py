@@ -7,7 +7,7 @@ import pytest
 from tests.unit.ranks.in_ranks import run
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_call_gives_what_gloo_gives_and_ranks_take_turns(tmp_path: Path) -> None:
     usual = run("group_cases.py", "gloo")
     assert run("group_cases.py", "samebits") == usual
