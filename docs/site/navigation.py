@@ -44,7 +44,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
                 "transformers",
             ],
             "Look after runs": ["resume", "run-folder", "runs", "trackers", "sweeps"],
-            "Check and share a model": ["trust", "diff", "export", "publish"],
+            "Check and share a model": ["check-compare-debug", "trust", "diff", "export", "publish"],
             "Several machines": ["launchers", "slurm", "containers", "clusters"],
             "When something fails": ["debug-a-hang", "faults"],
             "Memory and speed": ["memory", "speed", "kernels", "portable"],

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from samebits.check import check_script
+from samebits.check.check_script import _compare, _Outcome
 from samebits.cli.main import run
-from samebits.own_loop import check_script
-from samebits.own_loop.check_script import _compare, _Outcome
 from samebits.own_loop.scripts import is_script
 from tests.runs import ROOT, TINY, samebits
 

@@ -52,15 +52,15 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("batch_sizes", ["", "--global-batch 16 --micro-batch 4"], ids=["exact", "launch"])
-def test_check_of_a_script_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path, batch_sizes: str) -> None:
+@pytest.mark.parametrize("ranks", ["", "--as 2"], ids=["exact", "launch"])
+def test_check_of_a_script_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path, ranks: str) -> None:
     (strange / "samebits.py").write_text((strange / "torch.py").read_text())
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "beside.py").touch()
     lines = LOOP.splitlines(keepends=True)
-    (mine / "loop.py").write_text("".join(each for each in lines if not batch_sizes or "samebits" not in each))
-    done = run(f"{sys.executable} -P -m samebits check {mine}/loop.py {batch_sizes}", strange)
+    (mine / "loop.py").write_text("".join(each for each in lines if not ranks or "samebits" not in each))
+    done = run(f"{sys.executable} -P -m samebits check {mine}/loop.py {ranks}", strange)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 

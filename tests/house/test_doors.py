@@ -23,6 +23,7 @@ DOORS: dict[str, dict[str, str]] = {
         "engine.build module.check_model": "each part of a recipe is built under a tracer",
         "engine.evaluate": "a few samples are evaluated",
         "module.determinism": "a probe has no job",
+        "own_loop.ending own_loop.patched.worker own_loop.session": "a script's own loop is observed",
         "parallel.checksum": "digests on a GPU",
         "watchdog.detector": "a trial may hang",
     },

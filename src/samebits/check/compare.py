@@ -4,12 +4,14 @@ import hashlib
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from samebits.bits import as_bytes, plain_in, tensors_in
 from samebits.parallel.checksum import checksums
@@ -69,16 +71,28 @@ class ModuleRecorder:
     """Records the digests of each module's inputs and outputs, in the order in which they are computed.
 
     Micro-batches may run in threads (batch_norm=sync), so the current list of events is a thread's own.
+
+    Args:
+        has_operations: Also list the operations of each module in the first forward pass.
+
+    Attributes:
+        kinds: The class of each module, by name.
+        operations: Names of the operations of each module, without those of the modules inside of it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, has_operations: bool = False) -> None:
         self._current = threading.local()
         self._handles = []
+        self._lister = _Lister() if has_operations else None
+        self.kinds: dict[str, str] = {}
+        self.operations: dict[str, list[str]] = {}
         for name, module in model.named_modules():
+            self.kinds[name] = type(module).__name__
             self._handles.append(
                 module.register_forward_pre_hook(self._before(name), with_kwargs=True)
             )
-            self._handles.append(module.register_forward_hook(self._after(name)))
+            # Always: a lister that a failed forward pass leaves behind would list the rest of the script.
+            self._handles.append(module.register_forward_hook(self._after(name), always_call=True))
 
     def start(self) -> list[Event]:
         """Start a new list of events in this thread, and return it."""
@@ -97,16 +111,51 @@ class ModuleRecorder:
     def _before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, keywords: Any) -> None:
             if (events := getattr(self._current, "events", None)) is not None:
-                events.append((INPUT, name, digest_of((inputs, keywords))))
+                with self._unlisted():
+                    events.append((INPUT, name, digest_of((inputs, keywords))))
+                if self._lister is not None:
+                    self._lister.enter(self.operations.setdefault(name, []))
 
         return hook
 
     def _after(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if (events := getattr(self._current, "events", None)) is not None:
-                events.append((OUTPUT, name, digest_of(outputs)))
+                with self._unlisted():
+                    events.append((OUTPUT, name, digest_of(outputs)))
+                if self._lister is not None and self._lister.leave():
+                    self._lister = None
 
         return hook
+
+    def _unlisted(self) -> Any:
+        """Return a context in which the recorder's own operations are not listed."""
+        return nullcontext() if self._lister is None else _disable_current_modes()
+
+
+class _Lister(TorchDispatchMode):
+    """Lists the operations of one forward pass by module."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._open: list[list[str]] = []
+
+    def enter(self, operations: list[str]) -> None:
+        """Begin a module, whose operations go into a list."""
+        if not self._open:
+            self.__enter__()  # type: ignore[no-untyped-call]
+        self._open.append(operations)
+
+    def leave(self) -> bool:
+        """End a module; return whether it was the outermost one."""
+        self._open.pop()
+        if not self._open:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return not self._open
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._open[-1].append(str(func).rpartition(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 # Comparison of the records of trials: the first difference, in the order in which a run computes.

@@ -78,7 +78,9 @@ def check(
             )
         if "error" not in notes:
             given = [*TIMEOUTS, *overrides, *notes["settings"]]
-            with _other_hash(source, given, folder / "answer") as wait:
+            # Another one than this environment's, which the other trials have.
+            seed = "1" if os.environ.get("PYTHONHASHSEED", "0") != "1" else "2"
+            with in_interpreter(source, given, folder / "answer", seed) as wait:
                 for done, trial in enumerate(trials, start=1):
                     progress(trial.name, done, total)
                     outcomes.append(
@@ -125,15 +127,20 @@ def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
 
 
 @contextmanager
-def _other_hash(source: str, overrides: list[str], file: Path) -> Iterator[Callable[[], Any]]:
-    """Run the reference trial in an interpreter with another PYTHONHASHSEED, beside the others.
+def in_interpreter(
+    source: str, overrides: list[str], file: Path, seed: str, num_steps: int = 0
+) -> Iterator[Callable[[], Any]]:
+    """Run a trial of one process in an interpreter of its own, beside the others.
+
+    Args:
+        source, overrides, file: The recipe, its settings, and a new file for the answer.
+        seed: Its PYTHONHASHSEED.
+        num_steps: See `Trial`.
 
     Yields:
         A function that waits for its answer.
     """
-    # Another one than this environment's, which the other trials have.
-    seed = "1" if os.environ.get("PYTHONHASHSEED", "0") != "1" else "2"
-    arguments = json.dumps([source, overrides, str(file)])
+    arguments = json.dumps([source, overrides, str(file), num_steps])
     # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "samebits.check.trial", arguments],
@@ -145,7 +152,7 @@ def _other_hash(source: str, overrides: list[str], file: Path) -> Iterator[Calla
 
     def wait() -> Any:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(TIMEOUT_S)
+            process.wait(TIMEOUT_S + num_steps * TIMEOUT_S)
         if not file.is_file():
             code = process.returncode
             end = (

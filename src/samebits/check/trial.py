@@ -9,10 +9,9 @@ import os
 import random
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 from torch import Tensor
 
 from samebits.bench.bench import advance, opened
-from samebits.check.compare import ModuleRecorder, digests, gradients, optimizer_state
+from samebits.check.compare import digests
+from samebits.check.steps import LoopRecorder
 from samebits.cluster import codec
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
@@ -35,8 +35,10 @@ from samebits.data.samples import Batch, Samples, as_samples, groups_of, sample_
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import evaluate_set
 from samebits.engine.job import Job, init_weights
+from samebits.engine.progress import StepResult
 from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import is_user
+from samebits.provenance.fingerprint import describe_kernels
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector
 
@@ -150,6 +152,7 @@ class Trial:
     is_uneven: bool = False  #: Whether each rank waits a random time before each micro-batch.
     folder: Path | None = None  #: Folder of the checkpoint; None: none is written or read.
     is_resume: bool = False  #: Whether to resume from the checkpoint instead of writing it.
+    num_steps: int = 0  #: Number of steps from the first one on; 0: those of a check.
     is_other_hash: bool = (
         False  #: Whether it runs in an interpreter of its own, with another PYTHONHASHSEED.
     )
@@ -209,28 +212,29 @@ def _run(
         # The stacks of a hang stay: the launcher's scratch folder is removed.
         stacks = Path(tempfile.gettempdir()) / f"samebits-stacks-{os.getppid()}"
         with HangDetector(world, config.watch.hang_timeout_s, stacks):
-            steps = run_steps(job, trial, manager)
+            recorder = LoopRecorder(
+                [job.model], [job.optimizer], has_operations=bool(trial.num_steps)
+            )
+            steps = run_steps(job, trial, manager, recorder)
             with job.evaluated_weights():
                 metrics, _ = evaluate_set(job, Slice(job.eval_data, NUM_EVAL))
             evaluation = {name: repr(value) for name, value in metrics.items()}
-            return {"start": start, "steps": steps, "evaluation": evaluation}
+            found = {"start": start, "steps": steps, "evaluation": evaluation}
+            if trial.num_steps:
+                environment = describe_kernels(world.device, config.kernels)
+                found |= {"environment": environment, **recorder.described()}
+            return found
 
 
 class _RecordingLoader:
     """A loader that records each micro-batch's samples, and delays it where ranks have uneven speed."""
 
-    def __init__(
-        self, loader: Loader, recorder: ModuleRecorder, is_uneven: bool, rank: int
-    ) -> None:
+    def __init__(self, loader: Loader, recorder: LoopRecorder, is_uneven: bool, rank: int) -> None:
         self._loader = loader
         self._recorder = recorder
         self._is_uneven = is_uneven
         self._rank = rank
         self.step: Step | None = None
-        self.found: dict[int, TrialTrace] = {}
-        self._current = (
-            threading.local()
-        )  # with batch_norm=sync, each micro-batch has a thread of its own
 
     def batch(self, indices: IntArray, keys: KeyArray, **options: bool) -> Batch:
         """Return the next batch, (N,) samples, as `Loader.batch` does, and record its samples."""
@@ -241,8 +245,7 @@ class _RecordingLoader:
             time.sleep(key(self.step.number, self._rank, leaf.index) % MAX_DELAY_MS / 1000)
         batch = self._loader.batch(indices, keys, **options)
         samples = {str(index): digest for index, digest in sample_digests(batch).items()}
-        self.found[leaf.index] = {"samples": samples, "modules": self._recorder.start(), "loss": {}}
-        self._current.leaf = leaf.index
+        self._recorder.batch(leaf.index, samples)
         return batch
 
     def loss(self, loss: Loss) -> Loss:
@@ -252,8 +255,7 @@ class _RecordingLoader:
             self._recorder.stop()
             terms = loss(outputs, batch)
             if isinstance(terms, Mapping):
-                tensors = {name: term for name, term in terms.items() if isinstance(term, Tensor)}
-                self.found[self._current.leaf]["loss"] = digests(tensors)
+                self._recorder.loss(terms)
             return terms
 
         return recording
@@ -269,52 +271,56 @@ def steps_to_run(steps_per_epoch: int) -> list[int]:
     ]
 
 
-def run_steps(job: Job, trial: Trial, manager: CheckpointManager | None) -> dict[str, TrialTrace]:
+def run_steps(
+    job: Job, trial: Trial, manager: CheckpointManager | None, recorder: LoopRecorder
+) -> dict[str, TrialTrace]:
     """Run a trial's steps, or those after the stop, and return their records by step.
 
     Args:
         manager: Writes the checkpoint in the middle; None: none is written.
     """
-    order = job.order
-    numbers = steps_to_run(order.steps_per_epoch)
+    numbers = list(range(trial.num_steps)) or steps_to_run(job.order.steps_per_epoch)
     numbers = [number for number in numbers if number < job.num_steps]
     numbers = numbers[SAVED_AFTER:] if trial.is_resume else numbers
+    found: dict[str, TrialTrace] = {}
+    for number, result in recorded_steps(job, numbers, recorder, is_uneven=trial.is_uneven):
+        values = {"loss": result.loss, "norm": result.norm, "lr": result.lr}
+        found[str(number)] = {"values": values, **recorder.step()}
+        if manager is not None and not trial.is_resume and len(found) == SAVED_AFTER:
+            manager.save(job)
+            manager.wait()
+    return found
+
+
+def recorded_steps(
+    job: Job, numbers: Sequence[int], recorder: LoopRecorder, *, is_uneven: bool = False
+) -> Iterator[tuple[int, StepResult]]:
+    """Run steps of a job, and yield the number and the result of each, which the recorder has seen."""
+    order = job.order
     loader, plans = job.open_loader(
         steps=(next(order.steps(job.world, start=number, stop=number + 1)) for number in numbers)
     )
-    recorder = ModuleRecorder(job.model)
-    recording = _RecordingLoader(loader, recorder, trial.is_uneven, job.world.rank)
+    recording = _RecordingLoader(loader, recorder, is_uneven, job.world.rank)
     parts = job.parts
     job.parts = dataclasses.replace(parts, loss=recording.loss(parts.loss))
-    found: dict[str, TrialTrace] = {}
     try:
-        for done, plan in enumerate(plans, start=1):
+        for plan in plans:
             recording.step = plan
-            recording.found = {}
-            advance(job, plan, recording)  # type: ignore[arg-type]  # it has Loader's batch
-            found[str(plan.number)] = {
-                "micro-batches": {str(leaf): parts for leaf, parts in recording.found.items()},
-                "gradients": gradients(job.model),
-                "buffers": digests(dict(job.model.named_buffers())),
-                "weights": digests(dict(job.model.named_parameters())),
-                "optimizer": optimizer_state(job.model, job.optimizer),
-            }
-            if manager is not None and not trial.is_resume and done == SAVED_AFTER:
-                manager.save(job)
-                manager.wait()
+            # It has Loader's batch.
+            yield plan.number, advance(job, plan, recording)  # type: ignore[arg-type]
     finally:
         job.parts = parts  # the evaluation is not recorded
         recorder.remove()
         loader.close()
-    return found
 
 
 def main(arguments: list[str]) -> int:
-    """Run a trial of one process in an interpreter of its own, for another PYTHONHASHSEED."""
+    """Run a trial of one process in an interpreter of its own; see `examine.in_interpreter`."""
     # This interpreter has no launcher that would end it.
     exit_with_parent()
-    source, overrides, file = json.loads(arguments[0])
-    answer = codec.encode(run_trial(source, overrides, Trial("", is_other_hash=True), ALONE))
+    source, overrides, file, num_steps = json.loads(arguments[0])
+    trial = Trial("", is_other_hash=True, num_steps=num_steps)
+    answer = codec.encode(run_trial(source, overrides, trial, ALONE))
     Path(file).write_bytes(answer)
     return 0
 

@@ -1,4 +1,4 @@
-"""`samebits check`, `verify` and `diff`: steps that are computed again and compared."""
+"""`samebits check`, `gate`, `verify`, `diff` and `debug`: steps that are computed again and compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -29,6 +30,7 @@ from samebits.errors import ConfigError
 from samebits.process_range import MAX_PROCS
 
 if TYPE_CHECKING:
+    from samebits.config.schema import RunConfig
     from samebits.verify.verify import Verdict
 
 
@@ -60,13 +62,9 @@ def check(
     N ranks of one launcher, of the same again, and of two launchers.
     """
     from samebits.launch import forkserver
-    from samebits.launch.kernels import pin_kernels
     from samebits.own_loop.scripts import is_script
-    from samebits.recipes.catalog import find
 
-    # Nothing is written: no __pycache__ beside the recipe, here and in the processes that this one starts.
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    _write_nothing()
     if ranks is not None:
         from samebits.ranks.check import check_ranks
 
@@ -75,20 +73,34 @@ def check(
             lambda show: check_ranks(source, overrides or [], ranks, show), what, as_json
         )
     if is_script(source):
-        from samebits.own_loop.check_script import check_script
+        from samebits.check.check_script import check_script
 
         what = f"{source} on 1, 2 and 3 processes, 6 steps each"
         return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
-    found = find(source)
     given = list(overrides or [])
-    config = found.load(given).config
-    config.check_inputs()
-    pin_kernels(config.kernels, only_children=True)
+    config = _load(source, given)
     forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)
     from samebits.check import examine
 
     what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
     return _report(lambda show: examine.check(source, given, config, show), what, as_json)
+
+
+def _write_nothing() -> None:
+    """Let no process write a __pycache__ beside the source: neither this one, nor those that it starts."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+def _load(source: str, given: list[str]) -> RunConfig:
+    """Load the settings of a recipe whose steps other processes will run."""
+    from samebits.launch.kernels import pin_kernels
+    from samebits.recipes.catalog import find
+
+    config = find(source).load(given).config
+    config.check_inputs()
+    pin_kernels(config.kernels, only_children=True)
+    return config
 
 
 def _report(
@@ -107,6 +119,80 @@ def _report(
         console.say(f"check    {what}  {clock(report.seconds)}")
         console.draw(table(report.passed, report.findings))
     return NOT_EXACT if report.findings else 0
+
+
+# `samebits gate`: did this change alter the training?
+
+
+RecipeOrScript = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="A recipe, or a script.", show_default=False)
+]
+NumSteps = Annotated[
+    int | None, typer.Option("--steps", min=1, metavar="N", help="Steps to train; default: 20.")
+]
+Update = Annotated[bool, typer.Option("--update", help="Accept a change: write the file again.")]
+Within = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="1e-6",
+        help="Compare losses, gradient norms and metrics with this relative tolerance, not bits.",
+    ),
+]
+GateFile = Annotated[
+    Path | None,
+    path_option("--file", "FILE", "The file; default: train.gate.json beside train.py."),
+]
+
+
+def gate(
+    source: RecipeOrScript,
+    overrides: Overrides = None,
+    steps: NumSteps = None,
+    update: Update = False,
+    within: Within = None,
+    file: GateFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Find out whether a change of the code has changed the training.
+
+    The first call trains some steps on one process, and writes a small file to commit. Later calls train them again,
+    and name the first step, module and operation that differ. What follows a script are its arguments.
+
+    Exit code 0: same bits; 1: they differ; 2: they cannot be compared here.
+    """
+    from samebits.own_loop.scripts import is_script
+    from samebits.replay.gate import GateSource, default_file, lines
+    from samebits.replay.gate import gate as run_gate
+    from samebits.report.console import Console
+    from samebits.report.format import clock
+
+    _write_nothing()
+    is_loop = is_script(source)
+    if not is_loop:
+        _load(source, overrides or [])
+    began = time.monotonic()
+    with closing(Console(sys.stderr, strict=True)) as console:
+        found = run_gate(
+            GateSource(source, list(overrides or []), is_loop),
+            file or default_file(source),
+            steps,
+            is_update=update,
+            within=within,
+            show=console.share_done,
+        )
+    if as_json:
+        print(json_text(found.to_json()))
+    elif found.is_written:
+        print_report([f"wrote      {found.file}, {found.num_steps} steps: commit it"])
+    elif found.difference is None:
+        kind = "same bits" if within is None else f"losses and norms within {within:g}"
+        print_report([f"{found.num_steps} steps, {kind}  {clock(time.monotonic() - began)}"])
+    else:
+        result = "result     training has changed; to accept it, add --update"
+        print_report([*lines(found.difference), result])
+    return 0 if found.difference is None else 1
 
 
 # `samebits verify`: replay steps of a run and compare them with its record.
@@ -288,3 +374,58 @@ def diff(
     else:
         print_report(map(line_text, lines(found)))
     return 0 if found.is_equal else 1
+
+
+# `samebits debug`: a step of a past run again.
+
+
+AtStep = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="The step, counted from 0.")
+]
+When = Annotated[
+    str,
+    typer.Option(
+        metavar="EXPR",
+        help="The first step of the record with this: nonfinite, or 'loss > 3'; of loss, norm, lr, step.",
+    ),
+]
+OfSample = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="I", help="The first step that reads this training sample."),
+]
+Print = Annotated[
+    str, typer.Option("--print", metavar="EXPR", help="Print this instead of opening a prompt.")
+]
+
+
+def debug(
+    run: Run,
+    overrides: MachineOverrides = None,
+    step: AtStep = None,
+    when: When = "",
+    sample: OfSample = None,
+    print_: Print = "",
+    debug: Debug = False,
+) -> int:
+    """Go back to a step of a run: replay it, and look at its batch, activations and gradients.
+
+    Opens a prompt with model, batch, loss, gradients, activations, optimizer, record, step() and back(). Nothing is
+    written. Examples: --print 'gradients.norms()', --when 'loss > 3'
+    """
+    if step is None and sample is None and not when:
+        raise ConfigError("no step was given", fix="Give --step, --when or --sample.")
+    from samebits.replay.debug import evaluated, prompt, session
+
+    with session(
+        run,
+        overrides or [],
+        lambda line: print(line_text(line), file=sys.stderr, flush=True),
+        step=step,
+        when=when,
+        sample=sample,
+    ) as opened:
+        if print_:
+            print(evaluated(print_, opened.names))
+        else:
+            prompt(opened)
+    return 0

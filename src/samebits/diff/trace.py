@@ -3,7 +3,7 @@ bits.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,7 +188,7 @@ _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
 
 
-def trace_step(side: ReplayedRun, keep: Collection[Key] = ()) -> StepTrace:
+def trace_step(side: ReplayedRun, keep: Container[Key] = ()) -> StepTrace:
     """Run the next step of a run, and trace it; keep the tensors with these keys."""
     side.num_replays += 1
     tracer = _Tracer(side, keep)
@@ -215,9 +215,9 @@ class _Current(threading.local):
 class _Tracer:
     """Collects the trace of one step."""
 
-    def __init__(self, side: ReplayedRun, keep: Collection[Key]) -> None:
+    def __init__(self, side: ReplayedRun, keep: Container[Key]) -> None:
         self.job = side.job
-        self._keep = frozenset(keep)
+        self._keep = keep
         self._names = {parameter: name for name, parameter in self.job.model.named_parameters()}
         self._local = _Current()
         self._last = 0

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,6 +163,8 @@ def handle_nonfinite(
 
 def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainError:
     """Return the error, equal on all ranks, and write the micro-batch to blame into `nonfinite-STEP.json` on rank 0."""
+    fix = f"samebits debug {shlex.quote(str(folder.path))} --step {step.number}"
+    fix = f"Look at the step: {fix}\n{_FIX}"
     suspects: dict[int, tuple[int, int]] = {}
     mine = job.reducer.run(lambda micro_batch: _examine(job, micro_batch), suspects)
     # The repeated passes have changed buffers, and a skipped step must leave no trace.
@@ -176,7 +179,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
         cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
         again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
         what = f"loss or gradient is not finite at step {step.number}"
-        return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=_FIX)
+        return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=fix)
     report = folder.path / f"nonfinite-{step.number}.json"
     if job.world.is_main:
         write_atomically(report, json.dumps({"step": step.number, **guilty}, indent=1).encode())
@@ -191,7 +194,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
         given="\n".join([*values, f"reaction: {reaction}"]),
         where=f"rank {guilty['rank']} (host {guilty['host']}, pid {guilty['pid']})\n"
         f"samples {some} ({len(indices)} in all: {report})",
-        fix=_FIX,
+        fix=fix,
     )
 
 

@@ -57,8 +57,8 @@ class Iteration:
         # GeneratorExit: Python raises it in a generator that is left, which is no error of the script.
         if sys.exc_info()[0] not in (None, GeneratorExit) or has_failed():
             return True  # an error that is raised to the script already
-        if loop.trial is not None and loop.trial.is_over:
-            return True  # left by the trial, and closed later: a generator around it outlives the exception
+        if loop.observer is not None and loop.observer.is_over:
+            return True  # left by the observer, and closed later: a generator around it outlives the exception
         if loop.habits.has_trained:
             if not self.is_whole:
                 self._keep(self._fault())
@@ -191,12 +191,12 @@ def fault_at_end() -> TrainError | None:
     """Return what is wrong with how the script has left its last iteration, when it ends; None: nothing."""
     for loader in list(_LOADERS):
         try:
-            if loader.loop.trial is None:
+            if loader.loop.observer is None:
                 loader.end_pass()  # an iterator that is still alive has not judged its iteration
         except TrainError:
             continue  # a pass that was whole has raised it to the script
     return next(
-        (wrong for loop, wrong in _FAULTS if loop.habits.fault is wrong and loop.trial is None),
+        (wrong for loop, wrong in _FAULTS if loop.habits.fault is wrong and loop.observer is None),
         None,
     )
 

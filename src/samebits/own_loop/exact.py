@@ -95,8 +95,8 @@ def exact(
     loop = ExactLoop(modules, steps, world, seed=seed)
     loop.repeat = RepeatCheck()
     check_same_order(world, loop)
-    if loop.trial is not None:
-        loop.trial.settings = settings
+    if loop.observer is not None:
+        loop.observer.settings = settings
     _attach(loop, modules, optimizers, per_step)
     watch(world, hang_timeout_s)
     loader = ExactLoader(source, order, loop, world, source.num_workers)

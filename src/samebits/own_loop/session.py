@@ -19,7 +19,7 @@ last of them was called: otherwise the last micro-batch would see weights that t
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +36,29 @@ from samebits.own_loop.guard import fault
 from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.trained import Trained
-from samebits.own_loop.trial import trial_of
 from samebits.own_loop.weights import AverageWatch, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
 
 _UPDATE = 1 << 34  # part of the key of random numbers in the update
+
+
+class LoopObserver(Protocol):
+    """Sees what each loop of this process computes, and may end the script after some steps."""
+
+    settings: dict[str, int]  #: The arguments of `exact()` that decide on the result.
+    is_over: bool  #: Whether it has ended the script.
+    has_moved: bool  #: Whether a step has changed a parameter.
+
+    def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
+        """Note a micro-batch of this rank, before its forward pass."""
+
+    def step(self, state: dict[str, Tensor]) -> None:
+        """Note all that a step has changed: tensors of any shape by name."""
+
+
+#: Makes the observer of a loop, given its modules and optimizers. `samebits check` and `gate` set it in the process
+#: of a script, before they run it.
+observe: Callable[[World, Sequence[nn.Module], Sequence[Optimizer]], LoopObserver] | None = None
 
 
 class ExactLoop:
@@ -57,7 +75,7 @@ class ExactLoop:
         habits: What the script does in its loop.
         repeat: Compares repeated micro-batches; None: none are repeated.
         modules: The models.
-        trial: The record of `samebits check`; None: the script runs without it.
+        observer: Records the steps for `samebits check` or `gate`; None: the script runs without them.
     """
 
     def __init__(
@@ -96,7 +114,9 @@ class ExactLoop:
         self._step: Step | None = None
         self._current: MicroBatch | None = None
         self._after: list[Callable[[], Any]] = []
-        self.trial = trial_of(world)
+        self.observer = (
+            None if observe is None else observe(world, modules, [each for each, _ in optimizers])
+        )
         self._seeded: Tensor | None = (
             None  # torch's random state at the start of a body, until its forward pass
         )
@@ -151,7 +171,7 @@ class ExactLoop:
         Args:
             step: The step, with all micro-batches of this rank, padded.
             micro_batch: One of them, in order.
-            inputs: What the loop gets, for `samebits check`.
+            inputs: What the loop gets, for the observer.
 
         Raises:
             TrainError: The loop changed weights or a learning rate within a step, or called `optimizer.step()` in some
@@ -183,8 +203,8 @@ class ExactLoop:
         seed_forward(micro_batch.forward_key, self._world.device)
         if self.habits.is_first_step:
             self._seeded = torch.get_rng_state()
-        if self.trial is not None:
-            self.trial.batch(micro_batch, inputs)
+        if self.observer is not None:
+            self.observer.batch(micro_batch, inputs)
         self._world.activity.is_paused = False
         self._world.activity.enter(COMPUTING)
 
@@ -363,7 +383,7 @@ class ExactLoop:
                 self.on_zero_grad(number)
 
     def _begin_step(self, step: Step) -> None:
-        self._guard.begin_step(with_values=self.habits.is_first_step or self.trial is not None)
+        self._guard.begin_step(with_values=self.habits.is_first_step or self.observer is not None)
         if self.habits.is_first_step and own_kernels() == "portable":
             check_schedulers(each.optimizer for each in self._trained)
         self._step = step
@@ -488,8 +508,8 @@ class ExactLoop:
                 trained.act()
             trained.end_step()
         has_moved = self._guard.has_moved()
-        if self.trial is not None:
-            self.trial.has_moved |= has_moved
+        if self.observer is not None:
+            self.observer.has_moved |= has_moved
         if has_rate and not has_moved and self._world.is_main:
             warnings.warn(
                 f"step {step.number:,} changed no parameter: the loss does not depend on them, or its gradient is zero",
@@ -500,6 +520,6 @@ class ExactLoop:
         for work in self._after:
             work()
         self._after = []
-        if self.trial is not None:
-            self.trial.step(self.state(), self.modules)
+        if self.observer is not None:
+            self.observer.step(self.state())
         self._world.activity.enter("the loop's code after the update")

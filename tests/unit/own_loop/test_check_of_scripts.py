@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from samebits.check import check_script
+from samebits.check.check_script import _AGAIN, _compare, _Outcome, _own_ranks
 from samebits.errors import ConfigError
-from samebits.own_loop import check_script
-from samebits.own_loop.check_script import _AGAIN, _compare, _Outcome, _own_ranks
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_failure_of_a_script_with_ranks_of_its_own_names_them(tmp_path: Path) 
     script.write_text('ADDRESS = "tcp://127.0.0.1:29500"\nraise OSError("EADDRINUSE")\n')
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError) as caught:
-        check_script._run([str(script)], check_script._FIRST, tmp_path / "out" / "0")
+        check_script.observe([str(script)], check_script.FIRST, tmp_path / "out" / "0")
     assert "its rank and address from the script's own options" in caught.value.slots["cause"]
     assert "without init_method, rank and world_size" in caught.value.slots["fix"]
 

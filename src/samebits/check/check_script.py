@@ -19,7 +19,6 @@ from samebits import scratch
 from samebits.check.examine import Report
 from samebits.check.judge import Finding, not_portable, num_portable
 from samebits.errors import ConfigError
-from samebits.own_loop.trial import VARIABLE
 from samebits.portable.listing import LIST_OPERATIONS
 
 NUM_STEPS = 6
@@ -44,15 +43,17 @@ _WORLD = (
 
 
 @dataclass(frozen=True)
-class _World:
+class ScriptWorld:
+    """Processes that run a script."""
+
     name: str
     procs: int
     hash_seed: str = "0"
 
 
-_FIRST = _World("1 process", 1)
-_AGAIN = _World("1 process again, with another PYTHONHASHSEED", 1, "1")
-_OTHERS = (_AGAIN, _World("2 processes", 2), _World("3 processes", 3))
+FIRST = ScriptWorld("1 process", 1)
+_AGAIN = ScriptWorld("1 process again, with another PYTHONHASHSEED", 1, "1")
+_OTHERS = (_AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ def check_script(
     """
     began = time.monotonic()
     total = 1 + len(_OTHERS)
+    command = [script, *arguments]
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
-        progress(_FIRST.name, 0, total)
-        reference = _run([script, *arguments], _FIRST, folder / "0")
+        progress(FIRST.name, 0, total)
+        reference = _outcome(observe(command, FIRST, folder / "0"))
         operations = reference.operations
         passed = [num_portable(operations)] if operations else []
         findings = not_portable(operations) if operations else []
@@ -103,9 +105,8 @@ def check_script(
             findings.append(_NOTHING)
         for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
-            finding = _compare(
-                reference, _run([script, *arguments], world, folder / str(number)), world
-            )
+            records = observe(command, world, folder / str(number))
+            finding = _compare(reference, _outcome(records), world)
             if finding is None:
                 passed.append(world.name)
             else:
@@ -115,36 +116,47 @@ def check_script(
     return Report(findings, passed, time.monotonic() - began)
 
 
-def _run(target: list[str], world: _World, folder: Path) -> _Outcome:
+def observe(
+    command: list[str],
+    world: ScriptWorld,
+    folder: Path,
+    num_steps: int = NUM_STEPS,
+    purpose: str = "check",
+) -> list[dict[str, Any]]:
+    """Run the first steps of a script in a world, and return the record of each rank; see `ScriptTrial`.
+
+    Args:
+        command: The script and its arguments.
+        folder: A new folder for the records.
+        num_steps, purpose: The number of steps, and "gate" for a trace of each of them.
+
+    Raises:
+        ConfigError: The script fails, or makes no exact step.
+    """
     folder.mkdir()
-    script = next(each for each in target if each.endswith(".py"))
-    # -P: without it, -m puts the current folder first on sys.path, where a torch.py of a stranger may lie.
-    launcher = [
-        "-P",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={world.procs}",
-    ]
+    script = command[0]
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
+    # Without -P, `python -m` would import a torch.py or samebits.py of the current folder, maybe a stranger's.
+    python = [sys.executable, "-P", "-u", "-m"]
+    observer = ["samebits.check.script_trial", str(folder), str(num_steps), purpose]
     # One process too: a script may make its process group itself, from the launcher's variables.
-    command = [sys.executable, *launcher, *target]
+    started = [*python, *launcher, "--no-python", *python, *observer, *command]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {
         LIST_OPERATIONS: "1",
-        VARIABLE: f"{folder}:{NUM_STEPS}",
         "PYTHONHASHSEED": world.hash_seed,
         "OMP_NUM_THREADS": "1",
     }
     process = subprocess.Popen(
         # In a session of its own, so that `_end` can kill all that the script has started.
-        command, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
+        started, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{script} made fewer than {NUM_STEPS} steps in {TIMEOUT_S:.0f} s on {world.name}",
+            f"{script} made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s on {world.name}",
             cause=_own_ranks(script) or None,
             fix=_OWN_RANKS_FIX if _own_ranks(script) else "Check it on a smaller dataset or model.",
         ) from None
@@ -160,8 +172,12 @@ def _run(target: list[str], world: _World, folder: Path) -> _Outcome:
             cause=_own_ranks(script) or None,
             fix=_OWN_RANKS_FIX
             if _own_ranks(script)
-            else f"Run it without this command; it has to train {NUM_STEPS} steps by samebits.exact.",
+            else f"Run it without this command; it has to train {num_steps} steps by samebits.exact.",
         )
+    return records
+
+
+def _outcome(records: list[dict[str, Any]]) -> _Outcome:
     samples = {name: value for record in records for name, value in record["samples"].items()}
     names = ("states", "settings", "has_moved", "operations")
     return _Outcome(samples, *(records[0][name] for name in names))
@@ -193,7 +209,7 @@ def _without_report(lines: list[str]) -> list[str]:
     return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
 
 
-def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
+def _compare(one: _Outcome, other: _Outcome, world: ScriptWorld) -> Finding | None:
     """Return the first difference between two worlds; None if all is equal."""
     differing = [name for name in one.settings if one.settings[name] != other.settings.get(name)]
     if differing:
@@ -237,7 +253,7 @@ def _compare(one: _Outcome, other: _Outcome, world: _World) -> Finding | None:
     return None
 
 
-def _finding(what: str, world: _World, *, is_data: bool) -> Finding:
+def _finding(what: str, world: ScriptWorld, *, is_data: bool) -> Finding:
     if world is _AGAIN:
         kind = "another source of randomness"
         cause = "Two runs on one process differ: something depends on time, on hashes, or has a generator of its own."

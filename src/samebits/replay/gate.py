@@ -1,0 +1,448 @@
+"""`samebits gate`: whether a change of the code has changed the training, by its first steps and a small text file.
+
+    first call       train some steps, twice      -> train.gate.json, to commit
+    later calls      train them again             -> same bits, or the first step, module and operation that differ
+
+The result decides: losses, gradients, buffers, weights and optimizer state of each step, and the evaluation. Samples
+and modules only show where a difference begins, so a module that was renamed, split or wrapped is no difference.
+
+The file has a digest of all tensors of a kind, and one of 12 bits for each module and parameter: enough to find the
+first of them that differs, once the whole digests do.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samebits import scratch
+from samebits.check import compare
+from samebits.check.check_script import FIRST, observe
+from samebits.check.examine import in_interpreter
+from samebits.errors import ConfigError
+from samebits.plain_file import parse_json, read_plain
+from samebits.storage.run_folder import check_target, write_atomically
+
+NUM_STEPS = 20
+_FORMAT = "samebits gate 1"
+_MAX_BYTES = 1 << 26
+_CHARS = 2  # of a short digest, in base64
+_SHOWN = 3  # operations of a module
+# The record of a step, in the order in which it is computed, and what decides whether training is the same.
+_RESULT = (compare.LOSS, compare.GRADIENTS, compare.BUFFERS, compare.WEIGHTS, compare.OPTIMIZER)
+_DATA = "(data)"
+_OPTIMIZER = "(optimizer)"
+
+
+@dataclass(frozen=True)
+class GateSource:
+    """What to train."""
+
+    name: str  #: A recipe, or a script.
+    given: list[str]  #: Settings of the recipe, or arguments of the script.
+    is_loop: bool  #: Whether it is a script with an exact loop, not a recipe.
+
+
+@dataclass(frozen=True)
+class GateDifference:
+    """The first difference from the file."""
+
+    step: int | None  #: The step, from 0; None before the first step and in the evaluation.
+    phase: str  #: Part of the step, such as "forward".
+    module: str = ""  #: The module, with its class.
+    operation: str = ""  #: Its operation, of both where they differ; all of them if there are more.
+    what: str = ""  #: What the two values are, such as "loss".
+    before: str = ""  #: The value in the file.
+    now: str = ""  #: The value now.
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The result of a call."""
+
+    file: Path  #: The file.
+    num_steps: int  #: Number of steps.
+    is_written: bool = False  #: Whether this call has written the file, instead of comparing.
+    difference: GateDifference | None = None  #: The first difference; None: there is none.
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON."""
+        return {**asdict(self), "file": str(self.file), "is_same": self.difference is None}
+
+
+def default_file(source: str) -> Path:
+    """Return the path of a source's file: train.gate.json beside train.py."""
+    path = Path(source)
+    return (
+        path.with_name(f"{path.stem}.gate.json")
+        if path.suffix in (".py", ".yaml", ".yml")
+        else Path(f"{source.replace('/', '-')}.gate.json")
+    )
+
+
+def gate(
+    source: GateSource,
+    file: Path,
+    num_steps: int | None = None,
+    *,
+    is_update: bool = False,
+    within: float | None = None,
+    show: Callable[[str, int, int], None] = lambda activity, done, total: None,
+) -> GateResult:
+    """Train the first steps of a source, and compare them with its file, or write the file.
+
+    Args:
+        file: The file. It is written if it does not exist.
+        num_steps: Number of steps; None: those of the file, or 20.
+        is_update: Write the file again.
+        within: Compare losses, gradient norms and metrics with this relative tolerance, instead of bits.
+        show: Called with (activity, done, total).
+
+    Raises:
+        ConfigError: The source cannot be trained, gives other bits each time, or the file cannot be compared.
+    """
+    before = _read(file) if file.exists() else None
+    if before is None or is_update:
+        check_target(file, lambda _: True)
+        if before is not None:  # what is not given stays as it was
+            source = GateSource(source.name, source.given or before["given"], source.is_loop)
+            num_steps = num_steps or len(before["steps"])
+        return _write(source, file, num_steps or NUM_STEPS, show)
+    _check_same_source(source, before, num_steps, file)
+    source = GateSource(source.name, before["given"], source.is_loop)
+    show("training", 0, 1)
+    trace = _trace(source, len(before["steps"]))
+    now = _summary(source, trace)
+    found = (
+        _first_difference(before, now, trace) if within is None else _beyond(before, now, within)
+    )
+    if found is not None and before["environment"] != now["environment"]:
+        raise _other_environment(before["environment"], now["environment"], file)
+    return GateResult(file, len(before["steps"]), difference=found)
+
+
+def _write(
+    source: GateSource, file: Path, num_steps: int, show: Callable[[str, int, int], None]
+) -> GateResult:
+    traces = []
+    for done in range(2):
+        show("training, twice", done, 2)
+        traces.append(_trace(source, num_steps))
+    one, other = (_summary(source, trace) for trace in traces)
+    if (found := _first_difference(one, other, traces[1])) is not None:
+        raise ConfigError(
+            f"{source.name} trains to other bits each time, so no change of it can be seen",
+            given="\n".join(lines(found)),
+            fix=f"Find the cause first: samebits check {source.name}",
+        )
+    write_atomically(file, _text(one).encode())
+    return GateResult(file, len(one["steps"]), is_written=True)
+
+
+def _trace(source: GateSource, num_steps: int) -> dict[str, Any]:
+    """Train the first steps in a new process, and return their record."""
+    with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
+        if source.is_loop:
+            command = [source.name, *source.given]
+            record, *_ = observe(command, FIRST, folder / "0", num_steps, "gate")
+            return dict(record["trace"])
+        # compile: hooks would change what it generates.
+        settings = [*source.given, "compile=false"]
+        # The same for each call: otherwise the order of a set of texts would be another one.
+        with in_interpreter(source.name, settings, folder / "answer", "0", num_steps) as wait:
+            answer = wait()
+        if (error := answer.get("error")) is not None:
+            raise error
+        return {**answer, "steps": list(answer["steps"].values())}
+
+
+# The summary of a trace, as it is in the file.
+
+
+def _summary(source: GateSource, trace: Mapping[str, Any]) -> dict[str, Any]:
+    steps = trace["steps"]
+    first = _first_calls(steps[0]) if steps else []
+    names = [name for name, _, _ in first]
+    return {
+        "format": _FORMAT,
+        "given": source.given,
+        "environment": trace["environment"],
+        "modules": [_title(trace, name) for name in names],
+        "operations": {name: trace["operations"].get(name, []) for name in dict.fromkeys(names)},
+        "start": _shorts(trace["start"]["initial weights"].values()),
+        "steps": [_step(step) for step in steps],
+        "evaluation": trace["evaluation"],
+    }
+
+
+def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    micro_batches = _in_order(step)
+    samples = [each["samples"] for each in micro_batches]
+    losses = [each["loss"] for each in micro_batches]
+    whole = {
+        "order": [list(each) for each in samples],
+        compare.SAMPLES: [list(each.values()) for each in samples],
+        compare.LOSS: [list(each.values()) for each in losses],
+        **{stage: list(step[stage].values()) for stage in _RESULT[1:]},
+    }
+    calls = [_calls(each) for each in micro_batches]
+    of_calls = [
+        _short([call[at] for call in same]) for same in zip(*calls, strict=False) for at in (1, 2)
+    ]
+    return {
+        "values": {name: repr(value) for name, value in step["values"].items()},
+        **{name: _digest(value) for name, value in whole.items()},
+        compare.FORWARD: "".join(of_calls),
+        "by parameter": _shorts(step[compare.GRADIENTS].values()),
+    }
+
+
+def _in_order(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    micro_batches: Mapping[str, dict[str, Any]] = step["micro-batches"]
+    return [micro_batches[leaf] for leaf in sorted(micro_batches, key=int)]
+
+
+def _first_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return _calls(_in_order(step)[0])
+
+
+def _calls(micro_batch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (module, digest of the inputs, digest of the outputs) of each call, in the order in which they return."""
+    begun: list[tuple[str, str]] = []
+    found = []
+    for kind, name, digest in micro_batch["modules"]:
+        if kind == compare.INPUT:
+            begun.append((name, digest))
+        else:
+            found.append((*begun.pop(), digest))
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+def _short(value: Any) -> str:
+    return base64.b64encode(hashlib.sha256(repr(value).encode()).digest()).decode()[:_CHARS]
+
+
+def _shorts(values: Iterable[Any]) -> str:
+    return "".join(map(_short, values))
+
+
+def _parts(text: str, size: int = _CHARS) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def _title(trace: Mapping[str, Any], name: str) -> str:
+    return f"{name or 'the model'} ({trace['kinds'].get(name, '?')})"
+
+
+def _text(summary: Mapping[str, Any]) -> str:
+    """Return the file's text: one line for each entry and step, so that a diff of two files can be read."""
+    rows = []
+    for name, value in summary.items():
+        text = json.dumps(value)
+        if name == "steps":
+            text = "[\n" + ",\n".join(f"  {json.dumps(step)}" for step in value) + "\n]"
+        rows.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a file that `_write` has written.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        found = parse_json(read_plain(file, _MAX_BYTES))
+        if found["format"] == _FORMAT and found["steps"]:
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ConfigError(
+        f"{file} is not a file of this version of samebits gate",
+        fix="Give another --file, or remove it.",
+    )
+
+
+# The comparison of two summaries.
+
+
+def _first_difference(
+    before: Mapping[str, Any], now: Mapping[str, Any], trace: Mapping[str, Any]
+) -> GateDifference | None:
+    """Return the first difference. `trace`: that of `now`, which has the names of its modules and parameters."""
+    if before["start"] != now["start"]:
+        name = _named(trace["start"]["initial weights"], before["start"], now["start"])
+        return GateDifference(None, "initial weights", _module_of(trace, name), what=name)
+    for number, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=False)):
+        is_same = all(one[stage] == other[stage] for stage in _RESULT)
+        if not is_same or one["values"] != other["values"]:
+            return _in_step(number, before, now, trace)
+    return _at_end(before, now, lambda one, other: one == other)
+
+
+def _at_end(
+    before: Mapping[str, Any], now: Mapping[str, Any], is_same: Callable[[str, str], bool]
+) -> GateDifference | None:
+    """Return what differs after steps that are the same: their number, or a metric of the evaluation."""
+    if len(before["steps"]) != len(now["steps"]):
+        counts = [str(len(each["steps"])) for each in (before, now)]
+        return GateDifference(None, "number of steps", "", "", "steps", *counts)
+    one, other = before["evaluation"], now["evaluation"]
+    for name in {**one, **other}:
+        if name not in one or name not in other or not is_same(one[name], other[name]):
+            values = one.get(name, "none"), other.get(name, "none")
+            return GateDifference(None, "evaluation", "", "", name, *values)
+    return None
+
+
+def _in_step(
+    number: int, before: Mapping[str, Any], now: Mapping[str, Any], trace: Mapping[str, Any]
+) -> GateDifference:
+    one = before["steps"][number]
+    other = now["steps"][number]
+    step = trace["steps"][number]
+    found = partial(GateDifference, number)
+    values = _values(one["values"], other["values"])
+    for stage, phase in (("order", "samples"), (compare.SAMPLES, "sample values")):
+        if one[stage] != other[stage]:
+            return found(phase, _DATA, "", *values)
+    calls = [_parts(each[compare.FORWARD]) for each in (one, other)]
+    if calls[0] != calls[1] and (at := _first_call(calls[0], calls[1])) is not None:
+        names = [name for name, _, _ in _first_calls(step)]
+        operation = _operations(before, now, at, names[at])
+        return found("forward", _title(trace, names[at]), operation, *values)
+    if one[compare.LOSS] != other[compare.LOSS]:
+        return found("loss", "loss", "", *values)
+    is_clipped = one["values"]["norm"] == other["values"]["norm"]
+    if one[compare.GRADIENTS] != other[compare.GRADIENTS] and is_clipped:
+        return found("clipping of the gradient", _OPTIMIZER, "", *values)
+    if one[compare.GRADIENTS] != other[compare.GRADIENTS]:
+        name = _named(step[compare.GRADIENTS], one["by parameter"], other["by parameter"])
+        return found("backward", _module_of(trace, name), "", *values)
+    if one[compare.BUFFERS] != other[compare.BUFFERS]:
+        return found("buffers", "(the model)", "", *values)
+    is_rate = one["values"]["lr"] != other["values"]["lr"]
+    return found("learning rate" if is_rate else "update", _OPTIMIZER, "", *values)
+
+
+def _values(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return the first value of a step that differs, by name, and both values."""
+    for name, title in (("loss", "loss"), ("norm", "gradient norm"), ("lr", "learning rate")):
+        if one[name] != other[name]:
+            return title, one[name], other[name]
+    return "", "", ""
+
+
+def _first_call(before: Sequence[str], now: Sequence[str]) -> int | None:
+    """Return the first call, by number, whose inputs are as before, and whose outputs are not.
+
+    The lists have two digests for each call. Calls are in the order in which they return, so this is the innermost one.
+    """
+    numbers = range(len(now) // 2)
+    if len(before) == len(now):
+        pairs = [(before[2 * at : 2 * at + 2], now[2 * at : 2 * at + 2]) for at in numbers]
+        inner = [at for at, (a, b) in enumerate(pairs) if a[0] == b[0] and a[1] != b[1]]
+        return next(iter(inner), next((at for at, (a, b) in enumerate(pairs) if a != b), None))
+    # Modules were added or removed: a value counts as equal wherever it was before.
+    known = set(before)
+    changed = [at for at in numbers if now[2 * at + 1] not in known]
+    return next((at for at in changed if now[2 * at] in known), next(iter(changed), None))
+
+
+def _operations(before: Mapping[str, Any], now: Mapping[str, Any], at: int, name: str) -> str:
+    """Return the operation of a module that has changed; if the operations are the same, all of them."""
+    titles = before["modules"]
+    old_name = titles[at].rpartition(" (")[0] if at < len(titles) else name
+    old = before["operations"].get("" if old_name == "the model" else old_name, [])
+    new = now["operations"].get(name, [])
+    for one, other in zip([*old, "none"], [*new, "none"], strict=False):
+        if one != other:
+            return f"{one} before, {other} now"
+    several = list(dict.fromkeys(new))
+    more = f" and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+    return ", ".join(several[:_SHOWN]) + more
+
+
+def _named(digests: Mapping[str, Any], before: str, now: str) -> str:
+    """Return the name of the first of some tensors whose short digest differs."""
+    pairs = zip(digests, _parts(before), _parts(now), strict=False)
+    return next(
+        (name for name, one, other in pairs if one != other), next(reversed(list(digests)), "")
+    )
+
+
+def _module_of(trace: Mapping[str, Any], tensor: str) -> str:
+    return _title(trace, tensor.rpartition(".")[0])
+
+
+def _beyond(
+    before: Mapping[str, Any], now: Mapping[str, Any], within: float
+) -> GateDifference | None:
+    """Return the first loss, gradient norm or metric that differs by more than a tolerance."""
+
+    def is_close(one: str, other: str) -> bool:
+        return one == other or math.isclose(float(one), float(other), rel_tol=within)
+
+    for number, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=False)):
+        for name, title in (("loss", "loss"), ("norm", "gradient norm")):
+            values = one["values"][name], other["values"][name]
+            if not is_close(*values):
+                return GateDifference(number, title, "", "", title, *values)
+    return _at_end(before, now, is_close)
+
+
+def _check_same_source(
+    source: GateSource, before: Mapping[str, Any], num_steps: int | None, file: Path
+) -> None:
+    counted = len(before["steps"])
+    for name, given, was in (
+        ("steps", num_steps, counted),
+        ("settings", source.given or None, before["given"]),
+    ):
+        if given not in (None, was):
+            raise ConfigError(
+                f"{file} was written with other {name}",
+                given=f"now {given}, in the file {was}",
+                fix="Leave them out, which uses those of the file; or write it again: add --update.",
+            )
+
+
+def _other_environment(
+    before: Mapping[str, str], now: Mapping[str, str], file: Path
+) -> ConfigError:
+    changed = [
+        f"{name}: {before.get(name, 'none')} in the file, {now.get(name, 'none')} here"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+    return ConfigError(
+        f"{file} cannot be compared here: other versions or another processor compute other bits",
+        given="\n".join(changed),
+        fix="Run it where the file was written, compare with --within 1e-4, or write the file for kernels=portable, "
+        "whose bits are equal on all processors.",
+    )
+
+
+def lines(found: GateDifference) -> list[str]:
+    """Return the lines that report a difference to the user."""
+    where = [] if found.step is None else [f"step {found.step:,}"]
+    where += [found.phase] + ([f"module {found.module}"] if found.module else [])
+    return [
+        f"differs    {', '.join(where)}",
+        *([f"           operation {found.operation}"] if found.operation else []),
+        *(
+            [f"           {found.what}: {found.before} before, {found.now} now"]
+            if found.before
+            else []
+        ),
+    ]
