@@ -41,18 +41,12 @@ def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
-    is_mkldnn = torch._C._get_mkldnn_enabled()
-    is_cudnn = torch.backends.cudnn.enabled
+    is_mkldnn, is_cudnn = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.enabled
     torch._C._set_mkldnn_enabled(False)
     torch.backends.cudnn.enabled = False
     _here.depth += 1
     try:
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            in_python_math(),
-            in_torch_init(),
-            mode or PortableMode(),
-        ):
+        with sdpa_kernel(SDPBackend.MATH), in_python_math(), in_torch_init(), mode or PortableMode():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
@@ -83,9 +77,7 @@ def use_portable_arithmetic(on: bool) -> None:
     global _entered
     if on and _entered is None:
         _entered = ExitStack()
-        _entered.enter_context(
-            portable_arithmetic(ListingMode() if LIST_OPERATIONS in os.environ else None)
-        )
+        _entered.enter_context(portable_arithmetic(ListingMode() if LIST_OPERATIONS in os.environ else None))
     elif not on and _entered is not None:
         _entered.close()
         _entered = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable import functions, reductions
+from samebits.portable.grid import over
 
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
@@ -73,22 +74,20 @@ def mse_loss(x: Tensor, y: Tensor, reduction: int = 1) -> Tensor:
 def mse_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     """Return the gradient of the first argument."""
     d = (x - y) * 2.0 * g
-    return d / x.numel() if reduction == 1 else d
+    return over(d, x.numel()) if reduction == 1 else d
 
 
 def smooth_l1(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     """Squares below beta, absolute differences above."""
     d = (x - y).abs()
-    return _reduced(
-        torch.where(d < beta, d * d * 0.5 / beta, d - 0.5 * beta) if beta else d, reduction
-    )
+    return _reduced(torch.where(d < beta, over(d * d * 0.5, beta), d - 0.5 * beta) if beta else d, reduction)
 
 
 def smooth_l1_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
     """Return the gradient of the first argument."""
     d = x - y
-    slope = torch.where(d.abs() < beta, d / beta, d.sign()) if beta else d.sign()
-    return slope * g / x.numel() if reduction == 1 else slope * g
+    slope = torch.where(d.abs() < beta, over(d, beta), d.sign()) if beta else d.sign()
+    return over(slope * g, x.numel()) if reduction == 1 else slope * g
 
 
 def huber(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
@@ -100,7 +99,7 @@ def huber(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tenso
 def huber_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
     """Return the gradient of the first argument."""
     slope = (x - y).clamp(-delta, delta) * g
-    return slope / x.numel() if reduction == 1 else slope
+    return over(slope, x.numel()) if reduction == 1 else slope
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
@@ -111,28 +110,19 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
 
 def bce(x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """Binary cross-entropy of probabilities x; logarithms are at least -100."""
-    losses = -(
-        y * functions.log(x).clamp(min=-100.0)
-        + (1.0 - y) * functions.log(1.0 - x).clamp(min=-100.0)
-    )
+    losses = -(y * functions.log(x).clamp(min=-100.0) + (1.0 - y) * functions.log(1.0 - x).clamp(min=-100.0))
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-def bce_backward(
-    g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
-) -> Tensor:
+def bce_backward(g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """Return the gradient of the probabilities."""
     slope = g * (x - y) / ((1.0 - x) * x).clamp(min=1e-12)
     slope = slope if weight is None else slope * weight
-    return slope / x.numel() if reduction == 1 else slope
+    return over(slope, x.numel()) if reduction == 1 else slope
 
 
 def bce_with_logits(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = 1,
+    x: Tensor, y: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     """Binary cross-entropy of logits x."""
     factor = 1.0 if pos_weight is None else (pos_weight - 1.0) * y + 1.0
@@ -145,9 +135,7 @@ def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -
     return torch.where(x > 0, x * scale, functions.expm1(x * input_scale) * (alpha * scale))
 
 
-def elu_backward(
-    g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
-) -> Tensor:
+def elu_backward(g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
     """Return the gradient of `elu`'s argument, from the argument or the result."""
     slope = x + alpha * scale if is_result else functions.exp(x * input_scale) * (alpha * scale)
     return torch.where(x > 0, g * scale, g * slope * input_scale)
@@ -155,17 +143,17 @@ def elu_backward(
 
 def hardsigmoid(x: Tensor) -> Tensor:
     """(x + 3) / 6 between 0 and 1."""
-    return (x + 3.0).clamp_(0.0, 6.0) / 6.0
+    return over((x + 3.0).clamp_(0.0, 6.0), 6.0)
 
 
 def hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `hardsigmoid`'s argument."""
-    return torch.where((x > -3.0) & (x < 3.0), g / 6.0, 0.0)
+    return torch.where((x > -3.0) & (x < 3.0), over(g, 6.0), 0.0)
 
 
 def hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of x * hardsigmoid(x)."""
-    return torch.where(x <= -3.0, 0.0, torch.where(x < 3.0, g * (x / 3.0 + 0.5), g))
+    return torch.where(x <= -3.0, 0.0, torch.where(x < 3.0, g * (over(x, 3.0) + 0.5), g))
 
 
 def mish_backward(g: Tensor, x: Tensor) -> Tensor:

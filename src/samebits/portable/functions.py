@@ -14,11 +14,12 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from samebits.portable.grid import over
+
 # A float64 of 32,768 values stays in a processor's cache through all operations of a function.
 _CHUNK = 1 << 15
 # ln 2 in two parts; the first has 32 bits, so its product with a small integer is exact.
-_LN2 = 6.93147180369123816490e-01
-_LN2_REST = 1.90821492927058770002e-10
+_LN2, _LN2_REST = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _LOG2_E = 1.44269504088896338700
 _ROUNDING = 1.5 * 2.0**52
 # Both interpolated at Chebyshev points: (e**x - 1) / x on |x| <= ln 2 / 2, 1e-10 of e**x ...
@@ -57,11 +58,7 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
         if x.numel() <= _CHUNK:
             return function(x.double()).to(x.dtype)
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-        result = (
-            torch.empty_like(x)
-            if dense
-            else torch.empty_like(x, memory_format=torch.contiguous_format)
-        )
+        result = torch.empty_like(x) if dense else torch.empty_like(x, memory_format=torch.contiguous_format)
         # The same places of both, in the order of memory.
         source = x.as_strided((x.numel(),), (1,)) if dense else x.reshape(-1)
         target = result.as_strided((x.numel(),), (1,))
@@ -80,9 +77,7 @@ def exp64(x: Tensor) -> Tensor:
     shifted = (x * _LOG2_E).add_(_ROUNDING)
     k = shifted - _ROUNDING
     rest = x.sub_(k * _LN2).sub_(k.mul_(_LN2_REST))
-    return poly(rest, _EXP).mul_(
-        (shifted.view(torch.int64) << 52).add_(1023 << 52).view(torch.float64)
-    )
+    return poly(rest, _EXP).mul_((shifted.view(torch.int64) << 52).add_(1023 << 52).view(torch.float64))
 
 
 def log64(x: Tensor) -> Tensor:
@@ -124,11 +119,11 @@ def tanh(x: Tensor) -> Tensor:
     """(1 - e**-2|x|) / (1 + e**-2|x|), with the sign of x; near 0 x - x**3 / 3."""
     e = exp64(x.abs().mul_(-2.0))
     result = torch.copysign((1.0 - e) / (e + 1.0), x)
-    return torch.where(x.abs() < 2.0**-12, x - x * x * x / 3.0, result)
+    return torch.where(x.abs() < 2.0**-12, x - over(x * x * x, 3.0), result)
 
 
 def _log1p(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 2.0**-12, x - x * x / 2.0 + x * x * x / 3.0, log64(1.0 + x))
+    return torch.where(x.abs() < 2.0**-12, x - x * x * 0.5 + over(x * x * x, 3.0), log64(1.0 + x))
 
 
 @_elementwise
@@ -140,13 +135,12 @@ def log1p(x: Tensor) -> Tensor:
 @_elementwise
 def expm1(x: Tensor) -> Tensor:
     """e**x - 1; near 0 by its series."""
-    return torch.where(x.abs() < 2.0**-12, x + x * x / 2.0 + x * x * x / 6.0, exp64(x) - 1.0)
+    return torch.where(x.abs() < 2.0**-12, x + x * x * 0.5 + over(x * x * x, 6.0), exp64(x) - 1.0)
 
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e**x + e**y); where both are -infinity, -infinity."""
-    top = torch.maximum(x, y)
-    low = torch.minimum(x, y)
+    top, low = torch.maximum(x, y), torch.minimum(x, y)
     apart = (low - top).nan_to_num(0.0, neginf=-150.0).double()  # inf - inf is NaN
     return (_log1p(exp64(apart)) + top).to(x.dtype)
 
@@ -229,9 +223,7 @@ def power(x: Tensor | float, exponent: float | Tensor) -> Tensor:
     }
     if exponent in products:
         return products[exponent]()
-    return _elementwise(lambda part: _power64(part, torch.full((), exponent, dtype=torch.float64)))(
-        x
-    )
+    return _elementwise(lambda part: _power64(part, torch.full((), exponent, dtype=torch.float64)))(x)
 
 
 def _power64(x: Tensor, exponent: Tensor) -> Tensor:

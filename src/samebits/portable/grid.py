@@ -15,15 +15,12 @@ from torch import Tensor
 
 BITS = 20  # of a factor of a product: 8,192 products of two such integers are below 2**53
 SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms are added
-# Below this, a maximum counts as this large: the power of two that scales it must be a normal float32.
-SMALLEST = 2.0**-80
+# Below this, a maximum counts as this large: the power of two that scales it must be a normal number.
+SMALLEST = {torch.float32: 2.0**-80, torch.float64: 2.0**-900}
 # 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
 ROUNDING = 12_582_912.0
 
-_EXPONENT = {
-    torch.float32: (torch.int32, 0x7F80_0000),
-    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
-}
+_EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
 
 
 def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -43,11 +40,19 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     if len(inner) < len(dims):
         largest = largest.amax(0, keepdim=True)
     integer, mask = _EXPONENT[x.dtype]
-    power = (
-        (largest.view(integer) & mask).view(x.dtype).clamp_(min=SMALLEST)
-    )  # power <= largest < 2 * power
+    power = (largest.view(integer) & mask).view(x.dtype).clamp_(min=SMALLEST[x.dtype])  # power <= largest < 2 * power
     # Both are powers of two, so the division is exact. largest - largest is 0, or NaN if it is not finite.
     return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
+
+
+def over(x: Tensor, divisor: float) -> Tensor:
+    """x / divisor, rounded once: torch's CUDA kernel of a division by a number multiplies by its reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
+def scaled(sums: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Multiply float64 sums by powers of two, in place and exactly: float64 has room for both, in any order."""
+    return sums.mul_(left.double()).mul_(right.double())
 
 
 def num_bits(num_terms: int) -> int:
@@ -70,19 +75,13 @@ def exact_sum(x: Tensor, dims: Sequence[int], *, keepdim: bool = False) -> Tenso
     terms = math.prod(x.shape[dim] for dim in dims)
     if not dims or terms == 1:
         return (
-            x.double()
-            if keepdim
-            else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+            x.double() if keepdim else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
         )
     if not x.numel():
         return x.double().sum(tuple(dims), keepdim=keepdim)
     up, down = grid(x, num_bits(terms), dims)
     total = (x * up).round_().double().sum(tuple(dims), keepdim=True) * down.double()
-    return (
-        total
-        if keepdim
-        else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
-    )
+    return total if keepdim else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
 
 
 def _all(x: Tensor, dims: Sequence[int]) -> set[int]:

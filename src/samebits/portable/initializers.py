@@ -9,10 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from samebits.portable import floats
+from samebits.portable.grid import over
 
-_LIKELY = (
-    0.3  # of numbers within the bounds; from here on, normal numbers are drawn, below uniform ones
-)
+_LIKELY = 0.3  # of numbers within the bounds; from here on, normal numbers are drawn, below uniform ones
 
 
 @contextmanager
@@ -39,15 +38,13 @@ def draw_truncated_normal(
         low, high = (tensor.new_tensor(x, device="cpu").item() for x in (a, b))
         result = tensor.normal_(mean, std, generator=generator)
         while (rejected := (result < low) | (result > high)).any():
-            result = torch.where(
-                rejected, torch.empty_like(result).normal_(mean, std, generator=generator), result
-            )
+            result = torch.where(rejected, torch.empty_like(result).normal_(mean, std, generator=generator), result)
         return tensor.copy_(result)
     peak = (max(a, min(mean, b)) - mean) / std
     peak = -0.5 * (peak * peak)
 
     def is_rejected(x: Tensor) -> Tensor:
-        log_density = ((x - mean) / std).pow_(2).mul_(-0.5).sub_(peak)
+        log_density = over(x - mean, std).pow_(2).mul_(-0.5).sub_(peak)
         return torch.empty_like(x).uniform_(generator=generator).log_() > log_density
 
     result = tensor.uniform_(a, b, generator=generator)

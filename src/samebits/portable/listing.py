@@ -26,11 +26,7 @@ class ListingMode(PortableMode):
         return False  # torch adds its own to each class that has none
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -50,7 +46,4 @@ def listed_operations() -> dict[str, Any] | None:
     used = {func.name().partition(".")[0] for mode in _modes for func in mode.functions}
     refused = {name: each for mode in _modes for name, each in mode.refused.items()}
     portable = used - {name.partition(" ")[0].partition(".")[0] for name in refused}
-    return {
-        "portable": len(portable),
-        "refused": [{"what": each.what, **each.slots} for each in refused.values()],
-    }
+    return {"portable": len(portable), "refused": [{"what": each.what, **each.slots} for each in refused.values()]}

@@ -40,11 +40,7 @@ class PortableMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         function = self.functions.get(func)
         if function is None:
@@ -65,16 +61,12 @@ class PortableMode(TorchDispatchMode):
         if name in WITH_ALPHA:
             return with_alpha(func)
         # Without autograd, operations that consist of others arrive here whole, with arguments of their own.
-        if func.has_kernel_for_dispatch_key(_OF_OTHERS) and not func.has_kernel_for_dispatch_key(
-            DispatchKey.CPU
-        ):
+        if func.has_kernel_for_dispatch_key(_OF_OTHERS) and not func.has_kernel_for_dispatch_key(DispatchKey.CPU):
             return partial(self._decompose, func)
         if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
             function = converting(func, handler)
             # A converted tensor is a copy. Optimizers' operations on lists write into them as they are.
-            return (
-                _in_place(function) if name.endswith("_") and not name.startswith("_") else function
-            )
+            return _in_place(function) if name.endswith("_") and not name.startswith("_") else function
         if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
             return _in_place(converting(func, handler))
         raise _refused(func.name())
@@ -99,11 +91,7 @@ def converting(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values = [each for each in args if isinstance(each, Tensor)] or [
-            each
-            for part in args
-            if isinstance(part, (list, tuple))
-            for each in part
-            if isinstance(each, Tensor)
+            each for part in args if isinstance(part, (list, tuple)) for each in part if isinstance(each, Tensor)
         ]
         if values and not any(each.is_floating_point() for each in values):
             if any(each.is_complex() for each in values):
@@ -133,8 +121,7 @@ def converting(
 
 # Functions whose result has a fraction, whatever their arguments; and random numbers, which torch draws in its own way.
 _FUNCTIONS = (
-    "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh "
-    "logsumexp _softmax _log_softmax"
+    "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
 )
 _FLOATING = frozenset(_FUNCTIONS.split())
 
@@ -169,21 +156,14 @@ class NoPortableForm(ConfigError):
 
 
 def _refused(name: str) -> NoPortableForm:
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_stack(None)
-        if "samebits/portable/" not in _file(frame)
-    ]
+    frames = [(frame, line) for frame, line in traceback.walk_stack(None) if "samebits/portable/" not in _file(frame)]
     place = next((each for each in frames if "/torch/" not in _file(each[0])), None)
     # The innermost module; of a backward pass there is none.
-    module = next(
-        (m for frame, _ in frames if isinstance(m := frame.f_locals.get("self"), nn.Module)), None
-    )
+    module = next((m for frame, _ in frames if isinstance(m := frame.f_locals.get("self"), nn.Module)), None)
     other = "other arguments, or " if name.endswith("arguments") else ""
     error = NoPortableForm(
         f"{name} has no portable form",
-        where=place
-        and f"{_file(place[0])}:{place[1]}: {linecache.getline(_file(place[0]), place[1]).strip()}",
+        where=place and f"{_file(place[0])}:{place[1]}: {linecache.getline(_file(place[0]), place[1]).strip()}",
         cause=("" if module is None else f"The module {type(module).__name__} calls it. ")
         + "With kernels=portable every operation must have equal bits on each processor.",
         fix=f"Use {other}another operation, or set kernels=auto.",

@@ -37,12 +37,7 @@ def find_in_class(kind: type, package: str) -> str | None:
         if not base.__module__.startswith((package, "builtins", "typing", "abc"))
         for each in vars(base).values()
     ]
-    return next(
-        filter(
-            None, (find_in_function(each) for each in members if isinstance(each, FunctionType))
-        ),
-        None,
-    )
+    return next(filter(None, (find_in_function(each) for each in members if isinstance(each, FunctionType))), None)
 
 
 def _lines(function: FunctionType, seen: set[int]) -> Iterator[str]:
@@ -54,9 +49,7 @@ def _lines(function: FunctionType, seen: set[int]) -> Iterator[str]:
         uses_math = "math" in code.co_names
         for each in dis.get_instructions(code):
             is_power = each.opname == "BINARY_OP" and each.argrepr in ("**", "**=") and before != 2
-            if is_power or (
-                uses_math and each.opname.startswith("LOAD_") and each.argval in _FUNCTIONS
-            ):
+            if is_power or (uses_math and each.opname.startswith("LOAD_") and each.argval in _FUNCTIONS):
                 line = each.positions.lineno if each.positions is not None else code.co_firstlineno
                 yield f"{code.co_filename}:{line}: {linecache.getline(code.co_filename, line or 0).strip()}"
             before = each.argval if each.opname in ("LOAD_CONST", "LOAD_SMALL_INT") else None

@@ -23,9 +23,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_STEP, _FIRST, _SECOND = (
-    _signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_STEP, _FIRST, _SECOND = (_signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> Iterator[Tensor]:
@@ -35,9 +33,7 @@ def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> 
     key = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
     for start in range(0, n, _CHUNK):
         x = torch.arange(start, min(start + _CHUNK, n), device=device)
-        x.mul_(_STEP).add_(
-            _signed((key + _GOLDEN) & (1 << 64) - 1)
-        )  # int64 wraps around, as uint64 does
+        x.mul_(_STEP).add_(_signed((key + _GOLDEN) & (1 << 64) - 1))  # int64 wraps around, as uint64 does
         for shift, factor in ((30, _FIRST), (27, _SECOND)):
             x.bitwise_xor_((x >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
         x.bitwise_xor_((x >> 31) & ((1 << 33) - 1))
@@ -49,17 +45,13 @@ def _fill(x: Tensor, parts: Iterator[Tensor]) -> Tensor:
     return x.copy_(torch.cat(list(parts))[: x.numel()].view(x.shape)) if x.numel() else x
 
 
-def uniform(
-    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
+def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with uniform numbers of 24 bits in [low, high)."""
     units = (bits >> 39 for bits in _hashes(x.numel(), x.device, generator))
     return _fill(x, ((each.double() * 2.0**-24 * (high - low) + low).to(x.dtype) for each in units))
 
 
-def normal(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
+def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with normal numbers: sqrt(-2 log u) times cosine and sine of 2 pi v (Box and Muller, 1958)."""
 
     def numbers() -> Iterator[Tensor]:
@@ -77,34 +69,21 @@ def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
     quarter = torch.round(v * 4.0)
     rest = (v - quarter * 0.25) * (2.0 * math.pi)  # at most an eighth of the circle
     square = rest * rest
-    cosine = poly(square, COS)
-    sine = poly(square, SIN).mul_(rest)
+    cosine, sine = poly(square, COS), poly(square, SIN).mul_(rest)
     k = quarter.long() & 3
-    is_odd = (k & 1).bool()
-    is_second = (k & 2).bool()
-    first = torch.where(is_odd, -sine, cosine)
-    second = torch.where(is_odd, cosine, sine)
+    is_odd, is_second = (k & 1).bool(), (k & 2).bool()
+    first, second = torch.where(is_odd, -sine, cosine), torch.where(is_odd, cosine, sine)
     return torch.where(is_second, -first, first), torch.where(is_second, -second, second)
 
 
-def bernoulli(
-    x: Tensor, p: float | None = None, *, generator: torch.Generator | None = None
-) -> Tensor:
+def bernoulli(x: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
     if p is None:
         return (uniform(torch.empty_like(x), generator=generator) < x).to(x.dtype)
-    return _fill(
-        x,
-        (
-            (bits >> 39 < p * 2.0**24).to(x.dtype)
-            for bits in _hashes(x.numel(), x.device, generator)
-        ),
-    )
+    return _fill(x, ((bits >> 39 < p * 2.0**24).to(x.dtype) for bits in _hashes(x.numel(), x.device, generator)))
 
 
-def exponential(
-    x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
+def exponential(x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with exponential numbers: -log(1 - u) / rate, of uniform numbers u."""
     units = uniform(torch.empty(x.shape, device=x.device), generator=generator)
     return x.copy_(log64(1.0 - units.double()) * (-1.0 / rate))
@@ -115,9 +94,7 @@ def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None
     return _fill(x, (low + bits % (high - low) for bits in _hashes(x.numel(), x.device, generator)))
 
 
-def permutation(
-    n: int, device: torch.device, *, generator: torch.Generator | None = None
-) -> Tensor:
+def permutation(n: int, device: torch.device, *, generator: torch.Generator | None = None) -> Tensor:
     """Return 0 to n - 1 in a random order, (n,) int64: the order of n hashes."""
     if not n:
         return torch.empty(0, dtype=torch.int64, device=device)

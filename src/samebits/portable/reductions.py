@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable.functions import exp, exp64, log64, rsqrt, sqrt
-from samebits.portable.grid import exact_sum
+from samebits.portable.grid import exact_sum, over
 
 Dims = int | Sequence[int] | None
 
@@ -24,21 +24,15 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return [each % x.dim() for each in ([dim] if isinstance(dim, int) else dim)]
 
 
-def sum_(
-    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over dimensions."""
     return exact_sum(x, dims_of(x, dim), keepdim=keepdim).to(dtype or x.dtype)
 
 
-def mean(
-    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Mean over dimensions."""
     dims = dims_of(x, dim)
-    return (exact_sum(x, dims, keepdim=keepdim) / math.prod(x.shape[i] for i in dims)).to(
-        dtype or x.dtype
-    )
+    return over(exact_sum(x, dims, keepdim=keepdim), math.prod(x.shape[i] for i in dims)).to(dtype or x.dtype)
 
 
 def var_mean(
@@ -49,19 +43,13 @@ def var_mean(
     n = math.prod(x.shape[i] for i in dims)
     center = mean(x, dims, keepdim=True)
     deviation = x - center
-    spread = exact_sum(deviation * deviation, dims, keepdim=keepdim) / max(
-        n - (1 if correction is None else correction), 0
-    )
+    total = exact_sum(deviation * deviation, dims, keepdim=keepdim)
+    spread = over(total, max(n - (1 if correction is None else correction), 0))
     return spread.to(x.dtype), mean(x, dims, keepdim)
 
 
 def norm(
-    x: Tensor,
-    p: float = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Tensor, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Norms 1, 2 and infinity."""
     x, dims = x.to(dtype or x.dtype), dims_of(x, dim)
@@ -87,28 +75,22 @@ def batch_norm(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center = running_mean
-        inverse = rsqrt(running_var + eps)
+        center, inverse = running_mean, rsqrt(running_var + eps)
         empty = x.new_empty(0)
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
     dims = [i for i in range(x.dim()) if i != 1]
     n = x.numel() // x.shape[1]
-    center = (exact_sum(x, dims) / n).float()
+    center = over(exact_sum(x, dims), n).float()
     deviation = x - _wide(center, x.dim())
-    variance = exact_sum(deviation * deviation, dims) / n
+    variance = over(exact_sum(deviation * deviation, dims), n)
     inverse = rsqrt(variance.float() + eps)
-    for running, new in (
-        (running_mean, center),
-        (running_var, (variance * (n / max(n - 1, 1))).float()),
-    ):
+    for running, new in ((running_mean, center), (running_var, (variance * (n / max(n - 1, 1))).float())):
         if running is not None:
             running.mul_(1 - momentum).add_(new * momentum)
     return _scaled(deviation, inverse, weight, bias), center, inverse
 
 
-def _scaled(
-    deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
+def _scaled(deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     scale = inverse if weight is None else inverse * weight
     result = deviation.mul_(_wide(scale, deviation.dim()))
     return result if bias is None else result.add_(_wide(bias, deviation.dim()))
@@ -122,21 +104,19 @@ def batch_norm_backward(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center = running_mean
-        inverse = rsqrt(running_var + eps)
+        center, inverse = running_mean, rsqrt(running_var + eps)
     assert center is not None
     assert inverse is not None
     dims = [i for i in range(x.dim()) if i != 1]
     n = x.numel() // x.shape[1]
     normal = (x - _wide(center, x.dim())).mul_(_wide(inverse, x.dim()))
-    sum_g = exact_sum(g, dims)
-    sum_gx = exact_sum(g * normal, dims)
+    sum_g, sum_gx = exact_sum(g, dims), exact_sum(g * normal, dims)
     gradient = None
     if mask[0]:
         scale = _wide(inverse if weight is None else inverse * weight, x.dim())
         if training:
-            gradient = g - _wide((sum_g / n).float(), x.dim())
-            gradient.sub_(normal.mul_(_wide((sum_gx / n).float(), x.dim()))).mul_(scale)
+            gradient = g - _wide(over(sum_g, n).float(), x.dim())
+            gradient.sub_(normal.mul_(_wide(over(sum_gx, n).float(), x.dim()))).mul_(scale)
         else:
             gradient = g * scale
     return gradient, sum_gx.float() if mask[1] else None, sum_g.float() if mask[2] else None
@@ -148,9 +128,9 @@ def layer_norm(
     """Normalize over the last dimensions."""
     dims = list(range(x.dim() - len(shape), x.dim()))
     n = math.prod(shape)
-    center = (exact_sum(x, dims, keepdim=True) / n).float()
+    center = over(exact_sum(x, dims, keepdim=True), n).float()
     deviation = x - center
-    inverse = rsqrt((exact_sum(deviation * deviation, dims, keepdim=True) / n).float() + eps)
+    inverse = rsqrt(over(exact_sum(deviation * deviation, dims, keepdim=True), n).float() + eps)
     result = deviation.mul_(inverse)
     if weight is not None:
         result = result.mul_(weight)
@@ -162,29 +142,21 @@ def layer_norm_backward(
     bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `layer_norm`."""
-    dims = list(range(x.dim() - len(shape), x.dim()))
-    others = list(range(x.dim() - len(shape)))
+    dims, others = list(range(x.dim() - len(shape), x.dim())), list(range(x.dim() - len(shape)))
     n = math.prod(shape)
     normal = (x - center).mul_(inverse)
     gradient = None
     if mask[0]:
         inner = g if weight is None else g * weight
-        mean_g = (exact_sum(inner, dims, keepdim=True) / n).float()
-        mean_gx = (exact_sum(inner * normal, dims, keepdim=True) / n).float()
+        mean_g = over(exact_sum(inner, dims, keepdim=True), n).float()
+        mean_gx = over(exact_sum(inner * normal, dims, keepdim=True), n).float()
         gradient = (inner - mean_g).sub_(normal * mean_gx).mul_(inverse)
     of_weight = exact_sum(g * normal, others).float() if mask[1] else None
     return gradient, of_weight, exact_sum(g, others).float() if mask[2] else None
 
 
 def group_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    n: int,
-    c: int,
-    size: int,
-    groups: int,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize (N, C, ...) over groups of channels."""
     flat = x.reshape(n, groups, c // groups * size)
@@ -203,20 +175,12 @@ def group_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `group_norm`."""
     shape = (n, groups, c // groups * size)
-    center = center.view(n, groups, 1)
-    inverse = inverse.view(n, groups, 1)
+    center, inverse = center.view(n, groups, 1), inverse.view(n, groups, 1)
     normal = (x.reshape(shape) - center).mul_(inverse).view(n, c, size)
     g = g.reshape(n, c, size)
     inner = g if weight is None else g * weight.view(1, c, 1)
     gradient, *_ = layer_norm_backward(
-        inner.reshape(shape),
-        x.reshape(shape),
-        shape[2:],
-        center,
-        inverse,
-        None,
-        None,
-        (mask[0], False, False),
+        inner.reshape(shape), x.reshape(shape), shape[2:], center, inverse, None, None, (mask[0], False, False)
     )
     of_weight = exact_sum(g * normal, (0, 2)).float() if mask[1] else None
     result = None if gradient is None else gradient.view(x.shape)
@@ -256,34 +220,23 @@ def nll_loss(
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (
-        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
-    ) * is_used
+    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
     losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
     every = list(range(losses.dim()))
-    total = exact_sum(weights, every)
-    loss = exact_sum(losses, every)
+    total, loss = exact_sum(weights, every), exact_sum(losses, every)
     return (loss / total if reduction == 1 else loss).to(x.dtype), total.to(x.dtype)
 
 
 def nll_loss_backward(
-    g: Tensor,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total: Tensor,
+    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
 ) -> Tensor:
     """Return the gradient of `nll_loss`'s argument."""
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (
-        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
-    ) * is_used
+    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
     each = -g * weights / total if reduction == 1 else -g * weights
     each = torch.where(is_used, each, 0.0)
     return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))

@@ -38,15 +38,9 @@ def use_kernels(kernels: Literal["auto", "portable"]) -> None:
         ConfigError: A model exists already, or it is another value.
     """
     if kernels not in ("auto", "portable"):
-        raise ConfigError(
-            f"kernels is {kernels!r}", allowed="auto or portable", fix="Set one of them."
-        )
+        raise ConfigError(f"kernels is {kernels!r}", allowed="auto or portable", fix="Set one of them.")
     is_on = kernels == "portable"
-    if (
-        is_on
-        and not is_portable()
-        and any(issubclass(type(each), nn.Parameter) for each in gc.get_objects())
-    ):
+    if is_on and not is_portable() and any(issubclass(type(each), nn.Parameter) for each in gc.get_objects()):
         raise ConfigError(
             "use_kernels('portable') is called after a model was made",
             cause="torch's random numbers differ between processors, so its initial weights do.",
@@ -89,27 +83,17 @@ def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
         ConfigError: It computes powers of Python floats.
     """
     owner = next(base for base in type(optimizer).__mro__ if "step" in vars(base))
-    method = type(optimizer).step
-    is_adam = issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
+    method, is_adam = type(optimizer).step, issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
     if owner.__module__.startswith("torch.optim"):
         if not is_adam and owner.__name__ not in _PLAIN:
-            raise _refused(
-                owner.__name__, "It computes powers of Python floats, which are the C library's."
-            )
+            raise _refused(owner.__name__, "It computes powers of Python floats, which are the C library's.")
     elif (line := find_in_class(type(optimizer), "torch.")) is not None:
-        raise _refused(
-            type(optimizer).__name__,
-            "Powers and functions of Python floats are the C library's.",
-            line,
-        )
+        raise _refused(type(optimizer).__name__, "Powers and functions of Python floats are the C library's.", line)
 
     def step() -> Any:
         # The fused Adam computes its powers in one operation, which portable arithmetic replaces (`updates`).
         choice = {"fused": is_adam, "foreach": False}
-        before = [
-            {name: group[name] for name in choice if name in group}
-            for group in optimizer.param_groups
-        ]
+        before = [{name: group[name] for name in choice if name in group} for group in optimizer.param_groups]
         for group, had in zip(optimizer.param_groups, before, strict=True):
             group.update({name: choice[name] for name in had})
         try:
@@ -134,8 +118,7 @@ def check_schedulers(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _check_scheduler(scheduler: LRScheduler) -> None:
-    kind = type(scheduler)
-    line = None
+    kind, line = type(scheduler), None
     values = vars(scheduler)
     if not kind.__module__.startswith("torch.optim"):
         line = find_in_class(kind, "torch.")
@@ -144,19 +127,13 @@ def _check_scheduler(scheduler: LRScheduler) -> None:
     elif isinstance(scheduler, lr_scheduler.PolynomialLR):
         line = f"power={values['power']}" if values["power"] != 1 else None
     elif isinstance(scheduler, lr_scheduler.MultiStepLR):
-        line = (
-            "milestones that occur twice"
-            if max(values["milestones"].values(), default=1) > 1
-            else None
-        )
+        line = "milestones that occur twice" if max(values["milestones"].values(), default=1) > 1 else None
     elif isinstance(scheduler, lr_scheduler.CyclicLR):
         line = "mode='exp_range'" if values["mode"] == "exp_range" else None
         if values.get("_scale_fn_custom") is not None:
             line = find_in_function(values["_scale_fn_custom"])
     if line is not None:
-        raise _refused(
-            kind.__name__, "Powers and functions of Python floats are the C library's.", line
-        )
+        raise _refused(kind.__name__, "Powers and functions of Python floats are the C library's.", line)
 
 
 def _refused(name: str, cause: str, where: str | None = None) -> ConfigError:

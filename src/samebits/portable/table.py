@@ -16,7 +16,7 @@ from torch import Tensor
 from samebits.portable import elementwise, functions, randomness, reductions, updates
 from samebits.portable.grid import exact_sum
 from samebits.portable.operations import additions, ctc, detection, pooling, resizing
-from samebits.portable.operations.convolutions import convolution, convolution_backward
+from samebits.portable.convolution import convolution, convolution_backward
 from samebits.portable.operations.formulas import FORMULAS
 from samebits.portable.products import matmul
 
@@ -48,9 +48,7 @@ _AS_IT_IS = """
 """
 AS_IT_IS = frozenset(_AS_IT_IS.split())
 # Overloads of these that add or multiply by index, in no defined order.
-NOT_AS_IT_IS = frozenset(
-    {"scatter.reduce", "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce"}
-)
+NOT_AS_IT_IS = frozenset({"scatter.reduce", "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce"})
 
 aten = torch.ops.aten
 
@@ -96,13 +94,9 @@ def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
     return torch.stack(products, dim) if products else x.clone()
 
 
-def _prod(
-    x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     if dim is None or not x.dim():
-        x = x.reshape(-1)
-        dim = 0
-        keepdim = False
+        x, dim, keepdim = x.reshape(-1), 0, False
     if not x.shape[dim]:
         return x.new_ones(x.sum(dim, keepdim=keepdim).shape)
     last = _products(x, dim, dtype=dtype).select(dim, -1)
@@ -118,17 +112,11 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     return result if keepdim else result.amax(dims)
 
 
-def _drawn(
-    fill: Callable[..., Tensor], default: torch.dtype | None = None
-) -> Callable[..., Tensor]:
+def _drawn(fill: Callable[..., Tensor], default: torch.dtype | None = None) -> Callable[..., Tensor]:
     """A function that makes a tensor and fills it with random numbers."""
 
     def run(size: Any, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
-        options = {
-            name: each
-            for name, each in options.items()
-            if each is not None and name != "pin_memory"
-        }
+        options = {name: each for name, each in options.items() if each is not None and name != "pin_memory"}
         if isinstance(size, Tensor):
             return fill(torch.empty_like(size, **options), generator=generator)
         return fill(torch.empty(size, **{"dtype": default, **options}), generator=generator)
@@ -143,9 +131,7 @@ def _randint(*args: Any, generator: torch.Generator | None = None, **options: An
     return _drawn(fill, torch.int64)(size, generator=generator, **options)
 
 
-def _linspace(
-    start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any
-) -> Tensor:
+def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     i = torch.arange(steps, device=options.get("device"), dtype=torch.float64)
     step = (end - start) / max(steps - 1, 1)
     return torch.where(i < max(steps // 2, 1), i * step + start, (i - (steps - 1)) * step + end).to(
@@ -155,9 +141,7 @@ def _linspace(
 
 def _randperm(n: int, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
     device = torch.device(options.get("device") or "cpu")
-    return randomness.permutation(n, device, generator=generator).to(
-        options.get("dtype") or torch.int64
-    )
+    return randomness.permutation(n, device, generator=generator).to(options.get("dtype") or torch.int64)
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
@@ -186,15 +170,13 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "prod": _prod,
     "scatter_reduce": additions.scatter_reduce,
     "erfinv": functions.erfinv,
-    "bincount": lambda *_, **__: (
-        NotImplemented
-    ),  # of whole numbers it is portable, of weights it is not
+    "bincount": lambda *_, **__: NotImplemented,  # of whole numbers it is portable, of weights it is not
     "logaddexp": functions.logaddexp,
     "logsumexp": _logsumexp,
     "native_batch_norm": reductions.batch_norm,
     "_native_batch_norm_legit": reductions.batch_norm,
-    "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: (
-        reductions.batch_norm(x, weight, bias, None, None, training, momentum, eps)
+    "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: reductions.batch_norm(
+        x, weight, bias, None, None, training, momentum, eps
     ),
     "native_batch_norm_backward": reductions.batch_norm_backward,
     "native_layer_norm": reductions.layer_norm,
@@ -258,8 +240,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "index_add": additions.index_add,
     "scatter_add": additions.scatter_add,
     "index_put": additions.index_put,
-    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: (
-        additions.index_put(x, indices, values, accumulate)
+    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: additions.index_put(
+        x, indices, values, accumulate
     ),
     **resizing.RESIZING,
     "grid_sampler_2d": resizing.grid_sampler_2d,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from samebits.portable import floats
 from samebits.portable.functions import sqrt
-from samebits.portable.grid import exact_sum
+from samebits.portable.grid import exact_sum, over
 
 Tensors = Sequence[Tensor]
 
@@ -58,7 +58,7 @@ def adam(
         square = squares[i]
         if amsgrad:
             square = largest[i].copy_(torch.maximum(largest[i], square))
-        root = sqrt(square / (1 - floats.power(beta2, step))).add_(eps)
+        root = sqrt(over(square, 1 - floats.power(beta2, step))).add_(eps)
         weight.sub_((means[i] * (lr / (1 - floats.power(beta1, step)))).div_(root))
 
 
@@ -73,9 +73,7 @@ def foreach_norm(xs: Tensors, p: float = 2, dtype: torch.dtype | None = None) ->
     """Return the 2-norm of each tensor."""
     if p != 2:
         raise NotImplementedError
-    return [
-        sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype)) for x in xs
-    ]
+    return [sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype)) for x in xs]
 
 
 def one_by_one(name: str) -> Callable[..., Any]:

@@ -24,18 +24,13 @@ def on_grid(values: Sequence[float], bits: int) -> tuple[list[int], int]:
 def product(rows: Sequence[Sequence[float]], columns: Sequence[Sequence[float]]) -> list[list[np.float32]]:
     """Rows times columns."""
     left, right = [on_grid(row, 20) for row in rows], [on_grid(column, 20) for column in columns]
-    return [
-        [
-            rounded(sum(a * b for a, b in zip(p, q, strict=True))) * np.float32(2.0**e) * np.float32(2.0**f)
-            for q, f in right
-        ]
-        for p, e in left
-    ]
+    return [[scaled(sum(a * b for a, b in zip(p, q, strict=True)), e + f) for q, f in right] for p, e in left]
 
 
-def rounded(total: int) -> np.float32:
-    """To float64, then to float32."""
-    return np.float32(float(total))
+def scaled(total: int, exponent: int) -> np.float32:
+    """An integer as float64 times a power of two, rounded to float32."""
+    with np.errstate(over="ignore"):
+        return np.float32(math.ldexp(float(total), exponent))
 
 
 def exact_sum(values: Sequence[float]) -> float:
@@ -63,12 +58,8 @@ def convolve(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: 
             patch = whole[:, y : y + reach : dilation, z : z + reach : dilation].ravel().tolist()
             for o, (taps, f) in enumerate(weights):
                 total = sum(a * b for a, b in zip(patch, taps, strict=True))
-                result[n, o, i, j] = rounded(total) * np.float32(2.0**e) * np.float32(2.0**f)
+                result[n, o, i, j] = scaled(total, e + f)
     return result
-
-
-def _scaled(total: int, first: int, second: int) -> np.float32:
-    return rounded(total) * np.float32(2.0**first) * np.float32(2.0**second)
 
 
 def _whole(x: np.ndarray, axes: Sequence[int]) -> tuple[np.ndarray, list[int]]:
@@ -96,9 +87,9 @@ def gradients(
                 second[o, c, a, b] += of_output[n, o, i, j] * of_input[n, c, y, z]
     left, right = np.zeros(x.shape, np.float32), np.zeros(w.shape, np.float32)
     for place in np.ndindex(*x.shape):
-        left[place] = _scaled(first[place], samples[place[0]], channels[place[1]])
+        left[place] = scaled(first[place], samples[place[0]] + channels[place[1]])
     for place in np.ndindex(*w.shape):
-        right[place] = _scaled(second[place], outputs[place[0]], inputs[place[1]])
+        right[place] = scaled(second[place], outputs[place[0]] + inputs[place[1]])
     return left, right
 
 

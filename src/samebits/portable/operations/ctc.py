@@ -19,12 +19,7 @@ Loss = tuple[Tensor, Tensor]
 
 
 def ctc_loss(
-    scores: Tensor,
-    targets: Tensor,
-    times: Lengths,
-    lengths: Lengths,
-    blank: int = 0,
-    zero_infinity: bool = False,
+    scores: Tensor, targets: Tensor, times: Lengths, lengths: Lengths, blank: int = 0, zero_infinity: bool = False
 ) -> Loss:
     """Compute the negative log-probability of each text.
 
@@ -39,8 +34,7 @@ def ctc_loss(
     Returns:
         (N,), and (N, T, S) logarithms of all ways to each state until each time.
     """
-    times = _tensor(times, scores)
-    lengths = _tensor(lengths, scores)
+    times, lengths = _tensor(times, scores), _tensor(lengths, scores)
     states, can_skip = _states(targets, lengths, blank)
     wide = scores.double().transpose(0, 1)
     at_states = wide.gather(2, states[:, None].expand(-1, wide.shape[1], -1))
@@ -48,9 +42,7 @@ def ctc_loss(
     last = ways[torch.arange(len(ways), device=ways.device), (times - 1).clamp(min=0)]
     ends = last.gather(1, torch.stack([2 * lengths, (2 * lengths - 1).clamp(min=0)], 1))
     total = torch.where(lengths > 0, logaddexp(ends[:, 0], ends[:, 1]), ends[:, 0])
-    return -torch.where(times > 0, total, torch.where(lengths > 0, -math.inf, 0.0)).to(
-        scores.dtype
-    ), ways
+    return -torch.where(times > 0, total, torch.where(lengths > 0, -math.inf, 0.0)).to(scores.dtype), ways
 
 
 def ctc_loss_backward(
@@ -58,15 +50,12 @@ def ctc_loss_backward(
     blank: int, zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the log-probabilities, through their softmax, as torch defines it."""
-    times = _tensor(times, scores)
-    lengths = _tensor(lengths, scores)
+    times, lengths = _tensor(times, scores), _tensor(lengths, scores)
     states, _ = _states(targets, lengths, blank)
     n, num_times, num_states = ways.shape
     wide = scores.double().transpose(0, 1)
     # The ways from each state to the end are those of the reversed text in reversed time.
-    sample, time, state = (
-        torch.arange(size, device=g.device) for size in (n, num_times, num_states)
-    )
+    sample, time, state = (torch.arange(size, device=g.device) for size in (n, num_times, num_states))
     turned_time = (times[:, None] - 1 - time).clamp(min=0)
     turned_state = (2 * lengths[:, None] - state).clamp(min=0)
     places = sample[:, None, None], turned_time[:, :, None], turned_state[:, None]
@@ -75,18 +64,12 @@ def ctc_loss_backward(
     ends = _ways(at_states[places], _skips(turned, blank))[places]
     is_inside = (time < times[:, None])[:, :, None] & (state <= 2 * lengths[:, None])[:, None]
     shares = exp64(
-        (ways + ends - at_states + losses.double()[:, None, None]).nan_to_num(
-            -math.inf, math.inf, -math.inf
-        )
+        (ways + ends - at_states + losses.double()[:, None, None]).nan_to_num(-math.inf, math.inf, -math.inf)
     )
     shares = torch.where(is_inside & (ways > -math.inf) & (ends > -math.inf), shares, 0.0)
     index = states[:, None].expand(-1, num_times, -1)
-    used = scatter_sum(
-        shares, num_states, lambda q: q.new_zeros(wide.shape).scatter_add_(2, index, q)
-    )
-    gradient = torch.where(
-        (time < times[:, None])[:, :, None], (exp64(wide) - used) * g.double()[:, None, None], 0.0
-    )
+    used = scatter_sum(shares, num_states, lambda q: q.new_zeros(wide.shape).scatter_add_(2, index, q))
+    gradient = torch.where((time < times[:, None])[:, :, None], (exp64(wide) - used) * g.double()[:, None, None], 0.0)
     if zero_infinity:
         gradient = torch.where((losses == math.inf)[:, None, None], 0.0, gradient)
     return gradient.transpose(0, 1).to(scores.dtype).contiguous()
@@ -100,14 +83,8 @@ def _states(targets: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tenso
     """(N, S): blank, first character, blank, second, ..., blank; and which may follow the one two before."""
     longest = int(lengths.max()) if len(lengths) else 0
     if targets.dim() == 1:
-        place = (
-            torch.arange(longest, device=targets.device) + (lengths.cumsum(0) - lengths)[:, None]
-        )
-        targets = (
-            targets[place.clamp(max=max(len(targets) - 1, 0))]
-            if len(targets)
-            else targets.view(len(lengths), 0)
-        )
+        place = torch.arange(longest, device=targets.device) + (lengths.cumsum(0) - lengths)[:, None]
+        targets = targets[place.clamp(max=max(len(targets) - 1, 0))] if len(targets) else targets.view(len(lengths), 0)
     states = targets.new_full((len(lengths), 2 * longest + 1), blank, dtype=torch.int64)
     is_used = torch.arange(longest, device=targets.device) < lengths[:, None]
     states[:, 1::2] = torch.where(is_used, targets[:, :longest], blank)
@@ -129,7 +106,5 @@ def _ways(at_states: Tensor, can_skip: Tensor) -> Tensor:
     for now in range(1, num_times):
         before = ways[:, now - 1]
         skipped = torch.where(can_skip, before[:, :-2], -math.inf)
-        ways[:, now, 2:] = (
-            logaddexp(logaddexp(before[:, 2:], before[:, 1:-1]), skipped) + at_states[:, now]
-        )
+        ways[:, now, 2:] = logaddexp(logaddexp(before[:, 2:], before[:, 1:-1]), skipped) + at_states[:, now]
     return ways[:, :, 2:]

@@ -10,36 +10,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import exact_sum, grid, num_bits
+from samebits.portable.grid import exact_sum, grid, num_bits, over
 
 _CHUNK = 1 << 22  # values of samples at a time
 
 
 def roi_align(
-    x: Tensor,
-    boxes: Tensor,
-    scale: float,
-    height: int,
-    width: int,
-    sampling_ratio: int,
-    aligned: bool,
+    x: Tensor, boxes: Tensor, scale: float, height: int, width: int, sampling_ratio: int, aligned: bool
 ) -> Tensor:
     """Average (N, C, H, W) in the bins of boxes (K, 5), first its image -> (K, C, height, width)."""
     result = x.new_zeros(len(boxes), x.shape[1], height, width)
-    for places, index, weights in _samples(
-        x.shape, boxes, scale, (height, width), sampling_ratio, aligned
-    ):
+    for places, index, weights in _samples(x.shape, boxes, scale, (height, width), sampling_ratio, aligned):
         pixels = x.transpose(0, 1).flatten(1)
         for channels in _channels(x.shape[1], index.numel()):
-            taps = (
-                pixels[channels][:, index.flatten()].view(-1, *index.shape).mul_(weights).unbind(1)
-            )
+            taps = pixels[channels][:, index.flatten()].view(-1, *index.shape).mul_(weights).unbind(1)
             sampled = taps[0] + taps[1] + taps[2] + taps[3]
-            means = (
-                (exact_sum(sampled, (-1,)) / index.shape[-1])
-                .float()
-                .view(-1, len(places), height, width)
-            )
+            means = over(exact_sum(sampled, (-1,)), index.shape[-1]).float().view(-1, len(places), height, width)
             result[places, channels] = means.transpose(0, 1)
     return result
 
@@ -55,7 +41,7 @@ def roi_align_backward(
     for channels in _channels(c, terms):
         parts = [g.new_zeros(len(result[channels]), 1)]
         for places, index, weights in found:
-            shares = g[places, channels].transpose(0, 1).flatten(1) / index.shape[-1]
+            shares = over(g[places, channels].transpose(0, 1).flatten(1), index.shape[-1])
             parts.append((shares[:, None, :, None] * weights).flatten(1))
         values = torch.cat(parts, 1)
         index = torch.cat([boxes.new_zeros(1).long(), *(each.flatten() for _, each, _ in found)])
@@ -73,12 +59,7 @@ def _channels(c: int, num_values: int) -> Iterator[slice]:
 
 
 def _samples(
-    shape: tuple[int, ...],
-    boxes: Tensor,
-    scale: float,
-    bins: tuple[int, int],
-    sampling_ratio: int,
-    aligned: bool,
+    shape: tuple[int, ...], boxes: Tensor, scale: float, bins: tuple[int, int], sampling_ratio: int, aligned: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield, for boxes with an equal number of samples a bin: their places among the boxes, the pixels around each
     sample, (4, bins, samples) in (N, H, W), and their weights, of the same shape."""
@@ -87,45 +68,30 @@ def _samples(
     sizes = edges[:, 2:] - edges[:, :2]
     sizes = sizes if aligned else sizes.clamp(min=1.0)
     bin_sizes = sizes / sizes.new_tensor([bins[1], bins[0]])
-    counts = (
-        torch.full_like(bin_sizes, sampling_ratio)
-        if sampling_ratio > 0
-        else bin_sizes.ceil().clamp(min=0.0)
-    )
+    counts = torch.full_like(bin_sizes, sampling_ratio) if sampling_ratio > 0 else bin_sizes.ceil().clamp(min=0.0)
     for pair in counts.unique(dim=0).tolist():
-        count_x = int(pair[0])
-        count_y = int(pair[1])
+        count_x, count_y = int(pair[0]), int(pair[1])
         if not count_x or not count_y:
             continue  # an empty box: its average is 0
         places = (counts == counts.new_tensor(pair)).all(1).nonzero()[:, 0]
-        low_x, high_x, part_x, inside_x = _axis(
-            edges[places, 0], bin_sizes[places, 0], bins[1], count_x, w
-        )
-        low_y, high_y, part_y, inside_y = _axis(
-            edges[places, 1], bin_sizes[places, 1], bins[0], count_y, h
-        )
+        low_x, high_x, part_x, inside_x = _axis(edges[places, 0], bin_sizes[places, 0], bins[1], count_x, w)
+        low_y, high_y, part_y, inside_y = _axis(edges[places, 1], bin_sizes[places, 1], bins[0], count_y, h)
         image = boxes[places, 0].long()[:, None, None, None, None] * (h * w)
         # (K, bins of y, bins of x, samples of y, samples of x)
-        y = (slice(None), slice(None), None, slice(None), None)
-        x = (slice(None), None, slice(None), None)
+        y, x = (slice(None), slice(None), None, slice(None), None), (slice(None), None, slice(None), None)
         corners = [(low_y, low_x), (low_y, high_x), (high_y, low_x), (high_y, high_x)]
         index = torch.stack([image + row[y] * w + column[x] for row, column in corners])
-        above = 1.0 - part_y[y]
-        left = 1.0 - part_x[x]
+        above, left = 1.0 - part_y[y], 1.0 - part_x[x]
         shares = [above * left, above * part_x[x], part_y[y] * left, part_y[y] * part_x[x]]
         weights = torch.stack(shares) * (inside_y[y] & inside_x[x])
         yield places, index.flatten(4).flatten(1, 3), weights.flatten(4).flatten(1, 3)
 
 
-def _axis(
-    start: Tensor, size: Tensor, bins: int, count: int, pixels: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _axis(start: Tensor, size: Tensor, bins: int, count: int, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pixels before and behind each sample of a dimension, the place between them, and whether it is in the image."""
     bin_, sample = (torch.arange(n, device=start.device).float() for n in (bins, count))
-    within = (sample + 0.5) * size[:, None] / count
-    place = (
-        start[:, None, None] + bin_[:, None] * size[:, None, None] + within[:, None]
-    )  # (K, bins, count)
+    within = over((sample + 0.5) * size[:, None], count)
+    place = start[:, None, None] + bin_[:, None] * size[:, None, None] + within[:, None]  # (K, bins, count)
     inside = (place >= -1.0) & (place <= pixels)
     place = place.clamp(0.0, pixels - 1)
     low = place.floor().long()
@@ -136,18 +102,12 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Return the boxes (N, 4) that overlap no better one by more than a threshold, best first."""
     left, top, right, bottom = boxes.unbind(1)
     areas = (right - left) * (bottom - top)
-    order = scores.argsort(descending=True, stable=True)
-    kept = []
+    order, kept = scores.argsort(descending=True, stable=True), []
     while len(order):
-        best = order[:1]
-        order = order[1:]
+        best, order = order[:1], order[1:]
         kept.append(best)
-        wide = (
-            torch.minimum(right[order], right[best]) - torch.maximum(left[order], left[best])
-        ).clamp(min=0.0)
-        high = (
-            torch.minimum(bottom[order], bottom[best]) - torch.maximum(top[order], top[best])
-        ).clamp(min=0.0)
+        wide = (torch.minimum(right[order], right[best]) - torch.maximum(left[order], left[best])).clamp(min=0.0)
+        high = (torch.minimum(bottom[order], bottom[best]) - torch.maximum(top[order], top[best])).clamp(min=0.0)
         common = wide * high
         order = order[~(common / (areas[order] + areas[best] - common) > threshold)]
     return torch.cat(kept) if kept else scores.new_zeros(0, dtype=torch.int64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable import functions, reductions
-from samebits.portable.grid import exact_sum
+from samebits.portable.grid import exact_sum, over
 from samebits.portable.operations import additions
 from samebits.portable.products import matmul
 
@@ -28,25 +28,19 @@ def _glu_backward(g: Tensor, x: Tensor, dim: int) -> Tensor:
 
 def _xlogy(x: Any, y: Any) -> Tensor:
     """x log y; 0 where x is 0."""
-    logs = functions.log(
-        torch.as_tensor(y, dtype=torch.float32) if not isinstance(y, Tensor) else y
-    )
+    logs = functions.log(torch.as_tensor(y, dtype=torch.float32) if not isinstance(y, Tensor) else y)
     factor = torch.as_tensor(x, dtype=logs.dtype, device=logs.device)
     return torch.where((factor == 0) & ~logs.isnan(), 0.0, factor * logs)
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = (
-        x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))
-    )  # in this order, if eps > 0.5
+    x = x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))  # in this order, if eps > 0.5
     return functions.log(x / (1.0 - x))
 
 
 def _logit_backward(g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     low = 0.0 if eps is None else eps
-    return torch.where(
-        (x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), math.nan if eps is None else 0.0
-    )
+    return torch.where((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), math.nan if eps is None else 0.0)
 
 
 def _linear(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
@@ -93,14 +87,9 @@ def _affine_grid(theta: Tensor, size: Sequence[int], corners: bool) -> Tensor:
     axes = []
     for n in size[2:]:
         i = torch.arange(n, device=theta.device).double()
-        axes.append((i * 2.0 + 1.0 - n) / (max(n - 1, 1) if corners else n))
-    places = [
-        *reversed(torch.meshgrid(*axes, indexing="ij")),
-        torch.ones(list(size[2:]), device=theta.device),
-    ]
-    base = torch.stack([each.to(theta.dtype).flatten() for each in places], 1).expand(
-        size[0], -1, -1
-    )
+        axes.append(over(i * 2.0 + 1.0 - n, max(n - 1, 1) if corners else n))
+    places = [*reversed(torch.meshgrid(*axes, indexing="ij")), torch.ones(list(size[2:]), device=theta.device)]
+    base = torch.stack([each.to(theta.dtype).flatten() for each in places], 1).expand(size[0], -1, -1)
     return matmul(base, theta.transpose(1, 2)).view(size[0], *size[2:], -1)
 
 
@@ -109,9 +98,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     return v * (g / norms), norms
 
 
-def _weight_norm_backward(
-    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
-) -> tuple[Tensor, Tensor]:
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     along = exact_sum(grad * v, _others(v, dim), keepdim=True).to(v.dtype)
     return g / norms * (grad - v * (along / (norms * norms))), along / norms
 
@@ -120,9 +107,7 @@ def _others(x: Tensor, dim: int) -> list[int]:
     return [each for each in range(x.dim()) if each != dim % x.dim()]
 
 
-def _nansum(
-    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     return reductions.sum_(torch.where(x.isnan(), 0.0, x), dim, keepdim, dtype=dtype)
 
 
@@ -145,9 +130,7 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     if not accumulate:
         raise NotImplementedError  # places that occur twice have no order
     index = torch.where(index < 0, index + x.numel(), index)
-    return additions.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(
-        x.shape
-    )
+    return additions.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(x.shape)
 
 
 def _index_reduce(
@@ -185,7 +168,7 @@ def _cosh(x: Tensor) -> Tensor:
 def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     if beta == 1:
         return functions.softplus(x)
-    return torch.where(x * beta > threshold, x, functions.softplus(x * beta) / beta)
+    return torch.where(x * beta > threshold, x, over(functions.softplus(x * beta), beta))
 
 
 def _softplus_backward(g: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
@@ -203,6 +186,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "embedding_renorm": _embedding_renorm, "put": _put, "index_reduce": _index_reduce,
     "masked_scatter_backward": _masked_scatter_backward, "tan": _tan, "sinh": _sinh, "cosh": _cosh,
     "softplus": _softplus, "softplus_backward": _softplus_backward,
-    "celu": lambda x, alpha=1.0: torch.where(x > 0, x, functions.expm1(x / alpha) * alpha),
+    "celu": lambda x, alpha=1.0: torch.where(x > 0, x, functions.expm1(over(x, alpha)) * alpha),
     "dist": lambda x, y, p=2: reductions.norm(x - y, p),
 }  # fmt: skip

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import grid, num_bits
+from samebits.portable.convolution import per_dim
+from samebits.portable.grid import grid, num_bits, over
 
 aten = torch.ops.aten
 
 
-def on_grid(
-    x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False
-) -> Tensor:
+def on_grid(x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False) -> Tensor:
     """Apply a linear function that adds values, each at most `terms` of them, to integers in float64.
 
     Args:
@@ -61,21 +60,11 @@ def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
     operation = getattr(aten, name)
 
     def run(g: Tensor, *args: Any, **options: Any) -> Tensor:
-        wide = [
-            each.double() if isinstance(each, Tensor) and each.is_floating_point() else each
-            for each in args
-        ]
+        wide = [each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
         with in_any_order():
-            return on_grid(
-                g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options)
-            )
+            return on_grid(g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options))
 
     return run
-
-
-def per_dim(values: Sequence[int], num_dims: int) -> Sequence[int]:
-    """One value for each dimension; torch gives one for all too."""
-    return values if len(values) == num_dims else list(values) * num_dims
 
 
 def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
@@ -92,16 +81,13 @@ def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
 
 def adaptive_max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
     """Return the gradient of adaptive max pooling's input, over the last dimensions."""
-    return lambda g, x, indices: _to_largest(
-        g, x, indices, num_dims, math.prod(g.shape[-num_dims:])
-    )
+    return lambda g, x, indices: _to_largest(g, x, indices, num_dims, math.prod(g.shape[-num_dims:]))
 
 
 def _to_largest(g: Tensor, x: Tensor, indices: Tensor, num_dims: int, terms: int) -> Tensor:
     shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
     flat = (*shape[:2], -1)
-    g = g.reshape(flat)
-    indices = indices.reshape(flat)
+    g, indices = g.reshape(flat), indices.reshape(flat)
 
     def scatter(values: Tensor) -> Tensor:
         return values.new_zeros(*shape[:2], math.prod(shape[2:])).scatter_add_(2, indices, values)
@@ -122,8 +108,7 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             return float(given)
         if not ceil_mode and (count_include_pad or not any(padding)):
             return float(math.prod(per_dim(kernel, num_dims)))
-        size = x.shape[-num_dims:]
-        own = per_dim(padding, num_dims)
+        size, own = x.shape[-num_dims:], per_dim(padding, num_dims)
         ones = x.new_ones(1, 1, *size)
         counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
         if count_include_pad and any(padding):
@@ -140,14 +125,14 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         terms = math.prod(per_dim(kernel, num_dims))
         sums = on_grid(x, terms, lambda q: pool(q, kernel, stride, padding, ceil_mode, True, 1))
         count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return sums / (count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else count)
+        return _divided(sums, count)
 
     def backward(
         g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None,
     ) -> Tensor:  # fmt: skip
         count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        g = g / (count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else count)
+        g = _divided(g, count)
         wide = x.double()
         with in_any_order():
             return on_grid(
@@ -158,11 +143,14 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
     return forward, backward
 
 
+def _divided(x: Tensor, count: Tensor | float) -> Tensor:
+    return x / count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else over(x, count)
+
+
 def _windows(size: int, out: int, device: torch.device) -> Tensor:
     """Which pixels each pixel of an adaptive pooling averages, (out, size) float64 of 0 and 1."""
     i = torch.arange(out, device=device)
-    start = i * size // out
-    stop = ((i + 1) * size + out - 1) // out
+    start, stop = i * size // out, ((i + 1) * size + out - 1) // out
     pixel = torch.arange(size, device=device)
     return ((pixel >= start[:, None]) & (pixel < stop[:, None])).double()
 
@@ -215,10 +203,7 @@ def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step
     return on_grid(g, terms, lambda q: aten.unfold_backward(q, size, dim, window, step), whole=True)
 
 
-POOLING: dict[str, Callable[..., Any]] = {
-    "col2im": adding("col2im", 2),
-    "unfold_backward": _unfold_backward,
-}
+POOLING: dict[str, Callable[..., Any]] = {"col2im": adding("col2im", 2), "unfold_backward": _unfold_backward}
 for _d in (1, 2, 3):
     for _name in (f"upsample_nearest{_d}d_backward", f"_upsample_nearest_exact{_d}d_backward"):
         POOLING[_name] = nearest_backward(_name)

@@ -10,16 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import exact_sum
+from samebits.portable.grid import exact_sum, over
 from samebits.portable.operations.additions import scatter_sum
 from samebits.portable.products import matmul
 
 Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]
 
 
-def _places(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
+def _places(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
     """Place of each pixel of the result in the image, (out,) float64."""
     i = torch.arange(out, device=device).double()
     if corners:
@@ -27,14 +25,11 @@ def _places(
     return (i + 0.5) * (1.0 / scale if scale else size / out) - 0.5
 
 
-def _bilinear(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
+def _bilinear(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
     """Weights of bilinear resizing, (out, size) float32."""
     place = _places(size, out, corners, scale, device).clamp_(min=0.0)
     low = place.floor().clamp_(max=size - 1).long()
-    high = (low + 1).clamp_(max=size - 1)
-    part = (place - low.double()).float()
+    high, part = (low + 1).clamp_(max=size - 1), (place - low.double()).float()
     weights = torch.zeros(out, size, device=device)
     row = torch.arange(out, device=device)
     weights[row, low] = 1.0 - part
@@ -50,9 +45,7 @@ def _cubic(x: Tensor, a: float) -> Tensor:
     return torch.where(x <= 1.0, near, torch.where(x < 2.0, far, 0.0))
 
 
-def _bicubic(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
+def _bicubic(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
     """Weights of bicubic resizing, (out, size) float32; pixels outside are those of the edge."""
     place = _places(size, out, corners, scale, device)
     low = place.floor()
@@ -66,20 +59,15 @@ def _bicubic(
 def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Weights:
     """Weights by a kernel that is as wide as `reach` pixels of the result to each side, if these are larger."""
 
-    def weights(
-        size: int, out: int, corners: bool, scale: float | None, device: torch.device
-    ) -> Tensor:
+    def weights(size: int, out: int, corners: bool, scale: float | None, device: torch.device) -> Tensor:
         if corners:
             ratio = (size - 1) / (out - 1) if out > 1 else 0.0
         else:
             ratio = 1.0 / scale if scale else size / out
         center = (torch.arange(out, device=device).double() + 0.5)[:, None] * ratio
-        wide = max(ratio, 1.0)
-        pixel = torch.arange(size, device=device).double()
+        wide, pixel = max(ratio, 1.0), torch.arange(size, device=device).double()
         first, last = ((center + sign * reach * wide + 0.5).trunc() for sign in (-1.0, 1.0))
-        values = torch.where(
-            (pixel >= first) & (pixel < last), kernel((pixel - center + 0.5) / wide), 0.0
-        )
+        values = torch.where((pixel >= first) & (pixel < last), kernel(over(pixel - center + 0.5, wide)), 0.0)
         return (values / exact_sum(values, (1,), keepdim=True)).float()
 
     return weights
@@ -98,11 +86,7 @@ def _operations(weights: Weights) -> tuple[Callable[..., Tensor], Callable[..., 
     """Resizing of (N, C, ...), and the gradient of its input."""
 
     def matrices(
-        shape: Sequence[int],
-        size: Sequence[int],
-        corners: bool,
-        scales: Sequence[float | None],
-        device: torch.device,
+        shape: Sequence[int], size: Sequence[int], corners: bool, scales: Sequence[float | None], device: torch.device
     ) -> list[Tensor]:
         scales = scales or [None] * len(size)
         each = zip(shape, size, scales, strict=True)
@@ -111,12 +95,8 @@ def _operations(weights: Weights) -> tuple[Callable[..., Tensor], Callable[..., 
     def forward(x: Tensor, size: Sequence[int], corners: bool, *scales: float | None) -> Tensor:
         return _resized(x, matrices(x.shape[2:], size, corners, scales, x.device))
 
-    def backward(
-        g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool, *scales: float | None
-    ) -> Tensor:
-        return _resized(
-            g, [each.T for each in matrices(shape[2:], size, corners, scales, g.device)]
-        )
+    def backward(g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool, *scales: float | None) -> Tensor:
+        return _resized(g, [each.T for each in matrices(shape[2:], size, corners, scales, g.device)])
 
     return forward, backward
 
@@ -139,8 +119,7 @@ def _reflected(place: Tensor, size: int, corners: bool) -> tuple[Tensor, Tensor]
     if not span:
         return torch.zeros_like(place), torch.zeros_like(place)
     away = (place - low).abs()
-    rest = torch.fmod(away, span)
-    is_odd = torch.fmod((away / span).floor(), 2.0) == 1.0
+    rest, is_odd = torch.fmod(away, span), torch.fmod(over(away, span).floor(), 2.0) == 1.0
     sign = torch.where((place < low) ^ is_odd, -1.0, 1.0)
     return torch.where(is_odd, span - rest + low, rest + low), sign
 
@@ -152,8 +131,7 @@ class _Corners:
         if mode == 2:  # bicubic
             raise NotImplementedError
         h, w = x.shape[2:]
-        places = []
-        self.slopes = []
+        places, self.slopes = [], []
         for at, size in ((grid[..., 0], w), (grid[..., 1], h)):
             place = (at + 1.0) * ((size - 1) / 2.0) if corners else ((at + 1.0) * size - 1.0) * 0.5
             slope = torch.full_like(place, (size - 1) / 2.0 if corners else size / 2.0)
@@ -176,11 +154,8 @@ class _Corners:
         self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
         columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
         self._set(columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]], h, w)
-        left = 1.0 - self.tx
-        above = 1.0 - self.ty
-        self.weights = torch.stack(
-            [above * left, above * self.tx, self.ty * left, self.ty * self.tx]
-        )
+        left, above = 1.0 - self.tx, 1.0 - self.ty
+        self.weights = torch.stack([above * left, above * self.tx, self.ty * left, self.ty * self.tx])
 
     def _set(self, column: Tensor, row: Tensor, h: int, w: int) -> None:
         self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
@@ -216,11 +191,7 @@ def grid_sampler_2d_backward(
     of_input = None
     if mask[0]:
         parts = torch.cat(
-            [
-                flat * (w4 * inside)[:, None]
-                for w4, inside in zip(around.weights, around.is_inside, strict=True)
-            ],
-            2,
+            [flat * (w4 * inside)[:, None] for w4, inside in zip(around.weights, around.is_inside, strict=True)], 2
         )
         index = torch.cat(list(around.index), 1)[:, None].expand(-1, c, -1)
         of_input = scatter_sum(
@@ -229,8 +200,7 @@ def grid_sampler_2d_backward(
     if around.is_nearest:
         return of_input, torch.zeros_like(grid)
     a, b, c4, d = around.pixels(x)
-    tx = around.tx[:, None]
-    ty = around.ty[:, None]
+    tx, ty = around.tx[:, None], around.ty[:, None]
     along_x = (b - a) * (1.0 - ty) + (d - c4) * ty
     along_y = (c4 - a) * (1.0 - tx) + (d - b) * tx
     slopes = [
