@@ -43,9 +43,8 @@ def factor(step: int, num_steps: int, steps_per_epoch: int, config: OptimConfig)
             1.0, config.final_factor, (done - config.peak_at) / max(1e-12, 1 - config.peak_at)
         )
     if config.schedule == "multi_step":
-        return config.gamma ** sum(
-            step >= milestone * steps_per_epoch for milestone in config.milestones
-        )
+        num_reached = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+        return floats.power(config.gamma, num_reached)
     return 1.0
 
 

@@ -9,7 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes  # no public name
 
+from samebits.errors import ConfigError
 from samebits.portable.floats import in_python_math
 from samebits.portable.initializers import in_torch_init
 from samebits.portable.listing import LIST_OPERATIONS, ListingMode
@@ -27,6 +29,72 @@ class _Here(threading.local):
 _here = _Here()
 
 
+class _Switches:
+    """torch's and Python's switches for the whole process: the first thread that enters sets them, the last resets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._threads = 0
+        self._resets = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._threads:
+                self._set()
+            self._threads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._threads -= 1
+                if not self._threads:
+                    self._resets.close()
+
+    def _set(self) -> None:
+        # Fused attention and encoder layers are one operation each; without them, they are products and softmax.
+        self._resets.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        self._resets.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
+        self._resets.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        # The order of products of three factors would depend on whether a package is installed.
+        for switches, name in ((torch.backends.cudnn, "enabled"), (torch.backends.opt_einsum, "enabled")):
+            self._resets.callback(setattr, switches, name, getattr(switches, name))
+            setattr(switches, name, False)
+        self._resets.enter_context(in_python_math())
+        self._resets.enter_context(in_torch_init())
+        self._resets.callback(setattr, torch, "set_flush_denormal", torch.set_flush_denormal)
+        torch.set_flush_denormal(False)
+        torch.set_flush_denormal = _keep_denormal
+        _check_denormal_numbers()
+
+
+_switches = _Switches()
+
+
+def _keep_denormal(mode: bool) -> bool:
+    if mode:
+        raise ConfigError(
+            "torch.set_flush_denormal(True) has no portable form",
+            cause="It belongs to a thread, so results would depend on the number of threads.",
+            fix="Remove the call, or set kernels=auto.",
+        )
+    return True
+
+
+def _check_denormal_numbers() -> None:
+    """Check all threads of torch: a flag that flushes denormal numbers is inherited by threads, also from libraries."""
+    smallest = torch.full((torch.get_num_threads() << 15,), 1e-40)
+    if not bool((smallest * 1.0).all()):
+        raise ConfigError(
+            "a thread of torch computes without denormal numbers, which has no portable form",
+            cause="torch.set_flush_denormal(True) was called before torch started its threads, or a library does so.",
+            fix="Remove the call, or set kernels=auto.",
+        )
+
+
 @contextmanager
 def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
     """Compute in portable arithmetic in this thread.
@@ -37,22 +105,12 @@ def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
     Raises:
         ConfigError: Inside, at an operation that has no portable form.
     """
-    # Fused attention and encoder layers are one operation each; without them, they are products and softmax.
-    is_fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
-    is_mkldnn, is_cudnn = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.enabled
-    torch._C._set_mkldnn_enabled(False)
-    torch.backends.cudnn.enabled = False
-    _here.depth += 1
-    try:
-        with sdpa_kernel(SDPBackend.MATH), in_python_math(), in_torch_init(), mode or PortableMode():
+    with _switches(), mode or PortableMode():
+        _here.depth += 1
+        try:
             yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fused)
-        torch._C._set_mkldnn_enabled(is_mkldnn)
-        torch.backends.cudnn.enabled = is_cudnn
-        _here.depth -= 1
+        finally:
+            _here.depth -= 1
 
 
 def is_portable() -> bool:
@@ -62,22 +120,49 @@ def is_portable() -> bool:
 
 def in_this_arithmetic(body: Callable[[], None]) -> Callable[[], None]:
     """Return a function that computes in another thread as this process does: a mode belongs to a thread."""
-    if _entered is None:
-        return body
+    is_on = _entered is not None
 
     def run() -> None:
-        with portable_arithmetic():
+        if is_on == is_portable():
             body()
+        elif is_on:
+            with portable_arithmetic(_new_mode()):
+                body()
+        else:  # a thread that is kept from before
+            with _disable_current_modes():
+                body()
 
     return run
 
 
+def _new_mode() -> PortableMode:
+    return ListingMode() if LIST_OPERATIONS in os.environ else PortableMode()
+
+
+@contextmanager
+def _in_new_threads() -> Iterator[None]:
+    """Let each thread that starts compute as this process does, those of executors too."""
+    start = threading.Thread.start
+
+    def start_in_this_arithmetic(thread: threading.Thread) -> None:
+        thread.run = in_this_arithmetic(thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_in_this_arithmetic  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
 def use_portable_arithmetic(on: bool) -> None:
-    """Compute in portable arithmetic from now on in this thread, or as torch does."""
+    """Compute in portable arithmetic from now on in this thread and those that it starts, or as torch does."""
     global _entered
     if on and _entered is None:
-        _entered = ExitStack()
-        _entered.enter_context(portable_arithmetic(ListingMode() if LIST_OPERATIONS in os.environ else None))
+        with ExitStack() as entered:
+            entered.enter_context(portable_arithmetic(_new_mode()))
+            entered.enter_context(_in_new_threads())
+            _entered = entered.pop_all()
     elif not on and _entered is not None:
         _entered.close()
         _entered = None

@@ -31,6 +31,48 @@ def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     return moved
 
 
+def fmod(x: Tensor, y: Tensor | float) -> Tensor:
+    """The rest of a division, with the sign of x: in float64, where kernels have no trouble with denormal float32."""
+    dtype = torch.result_type(x, y)
+    divisor = torch.as_tensor(y, device=x.device).to(dtype).double()
+    if dtype == torch.float64 and ((divisor.abs() < torch.finfo(dtype).tiny) & (divisor != 0)).any():
+        raise NotImplementedError
+    return torch.fmod(x.double(), divisor).to(dtype)
+
+
+def remainder(x: Tensor | float, y: Tensor | float) -> Tensor:
+    """The rest of a division, with the sign of y."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    rest = fmod(x, y)
+    return torch.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+
+
+def floor_divide(x: Tensor, y: Tensor | float) -> Tensor:
+    """x / y, rounded down, as Python does it: from the quotient without its rest."""
+    y = torch.as_tensor(y, device=x.device).to(torch.result_type(x, y))
+    rest = fmod(x, y)
+    quotient = (x - rest) / y
+    quotient = torch.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1.0, quotient)
+    floor = quotient.floor()
+    floor = torch.where(quotient - floor > 0.5, floor + 1.0, floor)
+    floor = torch.where(quotient == 0, torch.copysign(torch.zeros_like(floor), x / y), floor)
+    return torch.where(y == 0, x / y, floor)
+
+
+def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
+    """x / y, rounded to a whole number in a mode."""
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    quotient = x / y if isinstance(y, Tensor) else over(x, y)
+    return quotient if rounding_mode is None else quotient.trunc()
+
+
+def round_to_decimals(x: Tensor, *, decimals: int) -> Tensor:
+    """Round to decimal places: of the rounded product with a power of ten, the quotient."""
+    ten = float(10 ** abs(decimals))
+    return over((x * ten).round(), ten) if decimals >= 0 else over(x, ten).round() * ten
+
+
 def sigmoid_backward(g: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of the argument, from the result y."""
     return g * ((1.0 - y) * y)

@@ -96,12 +96,24 @@ def log64(x: Tensor) -> Tensor:
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root: float64's rounded to float32 is correctly rounded, even if float64's is not."""
-    return x.float().double().sqrt_().to(x.dtype)
+    return _sqrt64(x) if x.dtype == torch.float64 else x.double().sqrt_().to(x.dtype)
+
+
+def _sqrt64(x: Tensor) -> Tensor:
+    """Square root of float64: two steps of Heron from the root of float32, as libraries round that of float64 otherwise."""
+    mantissa, exponent = torch.frexp(x)
+    odd = exponent & 1
+    mantissa = torch.where(odd == 1, mantissa * 0.5, mantissa)  # from 1/4 to 1, times a power of 4
+    root = mantissa.float().double().sqrt_().float().double()
+    for _ in range(2):
+        root = (root + mantissa / root) * 0.5
+    scale = (((exponent + odd).long() >> 1) + 1023 << 52).view(torch.float64)
+    return torch.where((x > 0) & x.isfinite(), root * scale, torch.where(x < 0, math.nan, x))
 
 
 def rsqrt(x: Tensor) -> Tensor:
-    """1 / `sqrt`, float32."""
-    return (1.0 / sqrt(x.float()).double()).to(x.dtype)
+    """1 / `sqrt`."""
+    return (1.0 / sqrt(x).double()).to(x.dtype)
 
 
 exp = _elementwise(exp64)

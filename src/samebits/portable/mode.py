@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial, reduce
 from types import FrameType
 from typing import Any
 
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch._C import DispatchKey  # no public name
 from torch.utils._python_dispatch import TorchDispatchMode  # no public name
+from torch.utils._pytree import tree_leaves  # no public name
 
 from samebits.errors import ConfigError
-from samebits.portable.table import AS_IT_IS, HANDLERS, NOT_AS_IT_IS, WITH_ALPHA, with_alpha
+from samebits.portable.table import AROUND, AS_IT_IS, HANDLERS, NARROW
 
-_NARROW = (torch.bfloat16, torch.float16)
 _OF_OTHERS = DispatchKey.CompositeImplicitAutograd
 # Spaces of names, and names, of what computes nothing: marks for the profiler, messages between ranks.
 HARMLESS = frozenset({"profiler", "c10d", "torchvision::_cuda_version"})
+# torch's schema does not say that running statistics are written.
+_WRITTEN = {"aten::native_batch_norm": (3, 4)}
 
 
 class PortableMode(TorchDispatchMode):
@@ -45,7 +47,10 @@ class PortableMode(TorchDispatchMode):
         function = self.functions.get(func)
         if function is None:
             function = self.functions[func] = self._resolve(func)
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if result is NotImplemented:
+            raise _refused(f"{func.name()} with these arguments")
+        return result
 
     def _resolve(self, func: Any) -> Callable[..., Any]:
         """Return the portable form of an operation.
@@ -53,22 +58,25 @@ class PortableMode(TorchDispatchMode):
         Raises:
             ConfigError: It has none.
         """
-        space, _, full_name = func.name().partition("::")
-        name = full_name.partition(".")[0]
-        is_safe = name in AS_IT_IS and full_name not in NOT_AS_IT_IS
-        if space in HARMLESS or func.name() in HARMLESS or is_safe:
+        if func.name() in HARMLESS or func.namespace in HARMLESS:
             return func  # type: ignore[no-any-return]
-        if name in WITH_ALPHA:
-            return with_alpha(func)
+        name = form_name(func)
+        if name in AS_IT_IS:
+            return func  # type: ignore[no-any-return]
+        if name in AROUND:
+            return AROUND[name](func)
+        if name in HANDLERS:
+            function = converting(func, HANDLERS[name])
+            # The form of the operation that is not in place returns a new tensor.
+            is_own = func.name().removeprefix("aten::") == name
+            return function if is_own or not _is_in_place(func) else _in_place(function)
         # Without autograd, operations that consist of others arrive here whole, with arguments of their own.
-        if func.has_kernel_for_dispatch_key(_OF_OTHERS) and not func.has_kernel_for_dispatch_key(DispatchKey.CPU):
+        if (
+            func.namespace == "aten"
+            and func.has_kernel_for_dispatch_key(_OF_OTHERS)
+            and not func.has_kernel_for_dispatch_key(DispatchKey.CPU)
+        ):
             return partial(self._decompose, func)
-        if (handler := HANDLERS.get(full_name, HANDLERS.get(name))) is not None:
-            function = converting(func, handler)
-            # A converted tensor is a copy. Optimizers' operations on lists write into them as they are.
-            return _in_place(function) if name.endswith("_") and not name.startswith("_") else function
-        if (handler := HANDLERS.get(name.removesuffix("_"))) is not None:
-            return _in_place(converting(func, handler))
         raise _refused(func.name())
 
     def _decompose(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,10 +85,53 @@ class PortableMode(TorchDispatchMode):
             return func._op_dk(_OF_OTHERS, *args, **kwargs)
 
 
+@cache
+def _names_of_forms() -> dict[str, list[str]]:
+    """The names in the tables, by their names without overload."""
+    names: dict[str, list[str]] = {}
+    for each in (*AS_IT_IS, *AROUND, *HANDLERS):
+        names.setdefault(each.partition(".")[0], []).append(each)
+    return names
+
+
+def form_name(func: Any) -> str:
+    """Return the name in the tables of an operation's form: its own, or that of the one with the same arguments.
+
+    Operations in place, and those that write into given tensors, have the form of the one that returns new tensors. An
+    operation of another library than torch is named with its library.
+    """
+    space, _, full_name = func.name().partition("::")
+    if space != "aten":
+        return str(func.name())
+    base = full_name.partition(".")[0]
+    forms = _names_of_forms()
+    if full_name in forms.get(base, ()):
+        return str(full_name)
+    base = base.removesuffix("_") if _is_in_place(func) else base
+    for each in forms.get(base, ()):
+        other = getattr(getattr(torch.ops.aten, base), each.partition(".")[2] or "default")
+        if _signature(other) == _signature(func):
+            return each
+    return str(full_name)
+
+
+def _signature(func: Any) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in func._schema.arguments if not each.is_out]
+
+
+def _is_in_place(func: Any) -> bool:
+    first = next(iter(func._schema.arguments), None)
+    return first is not None and _is_written(first) and not first.is_out
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
 def converting(
     func: Any, handler: Callable[..., Any], refused: Callable[[str], Exception] | None = None
 ) -> Callable[..., Any]:
-    """Use the handler for floating-point values only, in float32 at least; and write into `out`, if given.
+    """Use the handler for floating-point values only, in float32 at least; and write into tensors that torch writes.
 
     Args:
         func: The operation of torch.
@@ -88,51 +139,62 @@ def converting(
         refused: Makes the error for that from the operation's name.
     """
     refused = refused or _refused
+    arguments = func._schema.arguments
+    outs = [each.name for each in arguments if each.is_out]
+    written = _WRITTEN.get(func.name(), [i for i, each in enumerate(arguments) if _is_written(each)])
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    is_layer = "native_" in func.name()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values = [each for each in args if isinstance(each, Tensor)] or [
             each for part in args if isinstance(part, (list, tuple)) for each in part if isinstance(each, Tensor)
         ]
-        if values and not any(each.is_floating_point() for each in values):
-            if any(each.is_complex() for each in values):
+        types = {each.dtype for each in values}
+        narrow, given = None, args
+        if not types <= {torch.float32}:
+            if any(each.is_complex for each in types) or any(isinstance(each, complex) for each in args):
                 raise refused(f"{func.name()} of complex numbers")
-            dtype = kwargs.get("dtype") or torch.int64
-            if not dtype.is_floating_point and _base(func) not in _FLOATING:
-                return func(*args, **kwargs)  # whole numbers
-            args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
-        narrow = next((each.dtype for each in values if each.dtype in _NARROW), None)
-        if narrow is not None:
-            args = tuple(_widened(each) for each in args)
-        out = kwargs.pop("out", None)
+            if not any(each.is_floating_point for each in types) and not is_random:
+                result = func(*args, **kwargs)
+                if not any(each.is_floating_point() for each in tree_leaves(result) if isinstance(each, Tensor)):
+                    return result  # of whole numbers
+                args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
+            if types.intersection(NARROW):
+                narrow = _result_type(values, of_first=is_layer)
+                args = tuple(_widened(each) for each in args)
+        targets = [kwargs.pop(name) for name in outs if name in kwargs]
         try:
             result = handler(*args, **kwargs)
         except NotImplementedError:
             result = NotImplemented
         if result is NotImplemented:
             raise refused(f"{func.name()} with these arguments")
-        if narrow is not None and kwargs.get("dtype") is None:
+        for i in written if narrow is not None else ():
+            if i < len(args) and args[i] is not given[i]:
+                given[i].copy_(args[i])
+                result = given[i] if result is args[i] else result
+        if narrow in NARROW and kwargs.get("dtype") is None:
             result = _narrowed(result, narrow)
-        if out is not None:
-            return out.resize_(result.shape).copy_(result)
-        return result
+        if not targets:
+            return result
+        for target, each in zip(targets, result if isinstance(result, tuple) else [result], strict=True):
+            target.resize_(each.shape).copy_(each)
+        return tuple(targets) if len(targets) > 1 else targets[0]
 
     return run
 
 
-# Functions whose result has a fraction, whatever their arguments; and random numbers, which torch draws in its own way.
-_FUNCTIONS = (
-    "bernoulli exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos erf sigmoid tanh logsumexp _softmax _log_softmax"
-)
-_FLOATING = frozenset(_FUNCTIONS.split())
-
-
-def _base(func: Any) -> str:
-    """Name without space, overload and the mark of an operation in place."""
-    return str(func.name()).partition("::")[2].partition(".")[0].removesuffix("_")
+def _result_type(values: Sequence[Tensor], *, of_first: bool) -> torch.dtype:
+    """The type of a result: of a layer that of its input, else the widest, in which single values count last."""
+    floats = [each for each in values if each.is_floating_point()]
+    if of_first:
+        return floats[0].dtype
+    types = [each.dtype for each in floats if each.dim()] or [each.dtype for each in floats]
+    return reduce(torch.promote_types, types)
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _NARROW else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in NARROW else value
 
 
 def _narrowed(value: Any, dtype: torch.dtype) -> Any:

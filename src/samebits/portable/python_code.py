@@ -1,4 +1,4 @@
-"""Find powers of Python floats in code: `0.9 ** step` is the C library's, whose last bit depends on the processor.
+"""Find `**` in code: of Python floats, a square too, it is the C library's, whose last bit depends on the processor.
 
 A dispatch mode sees operations on tensors only. Updates and schedules of own classes are read instead, in bytecode.
 """
@@ -12,10 +12,6 @@ import linecache
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
-
-# Of Python's math module, what the C library computes and `floats` does not replace.
-_NAMES = "acos acosh asin asinh atan atan2 atanh cbrt cosh erfc exp2 expm1 gamma hypot lgamma log10 log1p log2 pow sinh"
-_FUNCTIONS = frozenset({*_NAMES.split(), "tanh"})
 
 
 def find_in_function(function: Any) -> str | None:
@@ -45,14 +41,10 @@ def _lines(function: FunctionType, seen: set[int]) -> Iterator[str]:
         return
     seen.add(id(function))
     for code in _codes(function.__code__):
-        before: Any = None
-        uses_math = "math" in code.co_names
         for each in dis.get_instructions(code):
-            is_power = each.opname == "BINARY_OP" and each.argrepr in ("**", "**=") and before != 2
-            if is_power or (uses_math and each.opname.startswith("LOAD_") and each.argval in _FUNCTIONS):
+            if each.opname == "BINARY_OP" and each.argrepr in ("**", "**="):
                 line = each.positions.lineno if each.positions is not None else code.co_firstlineno
                 yield f"{code.co_filename}:{line}: {linecache.getline(code.co_filename, line or 0).strip()}"
-            before = each.argval if each.opname in ("LOAD_CONST", "LOAD_SMALL_INT") else None
         for name in code.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and called.__module__ == function.__module__:

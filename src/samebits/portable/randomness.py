@@ -53,6 +53,8 @@ def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.
 
 def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with normal numbers: sqrt(-2 log u) times cosine and sine of 2 pi v (Box and Muller, 1958)."""
+    if std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
 
     def numbers() -> Iterator[Tensor]:
         for bits in _hashes(x.numel() + x.numel() % 2, x.device, generator):
@@ -76,11 +78,28 @@ def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_second, -first, first), torch.where(is_second, -second, second)
 
 
-def bernoulli(x: Tensor, p: float | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+def normal_around(
+    mean: Tensor | float, std: Tensor | float, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return normal numbers with a mean and a standard deviation of each: float64 ones, times std, plus mean, rounded."""
+    if (torch.as_tensor(std) < 0).any():
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+    like = mean + std
+    drawn = normal(torch.empty(like.shape, dtype=torch.float64, device=like.device), generator=generator)
+    dtype = mean.dtype if isinstance(mean, Tensor) else like.dtype
+    return (drawn * std + mean).to(dtype)
+
+
+def bernoulli(x: Tensor, p: float | Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
     """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
-    if p is None:
-        return (uniform(torch.empty_like(x), generator=generator) < x).to(x.dtype)
+    if p is None or isinstance(p, Tensor):
+        numbers = uniform(torch.empty(x.shape, dtype=_wide(x), device=x.device), generator=generator)
+        return (numbers < (x if p is None else p)).to(x.dtype)
     return _fill(x, ((bits >> 39 < p * 2.0**24).to(x.dtype) for bits in _hashes(x.numel(), x.device, generator)))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.float32
 
 
 def exponential(x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:

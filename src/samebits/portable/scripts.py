@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim import Adam, Optimizer, lr_scheduler
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samebits.errors import ConfigError
@@ -65,12 +66,12 @@ def own_kernels() -> str:
     """Return the arithmetic of this thread's loops: auto or portable.
 
     Raises:
-        ConfigError: The script has chosen the other one, in another process or thread.
+        ConfigError: The script has chosen the other one, in another process.
     """
     found = "portable" if is_portable() else "auto"
     if os.environ.get(VARIABLE, "auto") == "portable" != found:
         raise ConfigError(
-            "this process, or thread, computes with kernels=auto, and the one that started it with kernels=portable",
+            "this process computes with kernels=auto, and the one that started it with kernels=portable",
             fix="Call samebits.use_kernels('portable') at the start of the function that each process runs.",
         )
     return found
@@ -86,9 +87,9 @@ def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
     method, is_adam = type(optimizer).step, issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
     if owner.__module__.startswith("torch.optim"):
         if not is_adam and owner.__name__ not in _PLAIN:
-            raise _refused(owner.__name__, "It computes powers of Python floats, which are the C library's.")
+            raise _refused(owner.__name__, fix="Use SGD, Adam or AdamW, or set kernels='auto'.")
     elif (line := find_in_class(type(optimizer), "torch.")) is not None:
-        raise _refused(type(optimizer).__name__, "Powers and functions of Python floats are the C library's.", line)
+        raise _refused(type(optimizer).__name__, line)
 
     def step() -> Any:
         # The fused Adam computes its powers in one operation, which portable arithmetic replaces (`updates`).
@@ -118,28 +119,34 @@ def check_schedulers(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _check_scheduler(scheduler: LRScheduler) -> None:
-    kind, line = type(scheduler), None
-    values = vars(scheduler)
+    kind, values = type(scheduler), vars(scheduler)
     if not kind.__module__.startswith("torch.optim"):
         line = find_in_class(kind, "torch.")
-    elif isinstance(scheduler, lr_scheduler.LambdaLR | lr_scheduler.MultiplicativeLR):
-        line = next(filter(None, map(find_in_function, scheduler.lr_lambdas)), None)
-    elif isinstance(scheduler, lr_scheduler.PolynomialLR):
-        line = f"power={values['power']}" if values["power"] != 1 else None
-    elif isinstance(scheduler, lr_scheduler.MultiStepLR):
-        line = "milestones that occur twice" if max(values["milestones"].values(), default=1) > 1 else None
-    elif isinstance(scheduler, lr_scheduler.CyclicLR):
-        line = "mode='exp_range'" if values["mode"] == "exp_range" else None
-        if values.get("_scale_fn_custom") is not None:
-            line = find_in_function(values["_scale_fn_custom"])
+        if line is not None:
+            raise _refused(kind.__name__, line)
+        return
+    functions = [*values.get("lr_lambdas", ()), values.get("_scale_fn_custom")]
+    line = next(filter(None, map(find_in_function, filter(None, functions))), None)
     if line is not None:
-        raise _refused(kind.__name__, "Powers and functions of Python floats are the C library's.", line)
+        raise _refused(kind.__name__, line)
+    has_powers = {
+        "PolynomialLR": values.get("power", 1) != 1,
+        # The first power of a number is itself.
+        "MultiStepLR": max(Counter(values.get("milestones", ())).values(), default=1) > 1,
+        "CyclicLR": values.get("mode") == "exp_range",
+    }
+    if has_powers.get(kind.__name__):
+        raise _refused(kind.__name__, fix="Use a step, linear, cosine or one-cycle schedule, or set kernels='auto'.")
 
 
-def _refused(name: str, cause: str, where: str | None = None) -> ConfigError:
+def _refused(
+    name: str,
+    where: str | None = None,
+    fix: str = "Write math.pow(x, y), or x * x, instead of x ** y, or set kernels='auto'.",
+) -> ConfigError:
     return ConfigError(
         f"{name} has no portable form",
         where=where,
-        cause=cause,
-        fix="Use SGD, Adam or AdamW, and a step, linear, cosine or one-cycle schedule; or set kernels='auto'.",
+        cause="It computes powers of Python floats by **, which is the C library's: its last bit depends on the processor.",
+        fix=fix,
     )

@@ -1,6 +1,6 @@
 """Which operations are portable as they are, and which have a portable form here.
 
-Names are those of torch's operations (ATen), without overloads. What stands in neither table is refused.
+What stands in neither table is refused: an operation of another library too, whatever its name.
 """
 
 from __future__ import annotations
@@ -13,56 +13,113 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import elementwise, functions, randomness, reductions, updates
-from samebits.portable.grid import exact_sum
+from samebits.portable import elementwise, floats, functions, randomness, reductions, updates
+from samebits.portable.grid import exact_sum, over
 from samebits.portable.operations import additions, ctc, detection, pooling, resizing
 from samebits.portable.convolution import convolution, convolution_backward
 from samebits.portable.operations.formulas import FORMULAS
 from samebits.portable.products import matmul
 
-# Moves values, or rounds once by IEEE 754: equal on every processor.
-_AS_IT_IS = """
-    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ alias _reshape_alias as_strided as_strided_ detach detach_ expand
-    permute select slice split split_with_sizes unsafe_split unsafe_chunk squeeze t transpose unsqueeze view
-    _unsafe_view unbind unfold diagonal view_as random_ lift lift_fresh lift_fresh_copy real empty empty_like
-    empty_strided
-    new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like ones ones_like full full_like arange
-    eye scalar_tensor zero_ zero fill_ fill resize_ set_ tril_indices triu_indices copy_ copy clone contiguous
-    _to_copy constant_pad_nd cat stack repeat flip roll index_select gather index masked_fill masked_fill_
-    masked_select masked_scatter where scatter scatter_ tril tril_ triu triu_ nonzero sort argsort topk bucketize
-    searchsorted one_hot embedding im2col select_backward slice_backward diagonal_backward select_scatter
-    slice_scatter repeat_interleave unique_dim _unique2 unique_consecutive isin mul mul_ div div_ neg neg_ abs abs_
-    sign sgn floor floor_ ceil ceil_ round round_ trunc trunc_ frac fmod fmod_ remainder remainder_ reciprocal
-    floor_divide clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ minimum maximum fmin fmax relu relu_
-    threshold threshold_backward hardtanh hardtanh_ hardtanh_backward leaky_relu leaky_relu_ leaky_relu_backward eq
-    ne lt le gt ge logical_and logical_and_ logical_or logical_or_ logical_not logical_not_ logical_xor bitwise_and
-    bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bitwise_not __lshift__ __rshift__ __and__ __or__
-    isnan isinf isfinite copysign signbit nan_to_num max min amax amin aminmax argmax argmin cummax cummin any all
-    equal allclose isclose is_nonzero _local_scalar_dense is_pinned pin_memory _pin_memory item is_same_size
-    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d reflection_pad1d
-    reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-    index_copy index_copy_ index_fill index_fill_ take hardshrink hardshrink_backward softshrink softshrink_backward
-    channel_shuffle rot90 block_diag count_nonzero _pack_padded_sequence
-    _int_mm record_stream frexp nextafter native_channel_shuffle pixel_shuffle pixel_unshuffle
-"""
-AS_IT_IS = frozenset(_AS_IT_IS.split())
-# Overloads of these that add or multiply by index, in no defined order.
-NOT_AS_IT_IS = frozenset({"scatter.reduce", "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce"})
+# A name stands for one overload of torch (ATen), as torch writes it: `sum` and `sum.dim_IntList` are two. Overloads in place
+# and those that write into `out` have the form of the one with the same arguments.
+_AS_IT_IS = {
+    "a view of the same memory, or a question about it": """
+        _reshape_alias alias as_strided detach diagonal expand permute select.int slice.Tensor split.Tensor
+        split_with_sizes squeeze squeeze.dim squeeze.dims t transpose.int unbind.int unfold unsqueeze view view.dtype
+        _unsafe_view unsafe_split.Tensor lift lift_fresh lift_fresh_copy set_.source_Storage_storage_offset
+        set_.source_Tensor set_ set_.source_Storage resize_ record_stream is_pinned _pin_memory is_same_size""",
+    "memory, empty or filled with one value": """
+        empty.memory_format empty_like empty_strided new_empty new_empty_strided new_full new_ones new_zeros zeros
+        zeros_like ones ones_like full full_like eye eye.m scalar_tensor fill.Scalar fill.Tensor zero tril_indices
+        triu_indices""",
+    "copies values, or converts their type, which rounds once": """
+        clone copy _to_copy constant_pad_nd cat stack repeat flip roll rot90 index_select gather index.Tensor
+        masked_fill.Scalar masked_fill.Tensor masked_select masked_scatter where.self scatter.value scatter.src tril
+        triu embedding im2col select_backward slice_backward diagonal_backward select_scatter slice_scatter index_copy
+        index_fill.int_Tensor index_fill.int_Scalar take channel_shuffle native_channel_shuffle block_diag
+        _pack_padded_sequence pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d
+        replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+        _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d repeat_interleave.Tensor
+        _local_scalar_dense""",
+    "compares values, or chooses among them": """
+        eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor
+        ge.Scalar isnan isinf equal allclose isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor nonzero
+        count_nonzero count_nonzero.dim_IntList any any.dim any.dims all all.dim all.dims _is_all_true _is_any_true
+        max max.dim min min.dim amax amin aminmax argmax argmin cummax cummin sort sort.stable topk bucketize.Tensor
+        bucketize.Scalar searchsorted.Tensor searchsorted.Scalar unique_dim _unique2 unique_consecutive minimum maximum
+        clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor relu threshold threshold_backward
+        hardtanh hardtanh_backward hardshrink hardshrink_backward softshrink_backward nan_to_num sign
+        max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d logical_and logical_or
+        logical_xor logical_not""",
+    "bits, signs, and rounding to whole numbers: nothing is lost": """
+        bitwise_and bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_or bitwise_or.Tensor
+        bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor bitwise_xor.Tensor bitwise_xor.Scalar
+        bitwise_xor.Scalar_Tensor bitwise_not __lshift__.Tensor __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar
+        frexp.Tensor nextafter floor ceil round trunc frac neg""",
+    "one product or difference a value, which rounds once": "leaky_relu leaky_relu_backward softshrink",
+}
+AS_IT_IS = frozenset(name for names in _AS_IT_IS.values() for name in names.split())
 
-aten = torch.ops.aten
+NARROW = (torch.bfloat16, torch.float16)
 
 
-def with_alpha(func: Any) -> Callable[..., Any]:
+def is_complex(value: Any) -> bool:
+    """Return whether a value is a complex number or a tensor of them."""
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
+def _of_reals(func: Any) -> Callable[..., Any]:
+    """One operation of IEEE 754, as it is. Of complex numbers it is several, in an order of the kernel's."""
+
+    def run(x: Any, *others: Any, **options: Any) -> Any:
+        if is_complex(x) or (others and is_complex(others[0])):
+            return NotImplemented
+        return func(x, *others, **options)
+
+    return run
+
+
+def _with_alpha(func: Any) -> Callable[..., Any]:
     """`add` and `sub` with a factor: a product and a sum, which a fused kernel might round once."""
 
-    def run(x: Tensor, y: Any, *, alpha: float = 1, **options: Any) -> Any:
+    def run(x: Tensor, y: Any, alpha: float = 1, **options: Any) -> Any:
         return func(x, y if alpha == 1 else y * alpha, **options)
 
     return run
 
 
-WITH_ALPHA = frozenset({"add", "add_", "sub", "sub_"})
+def _dividing(func: Any) -> Callable[..., Any]:
+    """Division by a tensor where it is one by a number: CUDA's kernel multiplies by the number's reciprocal."""
+
+    def run(x: Tensor, y: Any, **options: Any) -> Any:
+        if is_complex(x) or is_complex(y):
+            return NotImplemented
+        if isinstance(y, Tensor):
+            return func(x, y if y.dim() or not x.dim() else y.to(x.device), **options)
+        if x.dtype not in NARROW:
+            dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+            return func(x, torch.full((), y, dtype=dtype, device=x.device), **options)
+        quotient = over(x.float(), y)  # the number is not rounded to their type
+        target = options.get("out", x)
+        return target.resize_(x.shape).copy_(quotient) if func._schema.is_mutable else quotient.to(x.dtype)
+
+    return run
+
+
+def _on_cpu(func: Any) -> Callable[..., Any]:
+    """Whole random numbers of the CPU's generator, which is the same on each processor; a GPU has another one."""
+    return lambda x, *args, **options: func(x, *args, **options) if x.device.type == "cpu" else NotImplemented
+
+
+# These take the operation, in place or not, and return what to call instead.
+AROUND = {
+    "mul.Tensor": _of_reals, "mul.Scalar": _of_reals, "reciprocal": _of_reals, "abs": _of_reals, "sgn": _of_reals,
+    "add.Tensor": _with_alpha, "add.Scalar": _with_alpha, "sub.Tensor": _with_alpha, "sub.Scalar": _with_alpha,
+    "div.Tensor": _dividing, "div.Scalar": _dividing, "random_": _on_cpu, "random_.from": _on_cpu,
+    "random_.to": _on_cpu,
+    # The int8 kernels of processors without VNNI saturate.
+    "_int_mm": lambda _: lambda x, y: (x.double() @ y.double()).to(torch.int32),
+}  # fmt: skip
 
 
 def _linear(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -131,11 +188,22 @@ def _randint(*args: Any, generator: torch.Generator | None = None, **options: An
     return _drawn(fill, torch.int64)(size, generator=generator, **options)
 
 
+def _arange(*bounds: float, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    is_whole = all(isinstance(each, int) for each in bounds) if dtype is None else not dtype.is_floating_point
+    options = {name: each for name, each in options.items() if name == "device"}
+    if is_whole or not step or (end - start) / step < 0:  # torch says what is wrong with a step
+        return torch.arange(*bounds, dtype=dtype, **options)
+    i = torch.arange(math.ceil((end - start) / step), dtype=torch.float64, **options)
+    return (i * step + start).to(dtype or torch.get_default_dtype())
+
+
 def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    start, end = float(start), float(end)
     i = torch.arange(steps, device=options.get("device"), dtype=torch.float64)
     step = (end - start) / max(steps - 1, 1)
     return torch.where(i < max(steps // 2, 1), i * step + start, (i - (steps - 1)) * step + end).to(
-        dtype or torch.float32
+        dtype or torch.get_default_dtype()
     )
 
 
@@ -144,37 +212,43 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, **options: An
     return randomness.permutation(n, device, generator=generator).to(options.get("dtype") or torch.int64)
 
 
-HANDLERS: dict[str, Callable[..., Any]] = {
-    "rsub": lambda x, y, alpha=1: y - (x if alpha == 1 else x * alpha),
+_FORMS: dict[str, Callable[..., Any]] = {
+    "rsub.Tensor rsub.Scalar": lambda x, y, alpha=1: y - (x if alpha == 1 else x * alpha),
     "addcmul": elementwise.addcmul,
     "addcdiv": elementwise.addcdiv,
-    "lerp": elementwise.lerp,
-    "mm": matmul,
-    "bmm": matmul,
-    "addmm": _linear,
-    "baddbmm": _linear,
+    "lerp.Scalar lerp.Tensor": elementwise.lerp,
+    "mm bmm": matmul,
+    "addmm baddbmm": _linear,
     "mv": lambda x, y: matmul(x, y[:, None])[:, 0],
     "dot": lambda x, y: matmul(x[None], y[:, None])[0, 0],
-    "convolution": convolution,
-    "convolution_overrideable": convolution,
+    "convolution convolution_overrideable": convolution,
     "convolution_backward": convolution_backward,
-    "sum": reductions.sum_,
-    "mean": reductions.mean,
-    "var_mean": reductions.var_mean,
-    "var": lambda *args, **options: reductions.var_mean(*args, **options)[0],
-    "std": lambda *args, **options: functions.sqrt(reductions.var_mean(*args, **options)[0]),
-    "norm": reductions.norm,
-    "linalg_vector_norm": reductions.norm,
+    "sum sum.dim_IntList": reductions.sum_,
+    "mean mean.dim": reductions.mean,
+    "var_mean.correction": reductions.var_mean,
+    "var.correction": lambda *args, **options: reductions.var_mean(*args, **options)[0],
+    "std.correction": lambda *args, **options: functions.sqrt(reductions.var_mean(*args, **options)[0]),
+    "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_vector_norm": reductions.norm,
     "cumsum": _cumsum,
     "cumprod": _cumprod,
-    "prod": _prod,
-    "scatter_reduce": additions.scatter_reduce,
+    "prod prod.dim_int": _prod,
+    "scatter_reduce.two": additions.scatter_reduce,
     "erfinv": functions.erfinv,
+    "fmod.Tensor fmod.Scalar": elementwise.fmod,
+    "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor": elementwise.remainder,
+    "floor_divide floor_divide.Scalar": elementwise.floor_divide,
+    "div.Tensor_mode div.Scalar_mode": elementwise.divide,
+    "round.decimals": elementwise.round_to_decimals,
+    # A number that is not one has a sign, which is the processor's.
+    "copysign.Tensor copysign.Scalar": lambda x, y: torch.copysign(x, torch.where(y != y, 1.0, y)),
+    "signbit": lambda x: torch.signbit(x) & ~x.isnan(),
+    "fmax": lambda x, y: torch.where(x.isnan() | (y > x), y, x),
+    "fmin": lambda x, y: torch.where(x.isnan() | (y < x), y, x),
+    "arange arange.start arange.start_step": _arange,
     "bincount": lambda *_, **__: NotImplemented,  # of whole numbers it is portable, of weights it is not
     "logaddexp": functions.logaddexp,
     "logsumexp": _logsumexp,
-    "native_batch_norm": reductions.batch_norm,
-    "_native_batch_norm_legit": reductions.batch_norm,
+    "native_batch_norm _native_batch_norm_legit": reductions.batch_norm,
     "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: reductions.batch_norm(
         x, weight, bias, None, None, training, momentum, eps
     ),
@@ -188,10 +262,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "_softmax_backward_data": reductions.softmax_backward,
     "_log_softmax": reductions.log_softmax,
     "_log_softmax_backward_data": reductions.log_softmax_backward,
-    "nll_loss_forward": reductions.nll_loss,
-    "nll_loss2d_forward": reductions.nll_loss,
-    "nll_loss_backward": reductions.nll_loss_backward,
-    "nll_loss2d_backward": reductions.nll_loss_backward,
+    "nll_loss_forward nll_loss2d_forward": reductions.nll_loss,
+    "nll_loss_backward nll_loss2d_backward": reductions.nll_loss_backward,
     "mse_loss": elementwise.mse_loss,
     "mse_loss_backward": elementwise.mse_loss_backward,
     "smooth_l1_loss": elementwise.smooth_l1,
@@ -202,15 +274,15 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "binary_cross_entropy_backward": elementwise.bce_backward,
     "binary_cross_entropy_with_logits": elementwise.bce_with_logits,
     "exp": functions.exp,
-    "exp2": lambda x: functions.exp(x.double() * math.log(2)).to(x.dtype),
+    "exp2": lambda x: functions.exp(x.double() * floats.log(2)).to(x.dtype),
     "expm1": functions.expm1,
     "log": functions.log,
-    "log2": lambda x: (functions.log(x.double()) / math.log(2)).to(x.dtype),
-    "log10": lambda x: (functions.log(x.double()) / math.log(10)).to(x.dtype),
+    "log2": lambda x: over(functions.log(x.double()), floats.log(2)).to(x.dtype),
+    "log10": lambda x: over(functions.log(x.double()), floats.log(10)).to(x.dtype),
     "log1p": functions.log1p,
     "sqrt": functions.sqrt,
     "rsqrt": functions.rsqrt,
-    "pow": functions.power,
+    "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": functions.power,
     "sin": functions.sin,
     "cos": functions.cos,
     "erf": functions.erf,
@@ -246,32 +318,41 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     **resizing.RESIZING,
     "grid_sampler_2d": resizing.grid_sampler_2d,
     "grid_sampler_2d_backward": resizing.grid_sampler_2d_backward,
-    "roi_align": detection.roi_align,
-    "_roi_align_backward": detection.roi_align_backward,
-    "nms": detection.nms,
-    "_ctc_loss": ctc.ctc_loss,
-    "_ctc_loss_backward": ctc.ctc_loss_backward,
-    "uniform": randomness.uniform,
-    "normal": randomness.normal,
-    "exponential": randomness.exponential,
+    "torchvision::roi_align": detection.roi_align,
+    "torchvision::_roi_align_backward": detection.roi_align_backward,
+    "torchvision::nms": detection.nms,
+    "_ctc_loss _ctc_loss.Tensor": ctc.ctc_loss,
+    "_ctc_loss_backward _ctc_loss_backward.Tensor": ctc.ctc_loss_backward,
+    "uniform_": randomness.uniform,
+    "normal_": randomness.normal,
+    "normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor": randomness.normal_around,
+    "normal.float_float": lambda mean, std, size, **options: _drawn(partial(randomness.normal, mean=mean, std=std))(
+        size, **options
+    ),
+    "exponential_": randomness.exponential,
     "bernoulli": randomness.bernoulli,
-    # torch leaves out an argument that has its default: without this, `x` itself would be the probabilities.
-    "bernoulli_.float": lambda x, p=0.5, **options: randomness.bernoulli(x, p, **options),
-    "rand": _drawn(randomness.uniform),
-    "rand_like": _drawn(randomness.uniform),
-    "randn": _drawn(randomness.normal),
-    "randn_like": _drawn(randomness.normal),
-    "randint": _randint,
-    "randperm": _randperm,
+    # torch leaves out an argument that has its default.
+    "bernoulli.p bernoulli.Tensor": lambda x, p=0.5, **options: randomness.bernoulli(torch.empty_like(x), p, **options),
+    "rand rand.generator": _drawn(randomness.uniform),
+    "rand_like rand_like.generator": _drawn(randomness.uniform),
+    "randn randn.generator": _drawn(randomness.normal),
+    "randn_like randn_like.generator": _drawn(randomness.normal),
+    "randint randint.generator randint.low randint.low_generator": _randint,
+    "randperm randperm.generator": _randperm,
     "linspace": _linspace,
     "native_dropout": randomness.dropout,
-    "_fused_sgd_": updates.sgd,
-    "_fused_adam_": updates.adam,
-    "_fused_adamw_": partial(updates.adam, decoupled=True),
-    "_foreach_lerp_": updates.foreach_lerp,
-    "_foreach_norm": updates.foreach_norm,
+    "_fused_sgd_ _fused_sgd_.tensor_lr": updates.sgd,
+    "_fused_adam_ _fused_adam_.tensor_lr": updates.adam,
+    "_fused_adamw_ _fused_adamw_.tensor_lr": partial(updates.adam, decoupled=True),
+    "_foreach_lerp_.Scalar _foreach_lerp_.List _foreach_lerp_.ScalarList": updates.foreach_lerp,
+    "_foreach_norm.Scalar": updates.foreach_norm,
     **{
-        f"_foreach_{name}": updates.one_by_one(name)
-        for name in ("add_", "sub_", "mul", "mul_", "div", "div_", "copy_", "zero_")
+        " ".join(f"_foreach_{name}{kind}" for kind in kinds): updates.one_by_one(name)
+        for names, kinds in (
+            ("add_ sub_ mul mul_ div div_", (".Scalar", ".List", ".ScalarList", ".Tensor")),
+            ("copy_ zero_", ("",)),
+        )
+        for name in names.split()
     },
 }
+HANDLERS = {name: form for names, form in _FORMS.items() for name in names.split()}

@@ -76,9 +76,13 @@ def foreach_norm(xs: Tensors, p: float = 2, dtype: torch.dtype | None = None) ->
     return [sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype)) for x in xs]
 
 
+def _divided(x: Tensor, y: Tensor | float) -> Tensor:
+    return x / y if isinstance(y, Tensor) else over(x, y)
+
+
 def one_by_one(name: str) -> Callable[..., Any]:
     """Return the loop over the tensors of a call `_foreach_name_`, of operations that round once."""
-    operation = getattr(torch.ops.aten, name)
+    operation = {"div": _divided, "div_": lambda x, y: x.copy_(_divided(x, y))}.get(name, getattr(torch.ops.aten, name))
 
     def run(xs: Tensors, *others: Any, alpha: float = 1) -> list[Any] | None:
         columns = [each if isinstance(each, (list, tuple)) else [each] * len(xs) for each in others]

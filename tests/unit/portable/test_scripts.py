@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -29,15 +30,16 @@ class Powers(torch.optim.SGD):
             group["lr"] = 0.1 * 0.9 ** group.setdefault("steps", 0)
 
 
-class Tanh(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:
-        self.param_groups[0]["lr"] = math.tanh(0.1)
-
-
 class Squares(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = ((group["lr"] + 0.37) / 1234.5) ** 2
+
+
+class Products(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
-            parameter.data -= 0.1 * parameter.grad**2
+            parameter.data -= math.pow(0.1, 1.5) * math.tanh(2.0) * parameter.grad * parameter.grad
 
 
 class Decay(lr_scheduler.LRScheduler):
@@ -90,7 +92,7 @@ def test_an_operation_in_the_body_is_refused(portable: None, make: Callable[[], 
     "optimizer",
     [
         torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD,
-        partial(torch.optim.Adafactor, lr=0.1), partial(Powers, lr=0.1), partial(Tanh, lr=0.1),
+        partial(torch.optim.Adafactor, lr=0.1), partial(Powers, lr=0.1), partial(Squares, lr=0.1),
     ],
 )  # fmt: skip
 def test_an_optimizer_with_powers_of_floats_is_refused(portable: None, optimizer: Optimizer) -> None:
@@ -104,7 +106,7 @@ def test_an_optimizer_with_powers_of_floats_is_refused(portable: None, optimizer
         partial(lr_scheduler.PolynomialLR, power=0.9), partial(lr_scheduler.MultiStepLR, milestones=[2, 2]),
         partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.95**step), Decay,
         partial(lr_scheduler.LambdaLR, lr_lambda=partial(_decayed, 1.0)),
-        partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda step: math.pow(0.95, step)),
+        partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda step: (step + 0.37) ** 2),
         partial(lr_scheduler.CyclicLR, base_lr=0.1, max_lr=0.2, mode="exp_range", gamma=0.9),
     ],
 )  # fmt: skip
@@ -113,10 +115,10 @@ def test_a_schedule_with_powers_of_floats_is_refused_before_the_first_step(porta
         train(scheduler=scheduler)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Rprop", "Squares"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Rprop", "Products"])
 def test_other_optimizers_and_schedules_train_as_torchs_do(optimizer: str) -> None:
     def weights() -> Tensor:
-        make = partial(Squares if optimizer == "Squares" else getattr(torch.optim, optimizer), lr=0.01)
+        make = partial(Products if optimizer == "Products" else getattr(torch.optim, optimizer), lr=0.01)
         return train(make, partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (step + 1)))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -161,20 +163,40 @@ def test_use_kernels_comes_before_the_model() -> None:
     assert model is not None
 
 
-def test_a_process_that_does_not_choose_what_its_parent_chose_is_refused(no_model: None) -> None:
+def test_a_process_that_does_not_choose_what_its_parent_chose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(scripts.VARIABLE, "portable")
+    with pytest.raises(ConfigError, match="computes with kernels=auto") as error:
+        train()
+    assert "use_kernels('portable')" in error.value.slots["fix"]
+
+
+def refuses() -> bool:
+    try:
+        X.logcumsumexp(1)
+    except ConfigError:
+        return True
+    return False
+
+
+class Own(threading.Thread):
+    def run(self) -> None:
+        self.refused = refuses()
+
+
+def test_threads_of_the_script_compute_in_portable_arithmetic(no_model: None) -> None:
     samebits.use_kernels("portable")
-    assert is_portable()
-    found: list[ConfigError] = []
-
-    def other() -> None:
-        with pytest.raises(ConfigError, match="computes with kernels=auto") as error:
-            train()
-        found.append(error.value)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert "use_kernels('portable')" in found[0].slots["fix"]
+    own = Own()
+    own.start()
+    own.join()
+    assert own.refused
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(refuses).result()
+        samebits.use_kernels("auto")
+        assert not refuses()
+    after = Own()
+    after.start()
+    after.join()
+    assert not after.refused
 
 
 def test_a_compiled_model_runs_eagerly(no_model: None) -> None:

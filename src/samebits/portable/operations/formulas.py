@@ -178,10 +178,10 @@ def _softplus_backward(g: Tensor, x: Tensor, beta: float, threshold: float) -> T
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "glu": _glu, "glu_backward": _glu_backward, "xlogy": _xlogy, "logit": _logit, "logit_backward": _logit_backward,
+    "glu": _glu, "glu_backward": _glu_backward, "xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self": _xlogy, "logit": _logit, "logit_backward": _logit_backward,
     "vdot": _dot, "addmv": _addmv, "addr": _addr, "addbmm": _addbmm, "_trilinear": _trilinear, "linalg_cross": _cross,
     "affine_grid_generator": _affine_grid, "_weight_norm_interface": _weight_norm,
-    "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean": _std_mean,
+    "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean.correction": _std_mean,
     "trace": lambda x: exact_sum(x.diagonal(), (0,)).to(x.dtype), "renorm": _renorm,
     "embedding_renorm": _embedding_renorm, "put": _put, "index_reduce": _index_reduce,
     "masked_scatter_backward": _masked_scatter_backward, "tan": _tan, "sinh": _sinh, "cosh": _cosh,
