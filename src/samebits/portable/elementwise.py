@@ -59,6 +59,12 @@ def floor_divide(x: Tensor, y: Tensor | float) -> Tensor:
     return torch.where(y == 0, x / y, floor)
 
 
+def copysign(x: Tensor, y: Tensor | float) -> Tensor:
+    """x with the sign of y: of NaN +, as its sign depends on the processor."""
+    sign = torch.as_tensor(y, device=x.device)
+    return torch.copysign(x, torch.where(sign.isnan(), 1.0, sign))
+
+
 def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
     """x / y, rounded to a whole number in a mode."""
     if rounding_mode == "floor":

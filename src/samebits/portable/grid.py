@@ -15,8 +15,6 @@ from torch import Tensor
 
 BITS = 20  # of a factor of a product: 8,192 products of two such integers are below 2**53
 SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms are added
-# Below this, a maximum counts as this large: the power of two that scales it must be a normal number.
-SMALLEST = {torch.float32: 2.0**-80, torch.float64: 2.0**-900}
 # 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
 ROUNDING = 12_582_912.0
 
@@ -40,7 +38,8 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     if len(inner) < len(dims):
         largest = largest.amax(0, keepdim=True)
     integer, mask = _EXPONENT[x.dtype]
-    power = (largest.view(integer) & mask).view(x.dtype).clamp_(min=SMALLEST[x.dtype])  # power <= largest < 2 * power
+    # power <= largest < 2 * power. Both powers have to be normal numbers, so a smaller maximum counts as this large.
+    power = (largest.view(integer) & mask).view(x.dtype).clamp_(min=torch.finfo(x.dtype).tiny * 2.0**bits)
     # Both are powers of two, so the division is exact. largest - largest is 0, or NaN if it is not finite.
     return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from samebits.portable.functions import COS, SIN, log64, poly, sqrt
+from samebits.portable.functions import COS, SIN, log64, poly, power, sqrt
+from samebits.portable.grid import exact_sum
 
 _CHUNK = 1 << 15
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -106,6 +107,27 @@ def exponential(x: Tensor, rate: float = 1.0, *, generator: torch.Generator | No
     """Fill with exponential numbers: -log(1 - u) / rate, of uniform numbers u."""
     units = uniform(torch.empty(x.shape, device=x.device), generator=generator)
     return x.copy_(log64(1.0 - units.double()) * (-1.0 / rate))
+
+
+def dirichlet(alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Return shares (..., n) that add up to 1: gamma numbers over their sum, by Marsaglia and Tsang (2000)."""
+    wide = alpha.double()
+    shape = torch.where(wide < 1.0, wide + 1.0, wide) - 1.0 / 3.0
+    step = 1.0 / sqrt(shape * 9.0)
+    gamma = torch.zeros_like(wide)
+    pending = torch.ones_like(wide, dtype=torch.bool)
+    while pending.any():
+        x = normal(torch.empty_like(wide), generator=generator)
+        u = uniform(torch.empty_like(wide), generator=generator)
+        v = x * step + 1.0
+        v = v * v * v
+        logs = log64(v.clamp(min=2.0**-900))
+        accepted = pending & (v > 0) & (log64(u) < x * x * 0.5 + shape - shape * v + shape * logs)
+        gamma = torch.where(accepted, shape * v, gamma)
+        pending = pending & ~accepted
+    u = uniform(torch.empty_like(wide), generator=generator)
+    gamma = torch.where(wide < 1.0, gamma * power(u, 1.0 / wide), gamma)
+    return (gamma / exact_sum(gamma, (-1,), keepdim=True).clamp(min=2.0**-900)).to(alpha.dtype)
 
 
 def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:

@@ -90,15 +90,17 @@ def _with_alpha(func: Any) -> Callable[..., Any]:
 
 def _dividing(func: Any) -> Callable[..., Any]:
     """Division by a tensor where it is one by a number: CUDA's kernel multiplies by the number's reciprocal."""
+    is_out = any(each.is_out for each in func._schema.arguments)
+    by_tensor = func.overloadpacket.out if is_out else func.overloadpacket.Tensor
 
     def run(x: Tensor, y: Any, **options: Any) -> Any:
         if is_complex(x) or is_complex(y):
             return NotImplemented
         if isinstance(y, Tensor):
-            return func(x, y if y.dim() or not x.dim() else y.to(x.device), **options)
+            return by_tensor(x, y if y.dim() or not x.dim() else y.to(x.device), **options)
         if x.dtype not in NARROW:
             dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-            return func(x, torch.full((), y, dtype=dtype, device=x.device), **options)
+            return by_tensor(x, torch.full((), y, dtype=dtype, device=x.device), **options)
         quotient = over(x.float(), y)  # the number is not rounded to their type
         target = options.get("out", x)
         return target.resize_(x.shape).copy_(quotient) if func._schema.is_mutable else quotient.to(x.dtype)
@@ -240,7 +242,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "div.Tensor_mode div.Scalar_mode": elementwise.divide,
     "round.decimals": elementwise.round_to_decimals,
     # A number that is not one has a sign, which is the processor's.
-    "copysign.Tensor copysign.Scalar": lambda x, y: torch.copysign(x, torch.where(y != y, 1.0, y)),
+    "copysign.Tensor copysign.Scalar": elementwise.copysign,
     "signbit": lambda x: torch.signbit(x) & ~x.isnan(),
     "fmax": lambda x, y: torch.where(x.isnan() | (y > x), y, x),
     "fmin": lambda x, y: torch.where(x.isnan() | (y < x), y, x),
@@ -331,6 +333,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     ),
     "exponential_": randomness.exponential,
     "bernoulli": randomness.bernoulli,
+    "_sample_dirichlet": randomness.dirichlet,
     # torch leaves out an argument that has its default.
     "bernoulli.p bernoulli.Tensor": lambda x, p=0.5, **options: randomness.bernoulli(torch.empty_like(x), p, **options),
     "rand rand.generator": _drawn(randomness.uniform),

@@ -6,17 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 
-SMALLEST = 2.0**-80
+TINY = {np.float32: 2.0**-126, np.float64: 2.0**-1022}  # the smallest normal numbers
 
 
-def exponent(values: Sequence[float]) -> int:
-    """The e with 2**(e - 1) <= max < 2**e, where values below 2**-80 count as that."""
-    return math.frexp(max([SMALLEST, *map(abs, values)]))[1]
-
-
-def on_grid(values: Sequence[float], bits: int) -> tuple[list[int], int]:
+def on_grid(values: Sequence[float], bits: int, kind: type = np.float32) -> tuple[list[int], int]:
     """Integers of at most `bits` bits, and the exponent of the power of two to multiply them by."""
-    e = exponent(values)
+    # The e with 2**(e - 1) <= max < 2**e, where smaller ones count as the smallest normal number times 2**bits.
+    e = math.frexp(max([TINY[kind] * 2.0**bits, *map(abs, values)]))[1]
     # Python rounds a fraction half to even.
     return [round(Fraction(value) * Fraction(2) ** (bits - e)) for value in values], e - bits
 
@@ -33,12 +29,12 @@ def scaled(total: int, exponent: int) -> np.float32:
         return np.float32(math.ldexp(float(total), exponent))
 
 
-def exact_sum(values: Sequence[float]) -> float:
-    """The sum of a list."""
+def exact_sum(values: Sequence[float], kind: type = np.float32) -> float:
+    """The sum of a list of numbers of a type."""
     if len(values) == 1:
         return values[0]
     bits = min(40, 53 - max(len(values) - 1, 1).bit_length())
-    integers, e = on_grid(values, bits)
+    integers, e = on_grid(values, bits, kind)
     return math.ldexp(float(sum(integers)), e)
 
 

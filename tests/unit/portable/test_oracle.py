@@ -103,7 +103,7 @@ def test_means_and_norms_are_the_oracles(values: np.ndarray) -> None:
     x = torch.from_numpy(values)
     assert same(reductions.mean(x), oracle.exact_sum(values.tolist()) / len(values))
     squares = [float(each) * float(each) for each in values]
-    assert same(reductions.norm(x), np.float32(math.sqrt(np.float32(oracle.exact_sum(squares)))))
+    assert same(reductions.norm(x), np.float32(math.sqrt(np.float32(oracle.exact_sum(squares, np.float64)))))
 
 
 @pytest.mark.parametrize("k", [1, 200_000])
@@ -203,3 +203,10 @@ def test_erf_of_python_floats_is_rounded_once(x: float) -> None:
 def test_python_floats_are_rounded_once(name: str, x: float) -> None:
     found, expected = getattr(floats, name)(x), getattr(math, name)(x)
     assert found in (expected, math.nextafter(expected, math.inf), math.nextafter(expected, -math.inf))
+
+
+@settings(max_examples=10 * SHARE)
+@given(values=floats32(st.integers(1, 40)), size=st.integers(-300, 0))
+def test_a_sum_of_float64_is_the_oracles(values: np.ndarray, size: int) -> None:
+    wide = values.astype(np.float64) * 2.0**size
+    assert exact_sum(torch.from_numpy(wide), (0,)).item() == oracle.exact_sum(wide.tolist(), np.float64)
