@@ -52,8 +52,8 @@ _AS_IT_IS = {
         max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d logical_and logical_or
         logical_xor logical_not""",
     "bits, signs, and rounding to whole numbers: nothing is lost": """
-        bitwise_and bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_or bitwise_or.Tensor
-        bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor bitwise_xor.Tensor bitwise_xor.Scalar
+        bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_or.Tensor
+        bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor.Tensor bitwise_xor.Scalar
         bitwise_xor.Scalar_Tensor bitwise_not __lshift__.Tensor __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar
         frexp.Tensor nextafter floor ceil round trunc frac neg""",
     "one product or difference a value, which rounds once": "leaky_relu leaky_relu_backward softshrink",
@@ -352,7 +352,8 @@ _FORMS: dict[str, Callable[..., Any]] = {
     **{
         " ".join(f"_foreach_{name}{kind}" for kind in kinds): updates.one_by_one(name)
         for names, kinds in (
-            ("add_ sub_ mul mul_ div div_", (".Scalar", ".List", ".ScalarList", ".Tensor")),
+            ("add_ mul mul_ div div_", (".Scalar", ".List", ".ScalarList", ".Tensor")),
+            ("sub_", (".Scalar", ".List", ".ScalarList")),
             ("copy_ zero_", ("",)),
         )
         for name in names.split()

@@ -1,0 +1,62 @@
+"""Each overload of each name in the tables of portable arithmetic has torch's values, or is refused."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from samebits.portable.mode import NoPortableForm, PortableMode, form_name
+from tests.unit.portable import calls
+
+# Of torch's about 600 operations with sample inputs; `make test-full` tries all.
+SOME = (
+    "add sub mul div pow sum mean norm copysign fmod remainder floor_divide fmax clamp where index_add scatter_add var "
+    "softmax nn.functional.batch_norm nn.functional.conv2d matmul einsum cumsum sort abs sgn reciprocal arange round"
+)
+# Reached by no sample: views and questions without values, and what test_doors, networks and other tests of recipes
+# compute.
+WITHOUT_SAMPLES: frozenset[str] = frozenset()
+
+
+def test_each_name_in_the_tables_is_an_overload_of_torch() -> None:
+    names = {each.name().removeprefix("aten::") for each in calls.overloads()}
+    assert not sorted(calls.TABLE - names)
+
+
+def test_an_overload_that_is_in_no_table_is_refused_or_consists_of_others() -> None:
+    mode, refused = PortableMode(), set()
+    for each in calls.overloads():
+        try:
+            function = mode._resolve(each)
+        except NoPortableForm:
+            refused.add(each.name())
+            continue
+        is_composite = getattr(function, "func", None) == mode._decompose
+        assert is_composite or form_name(each) in calls.TABLE, each.name()
+    assert {"aten::scatter.reduce", "aten::addmm.dtype", "aten::scatter_.value_reduce"} <= refused
+
+
+def compare(most: int, *names: str) -> dict[str, Any]:
+    """In a process of its own: torch's tests change switches when they are imported."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.portable.calls", str(most), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert not found["wrong"], "\n".join(found["wrong"])
+    return found
+
+
+def test_some_operations_have_torchs_values_in_each_overload_and_type() -> None:
+    found = compare(3, *SOME.split())
+    assert found["computed"] > 200
+    assert {"aten::add_.Tensor", "aten::sum.IntList_out", "aten::fmod_.Tensor", "aten::div_.Tensor"} <= {*found["reached"]}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_all_samples_have_torchs_values_and_reach_all_overloads() -> None:
+    found = compare(25)
+    assert found["computed"] > 3000
+    assert not sorted(calls.TABLE - {*found["forms"]} - WITHOUT_SAMPLES)
