@@ -2,8 +2,8 @@
 
     python -m tests.lab.portable_entries
 
-An entry is lost if it is not zero and below half of 2**-20 of the largest one of its grid. The last columns are the largest share of
-lost entries of one factor, and the share of the sum of magnitudes that all lost entries have.
+An entry is lost if it is not zero and below half of 2**-20 of the largest one of its grid. The last columns are the
+largest share of lost entries of one factor, and the share of the sum of magnitudes that all lost entries have.
 """
 
 import torch

@@ -19,7 +19,7 @@ from samebits import scratch
 from samebits.check.examine import Report
 from samebits.check.judge import Finding, not_portable, num_portable
 from samebits.errors import ConfigError
-from samebits.portable.listing import LIST_OPERATIONS
+from samebits.portable.mode import LIST_OPERATIONS
 
 NUM_STEPS = 6
 TIMEOUT_S = 300.0

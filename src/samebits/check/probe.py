@@ -45,7 +45,7 @@ from samebits.engine.evaluate import evaluating
 from samebits.engine.parts import Parts
 from samebits.module.check_model import check_trainable
 from samebits.module.determinism import use_deterministic_algorithms
-from samebits.portable.listing import LIST_OPERATIONS, listed_operations
+from samebits.portable.mode import LIST_OPERATIONS, listed_operations
 from samebits.recipes.catalog import find
 
 # Read samples again, and merge a metric as 1, 2 and 3 processes would: the results must have equal bits.

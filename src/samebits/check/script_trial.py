@@ -27,7 +27,7 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.own_loop import session
 from samebits.parallel.checksum import checksums
-from samebits.portable.listing import listed_operations
+from samebits.portable.mode import listed_operations
 from samebits.portable.scripts import own_kernels
 from samebits.provenance.fingerprint import describe_kernels
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from samebits.launch.kernels import has_effect, too_late
 from samebits.portable.arithmetic import use_portable_arithmetic
 from samebits.portable.mode import converting
-from samebits.portable.operations.resizing import grid_sampler_2d_backward
+from samebits.portable.images import grid_sampler_2d_backward
 from samebits.portable.table import HANDLERS
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes  # no public nam
 
 from samebits.errors import ConfigError
 from samebits.portable.floats import in_python_math
-from samebits.portable.initializers import in_torch_init
-from samebits.portable.listing import LIST_OPERATIONS, ListingMode
-from samebits.portable.mode import PortableMode
+from samebits.portable.mode import LIST_OPERATIONS, ListingMode, PortableMode
+from samebits.portable.randomness import in_torch_init
 
 VERSION = "portable v1"
 
@@ -53,14 +52,19 @@ class _Switches:
 
     def _set(self) -> None:
         # Fused attention and encoder layers are one operation each; without them, they are products and softmax.
-        self._resets.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        self._resets.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         self._resets.enter_context(sdpa_kernel(SDPBackend.MATH))
         # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
         self._resets.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
         # The order of products of three factors would depend on whether a package is installed.
-        for switches, name in ((torch.backends.cudnn, "enabled"), (torch.backends.opt_einsum, "enabled")):
+        for switches, name in (
+            (torch.backends.cudnn, "enabled"),
+            (torch.backends.opt_einsum, "enabled"),
+        ):
             self._resets.callback(setattr, switches, name, getattr(switches, name))
             setattr(switches, name, False)
         self._resets.enter_context(in_python_math())

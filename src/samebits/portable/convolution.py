@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from samebits.portable.grid import BITS, exact_sum, grid, scaled
-from samebits.portable.products import choose_unit, digit_type, product, sum_of_products, write_digits
+from samebits.portable.products import (
+    choose_unit,
+    digit_type,
+    product,
+    sum_of_products,
+    write_digits,
+)
 
 Sizes = Sequence[int]  # one number for each dimension
 _CACHE = 1 << 20  # bytes of values under taps
@@ -32,7 +38,11 @@ def convolution(
     stride, padding, dilation = (per_dim(each, x.dim() - 2) for each in (stride, padding, dilation))
     if transposed:
         size = [
-            (n - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w.shape[2 + d] - 1) + output_padding[d] + 1
+            (n - 1) * stride[d]
+            - 2 * padding[d]
+            + dilation[d] * (w.shape[2 + d] - 1)
+            + output_padding[d]
+            + 1
             for d, n in enumerate(x.shape[2:])
         ]
         result = input_gradient(x, w, size, stride, padding, dilation, groups)
@@ -70,7 +80,9 @@ def _is_plain(*values: Tensor) -> bool:
     return all(each.dtype == torch.float32 for each in values)
 
 
-def convolve(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Tensor:
+def convolve(
+    x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
     """(N, C, ...) and (O, C / groups, ...) -> (N, O, ...)."""
     (n, _, *size), (o, c, *kernel) = x.shape, w.shape
     reach = [(k - 1) * apart + 1 for k, apart in zip(kernel, dilation, strict=True)]
@@ -89,12 +101,21 @@ def input_gradient(
     g: Tensor, w: Tensor, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
     """Gradient (N, C, ...) of a convolution's input of a size; of a transposed convolution, its result."""
-    n, o, c, num_dims = g.shape[0], g.shape[1], w.shape[1], len(stride)
+    n = g.shape[0]
+    o = g.shape[1]
+    c = w.shape[1]
+    num_dims = len(stride)
     up, row = grid(g, BITS, range(1, g.dim()))
     # The grid needs the largest weights only; torch is slow at a maximum over several dimensions that are apart.
     largest = w.reshape(groups, o // groups, -1).abs().amax(1).view(groups, 1, c, -1)
     w_up, column = grid(largest, BITS, (3,))
-    unit = _unit(n * math.prod(g.shape[2:]), o // groups * math.prod(w.shape[2:]), groups * c, groups, g.device)
+    unit = _unit(
+        n * math.prod(g.shape[2:]),
+        o // groups * math.prod(w.shape[2:]),
+        groups * c,
+        groups,
+        g.device,
+    )
     # As the weights of a convolution from O to C channels: (digits reversed, *kernel, O, C).
     turned = w.new_empty(unit, *w.shape[2:], o, c, dtype=digit_type(unit))
     w_up = w_up.expand(-1, o // groups, -1, 1).reshape(o, c, *[1] * num_dims)
@@ -102,20 +123,33 @@ def input_gradient(
     result = g.new_zeros(n, *size, groups * c)
     # Of a stride s, the pixels with equal remainder of s are reached by the same taps, from neighboring pixels of g:
     # each remainder is a convolution of stride 1 with these taps, in reversed order.
-    for remainders in itertools.product(*(range(min(pair)) for pair in zip(stride, size, strict=True))):
-        every = [_taps(w.shape[2 + d], r, stride[d], padding[d], dilation[d]) for d, r in enumerate(remainders)]
+    for remainders in itertools.product(
+        *(range(min(pair)) for pair in zip(stride, size, strict=True))
+    ):
+        every = [
+            _taps(w.shape[2 + d], r, stride[d], padding[d], dilation[d])
+            for d, r in enumerate(remainders)
+        ]
         taps, before, apart = zip(*every, strict=True)
         kernel = [len(each) for each in taps]
         if not all(kernel):
             continue
-        part = turned[:, *(slice(each.start, None, each.step) for each in taps)].flip(*range(1, num_dims + 1))
+        part = turned[:, *(slice(each.start, None, each.step) for each in taps)].flip(
+            *range(1, num_dims + 1)
+        )
         # (groups, digits reversed, taps * O / groups, C)
-        matrix = part.reshape(unit, -1, groups, o // groups, c).permute(2, 0, 1, 3, 4).reshape(groups, unit, -1, c)
+        matrix = (
+            part.reshape(unit, -1, groups, o // groups, c)
+            .permute(2, 0, 1, 3, 4)
+            .reshape(groups, unit, -1, c)
+        )
         out = [-(-(size[d] - r) // stride[d]) for d, r in enumerate(remainders)]
         ones = [1] * num_dims
         planes = _planes(g, up, unit, _needed(kernel, out, ones, apart), before)
         places = (slice(r, None, step) for r, step in zip(remainders, stride, strict=True))
-        result[:, *places] = _correlate(planes, matrix, kernel, out, ones, apart, row, column).movedim(1, -1)
+        result[:, *places] = _correlate(
+            planes, matrix, kernel, out, ones, apart, row, column
+        ).movedim(1, -1)
     return result.movedim(-1, 1)
 
 
@@ -134,7 +168,9 @@ def weight_gradient(
 
     def factors() -> Iterator[tuple[Tensor, Tensor]]:
         for part, lines in _parts(planes, kernel, out):
-            patches = _patches(planes[:, part], kernel, out, stride, dilation, groups)[:, :, :, lines]
+            patches = _patches(planes[:, part], kernel, out, stride, dilation, groups)[
+                :, :, :, lines
+            ]
             rows = left[:, :, part, :, lines].transpose(2, 3).reshape(groups, o // groups, unit, -1)
             yield rows, patches.reshape(groups, unit, -1, c * math.prod(kernel))
 
@@ -148,10 +184,15 @@ def _unit(m: int, k: int, n: int, groups: int, device: torch.device) -> int:
     return choose_unit(m, k, n, device) if groups == 1 else 1
 
 
-def _taps(kernel: int, remainder: int, stride: int, padding: int, dilation: int) -> tuple[range, int, int]:
+def _taps(
+    kernel: int, remainder: int, stride: int, padding: int, dilation: int
+) -> tuple[range, int, int]:
     """Return the taps that reach pixels of a remainder, with padding and dilation of their convolution of g."""
     step = stride // math.gcd(stride, dilation)
-    first = next((i for i in range(min(step, kernel)) if (i * dilation - remainder - padding) % stride == 0), kernel)
+    first = next(
+        (i for i in range(min(step, kernel)) if (i * dilation - remainder - padding) % stride == 0),
+        kernel,
+    )
     taps = range(first, kernel, step)
     apart = dilation // math.gcd(stride, dilation)
     # The pixel t of the remainder takes g[t - start], g[t - start - apart], ... with the taps in their order.
@@ -164,11 +205,15 @@ def _needed(kernel: Sizes, out: Sizes, stride: Sizes, dilation: Sizes) -> list[i
     return [(n - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1 for d, n in enumerate(out)]
 
 
-def _planes(x: Tensor, up: Tensor, unit: int, size: Sizes, padding: Sizes, *, reverse: bool = False) -> Tensor:
+def _planes(
+    x: Tensor, up: Tensor, unit: int, size: Sizes, padding: Sizes, *, reverse: bool = False
+) -> Tensor:
     """(N, C, ...) -> (digits, N, *size, C), with zeros around; a negative padding crops."""
     n, c, *_ = x.shape
     before = [max(p, 0) for p in padding]
-    x = x[:, :, *(slice(max(-p, 0), max(-p, 0) + size[d] - before[d]) for d, p in enumerate(padding))]
+    x = x[
+        :, :, *(slice(max(-p, 0), max(-p, 0) + size[d] - before[d]) for d, p in enumerate(padding))
+    ]
     is_full = tuple(x.shape[2:]) == tuple(size)
     planes = (x.new_empty if is_full else x.new_zeros)(unit, n, *size, c, dtype=digit_type(unit))
     inside = (slice(p, p + x.shape[2 + d]) for d, p in enumerate(before))
@@ -179,7 +224,9 @@ def _planes(x: Tensor, up: Tensor, unit: int, size: Sizes, padding: Sizes, *, re
 
 def _parts(planes: Tensor, kernel: Sizes, out: Sizes) -> Iterator[tuple[slice, slice]]:
     """Samples, and lines of the first dimension, whose values under taps fit into the cache; on a GPU all."""
-    digits, n, c = planes.shape[0], planes.shape[1], planes.shape[-1]
+    digits = planes.shape[0]
+    n = planes.shape[1]
+    c = planes.shape[-1]
     line = max(1, digits * math.prod(kernel) * math.prod(out[1:]) * c * planes.element_size())
     if planes.device.type != "cpu":
         yield slice(None), slice(None)
@@ -187,16 +234,24 @@ def _parts(planes: Tensor, kernel: Sizes, out: Sizes) -> Iterator[tuple[slice, s
         yield from ((slice(i, i + samples), slice(None)) for i in range(0, n, samples))
     else:
         step = max(1, _CACHE // line)
-        yield from ((slice(i, i + 1), slice(j, j + step)) for i in range(n) for j in range(0, out[0], step))
+        yield from (
+            (slice(i, i + 1), slice(j, j + step)) for i in range(n) for j in range(0, out[0], step)
+        )
 
 
-def _patches(planes: Tensor, kernel: Sizes, out: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Tensor:
+def _patches(
+    planes: Tensor, kernel: Sizes, out: Sizes, stride: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
     """The values under each tap: (digits, N, ..., C) -> (groups, digits, N, *out, *kernel, C / groups), a view."""
     digits, n, *_, c = planes.shape
     s = planes.stride()
-    steps = [s[2 + d] * each for d, each in enumerate(stride)] + [s[2 + d] * each for d, each in enumerate(dilation)]
+    steps = [s[2 + d] * each for d, each in enumerate(stride)] + [
+        s[2 + d] * each for d, each in enumerate(dilation)
+    ]
     return planes.as_strided(
-        (groups, digits, n, *out, *kernel, c // groups), (c // groups, *s[:2], *steps, 1), planes.storage_offset()
+        (groups, digits, n, *out, *kernel, c // groups),
+        (c // groups, *s[:2], *steps, 1),
+        planes.storage_offset(),
     )
 
 

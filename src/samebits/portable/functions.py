@@ -19,7 +19,8 @@ from samebits.portable.grid import over
 # A float64 of 32,768 values stays in a processor's cache through all operations of a function.
 _CHUNK = 1 << 15
 # ln 2 in two parts; the first has 32 bits, so its product with a small integer is exact.
-_LN2, _LN2_REST = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_LN2 = 6.93147180369123816490e-01
+_LN2_REST = 1.90821492927058770002e-10
 _LOG2_E = 1.44269504088896338700
 _ROUNDING = 1.5 * 2.0**52
 # Both interpolated at Chebyshev points: (e**x - 1) / x on |x| <= ln 2 / 2, 1e-10 of e**x ...
@@ -58,7 +59,11 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
         if x.numel() <= _CHUNK:
             return function(x.double()).to(x.dtype)
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-        result = torch.empty_like(x) if dense else torch.empty_like(x, memory_format=torch.contiguous_format)
+        result = (
+            torch.empty_like(x)
+            if dense
+            else torch.empty_like(x, memory_format=torch.contiguous_format)
+        )
         # The same places of both, in the order of memory.
         source = x.as_strided((x.numel(),), (1,)) if dense else x.reshape(-1)
         target = result.as_strided((x.numel(),), (1,))
@@ -77,7 +82,9 @@ def exp64(x: Tensor) -> Tensor:
     shifted = (x * _LOG2_E).add_(_ROUNDING)
     k = shifted - _ROUNDING
     rest = x.sub_(k * _LN2).sub_(k.mul_(_LN2_REST))
-    return poly(rest, _EXP).mul_((shifted.view(torch.int64) << 52).add_(1023 << 52).view(torch.float64))
+    return poly(rest, _EXP).mul_(
+        (shifted.view(torch.int64) << 52).add_(1023 << 52).view(torch.float64)
+    )
 
 
 def log64(x: Tensor) -> Tensor:
@@ -100,7 +107,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def _sqrt64(x: Tensor) -> Tensor:
-    """Square root of float64: two steps of Heron from the root of float32, as libraries round that of float64 otherwise."""
+    """Square root of float64, which libraries round differently: two steps of Heron from the root of float32."""
     mantissa, exponent = torch.frexp(x)
     odd = exponent & 1
     mantissa = torch.where(odd == 1, mantissa * 0.5, mantissa)  # from 1/4 to 1, times a power of 4
@@ -152,7 +159,8 @@ def expm1(x: Tensor) -> Tensor:
 
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """log(e**x + e**y); where both are -infinity, -infinity."""
-    top, low = torch.maximum(x, y), torch.minimum(x, y)
+    top = torch.maximum(x, y)
+    low = torch.minimum(x, y)
     apart = (low - top).nan_to_num(0.0, neginf=-150.0).double()  # inf - inf is NaN
     return (_log1p(exp64(apart)) + top).to(x.dtype)
 
@@ -235,7 +243,9 @@ def power(x: Tensor | float, exponent: float | Tensor) -> Tensor:
     }
     if exponent in products:
         return products[exponent]()
-    return _elementwise(lambda part: _power64(part, torch.full((), exponent, dtype=torch.float64)))(x)
+    return _elementwise(lambda part: _power64(part, torch.full((), exponent, dtype=torch.float64)))(
+        x
+    )
 
 
 def _power64(x: Tensor, exponent: Tensor) -> Tensor:

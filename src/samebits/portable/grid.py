@@ -18,7 +18,10 @@ SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms 
 # 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
 ROUNDING = 12_582_912.0
 
-_EXPONENT = {torch.float32: (torch.int32, 0x7F80_0000), torch.float64: (torch.int64, 0x7FF0_0000_0000_0000)}
+_EXPONENT = {
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
 
 
 def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -39,7 +42,11 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
         largest = largest.amax(0, keepdim=True)
     integer, mask = _EXPONENT[x.dtype]
     # power <= largest < 2 * power. Both powers have to be normal numbers, so a smaller maximum counts as this large.
-    power = (largest.view(integer) & mask).view(x.dtype).clamp_(min=torch.finfo(x.dtype).tiny * 2.0**bits)
+    power = (
+        (largest.view(integer) & mask)
+        .view(x.dtype)
+        .clamp_(min=torch.finfo(x.dtype).tiny * 2.0**bits)
+    )
     # Both are powers of two, so the division is exact. largest - largest is 0, or NaN if it is not finite.
     return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
 
@@ -74,13 +81,19 @@ def exact_sum(x: Tensor, dims: Sequence[int], *, keepdim: bool = False) -> Tenso
     terms = math.prod(x.shape[dim] for dim in dims)
     if not dims or terms == 1:
         return (
-            x.double() if keepdim else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+            x.double()
+            if keepdim
+            else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
         )
     if not x.numel():
         return x.double().sum(tuple(dims), keepdim=keepdim)
     up, down = grid(x, num_bits(terms), dims)
     total = (x * up).round_().double().sum(tuple(dims), keepdim=True) * down.double()
-    return total if keepdim else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+    return (
+        total
+        if keepdim
+        else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
+    )
 
 
 def _all(x: Tensor, dims: Sequence[int]) -> set[int]:

@@ -42,7 +42,11 @@ class PortableMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         function = self.functions.get(func)
         if function is None:
@@ -141,22 +145,35 @@ def converting(
     refused = refused or _refused
     arguments = func._schema.arguments
     outs = [each.name for each in arguments if each.is_out]
-    written = _WRITTEN.get(func.name(), [i for i, each in enumerate(arguments) if _is_written(each)])
+    written = _WRITTEN.get(
+        func.name(), [i for i, each in enumerate(arguments) if _is_written(each)]
+    )
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     is_layer = "native_" in func.name()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values = [each for each in args if isinstance(each, Tensor)] or [
-            each for part in args if isinstance(part, (list, tuple)) for each in part if isinstance(each, Tensor)
+            each
+            for part in args
+            if isinstance(part, (list, tuple))
+            for each in part
+            if isinstance(each, Tensor)
         ]
         types = {each.dtype for each in values}
-        narrow, given = None, args
+        narrow = None
+        given = args
         if not types <= {torch.float32}:
-            if any(each.is_complex for each in types) or any(isinstance(each, complex) for each in args):
+            if any(each.is_complex for each in types) or any(
+                isinstance(each, complex) for each in args
+            ):
                 raise refused(f"{func.name()} of complex numbers")
             if not any(each.is_floating_point for each in types) and not is_random:
                 result = func(*args, **kwargs)
-                if not any(each.is_floating_point() for each in tree_leaves(result) if isinstance(each, Tensor)):
+                if not any(
+                    each.is_floating_point()
+                    for each in tree_leaves(result)
+                    if isinstance(each, Tensor)
+                ):
                     return result  # of whole numbers
                 args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
             if types.intersection(NARROW):
@@ -177,7 +194,9 @@ def converting(
             result = _narrowed(result, narrow)
         if not targets:
             return result
-        for target, each in zip(targets, result if isinstance(result, tuple) else [result], strict=True):
+        for target, each in zip(
+            targets, result if isinstance(result, tuple) else [result], strict=True
+        ):
             target.resize_(each.shape).copy_(each)
         return tuple(targets) if len(targets) > 1 else targets[0]
 
@@ -218,14 +237,21 @@ class NoPortableForm(ConfigError):
 
 
 def _refused(name: str) -> NoPortableForm:
-    frames = [(frame, line) for frame, line in traceback.walk_stack(None) if "samebits/portable/" not in _file(frame)]
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_stack(None)
+        if "samebits/portable/" not in _file(frame)
+    ]
     place = next((each for each in frames if "/torch/" not in _file(each[0])), None)
     # The innermost module; of a backward pass there is none.
-    module = next((m for frame, _ in frames if isinstance(m := frame.f_locals.get("self"), nn.Module)), None)
+    module = next(
+        (m for frame, _ in frames if isinstance(m := frame.f_locals.get("self"), nn.Module)), None
+    )
     other = "other arguments, or " if name.endswith("arguments") else ""
     error = NoPortableForm(
         f"{name} has no portable form",
-        where=place and f"{_file(place[0])}:{place[1]}: {linecache.getline(_file(place[0]), place[1]).strip()}",
+        where=place
+        and f"{_file(place[0])}:{place[1]}: {linecache.getline(_file(place[0]), place[1]).strip()}",
         cause=("" if module is None else f"The module {type(module).__name__} calls it. ")
         + "With kernels=portable every operation must have equal bits on each processor.",
         fix=f"Use {other}another operation, or set kernels=auto.",
@@ -236,3 +262,52 @@ def _refused(name: str) -> NoPortableForm:
 
 def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename
+
+
+# A process that has this variable computes what has no portable form as torch does, and lists it.
+LIST_OPERATIONS = "SAMEBITS_LIST_OPERATIONS"
+
+_modes: list[ListingMode] = []
+
+
+class ListingMode(PortableMode):
+    """Replaces operations by portable ones, and notes those that have no portable form instead of refusing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, NoPortableForm] = {}
+        _modes.append(self)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch adds its own to each class that has none
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except NoPortableForm as error:
+            self.refused.setdefault(error.operation, error)
+            return func(*args, **(kwargs or {}))
+
+
+def listed_operations() -> dict[str, Any] | None:
+    """Return what this process has computed, as plain JSON; None without a `ListingMode`.
+
+    Returns:
+        portable: the number of operations; refused: for each other one what, cause, fix and where.
+    """
+    if not _modes:
+        return None
+    used = {func.name().partition(".")[0] for mode in _modes for func in mode.functions}
+    refused = {name: each for mode in _modes for name, each in mode.refused.items()}
+    portable = used - {name.partition(" ")[0].partition(".")[0] for name in refused}
+    return {
+        "portable": len(portable),
+        "refused": [{"what": each.what, **each.slots} for each in refused.values()],
+    }

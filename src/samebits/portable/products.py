@@ -28,7 +28,9 @@ _OFFSET = 0x4B40_0000
 _DIGITS = 0x80_8080
 _CHUNK = 1 << 17  # values that stay in a processor's cache
 _ROWS = 32  # that a unit multiplies at least
-INT8, FLOAT64 = 3, 1  # units, named by the number of digits of a factor
+# units, named by the number of digits of a factor
+INT8 = 3
+FLOAT64 = 1
 
 
 def digit_type(unit: int) -> torch.dtype:
@@ -98,10 +100,15 @@ def int8_kernels() -> Iterator[None]:
 def _is_exact(device: str) -> bool:
     """Whether this processor's int8 products are exact, also for the largest digits, whose sums may saturate."""
     ramp = torch.arange(64 * 96, device=device).view(64, 96)
-    factors = [(ramp * 7 % 256 - 128, (ramp * 11 % 256 - 128).T), (ramp * 0 - 128, (ramp * 0 - 128).T)]
+    factors = [
+        (ramp * 7 % 256 - 128, (ramp * 11 % 256 - 128).T),
+        (ramp * 0 - 128, (ramp * 0 - 128).T),
+    ]
     factors.append((ramp % 2 * 255 - 128, ramp.T * 0 + 127))
     try:
-        return all(torch.equal(torch._int_mm(a.char(), b.char()).long(), _slow(a, b)) for a, b in factors)
+        return all(
+            torch.equal(torch._int_mm(a.char(), b.char()).long(), _slow(a, b)) for a, b in factors
+        )
     except RuntimeError:  # no kernel for this device
         return False
 
@@ -154,7 +161,11 @@ def _exact(a: Tensor, b: Tensor) -> Tensor:
         # The sum of products that are all -0 is -0 or +0, by library; adding 0 makes it +0.
         return torch.matmul(a.squeeze(-2), b.squeeze(-3)).add_(0.0)
     k, n = b.shape[-2:]
-    a, b, size = a.reshape(-1, INT8 * k), b.reshape(INT8 * k, n), (*a.shape[:-2], n)  # [a0 a1 a2] and [b2; b1; b0]
+    a, b, size = (
+        a.reshape(-1, INT8 * k),
+        b.reshape(INT8 * k, n),
+        (*a.shape[:-2], n),
+    )  # [a0 a1 a2] and [b2; b1; b0]
     step = max(_ROWS, _CHUNK // n) if a.device.type == "cpu" else len(a)
     with int8_kernels():
         parts = [_of_digits(a[i : i + step], b, k) for i in range(0, len(a), step)]
@@ -164,7 +175,11 @@ def _exact(a: Tensor, b: Tensor) -> Tensor:
 def _of_digits(a: Tensor, b: Tensor, k: int) -> Tensor:
     # The products of equal power stand side by side: a0 b2 + a1 b1 + a2 b0 is one product of 3 k terms.
     total = torch._int_mm(a[:, 2 * k :], b[:k]).double()
-    for columns, rows in ((slice(k, None), slice(2 * k)), (slice(None), slice(None)), (slice(2 * k), slice(k, None))):
+    for columns, rows in (
+        (slice(k, None), slice(2 * k)),
+        (slice(None), slice(None)),
+        (slice(2 * k), slice(k, None)),
+    ):
         total.mul_(256.0).add_(torch._int_mm(a[:, columns], b[rows]))
     return total.mul_(256.0).add_(torch._int_mm(a[:, :k], b[2 * k :]))
 
@@ -179,7 +194,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
     (a_up, row), (b_up, column) = grid(a, BITS, (-1,)), grid(b, BITS, (-2,))
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    m = a.shape[-2]
+    k = a.shape[-1]
+    n = b.shape[-1]
     unit = choose_unit(m, k, n, a.device) if a.dim() == 2 else FLOAT64
     left = a.new_empty(*a.shape[:-1], unit, k, dtype=digit_type(unit))
     write_digits(a, a_up, unit, left.unbind(-2))

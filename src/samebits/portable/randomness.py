@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
+from samebits.portable import floats
 from samebits.portable.functions import COS, SIN, log64, poly, power, sqrt
-from samebits.portable.grid import exact_sum
+from samebits.portable.grid import exact_sum, over
 
 _CHUNK = 1 << 15
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -24,7 +26,9 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_STEP, _FIRST, _SECOND = (_signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_STEP, _FIRST, _SECOND = (
+    _signed(each) for each in (_GOLDEN, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> Iterator[Tensor]:
@@ -34,7 +38,9 @@ def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> 
     key = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
     for start in range(0, n, _CHUNK):
         x = torch.arange(start, min(start + _CHUNK, n), device=device)
-        x.mul_(_STEP).add_(_signed((key + _GOLDEN) & (1 << 64) - 1))  # int64 wraps around, as uint64 does
+        x.mul_(_STEP).add_(
+            _signed((key + _GOLDEN) & (1 << 64) - 1)
+        )  # int64 wraps around, as uint64 does
         for shift, factor in ((30, _FIRST), (27, _SECOND)):
             x.bitwise_xor_((x >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
         x.bitwise_xor_((x >> 31) & ((1 << 33) - 1))
@@ -46,13 +52,17 @@ def _fill(x: Tensor, parts: Iterator[Tensor]) -> Tensor:
     return x.copy_(torch.cat(list(parts))[: x.numel()].view(x.shape)) if x.numel() else x
 
 
-def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def uniform(
+    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill with uniform numbers of 24 bits in [low, high)."""
     units = (bits >> 39 for bits in _hashes(x.numel(), x.device, generator))
     return _fill(x, ((each.double() * 2.0**-24 * (high - low) + low).to(x.dtype) for each in units))
 
 
-def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def normal(
+    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill with normal numbers: sqrt(-2 log u) times cosine and sine of 2 pi v (Box and Muller, 1958)."""
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
@@ -72,38 +82,55 @@ def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
     quarter = torch.round(v * 4.0)
     rest = (v - quarter * 0.25) * (2.0 * math.pi)  # at most an eighth of the circle
     square = rest * rest
-    cosine, sine = poly(square, COS), poly(square, SIN).mul_(rest)
+    cosine = poly(square, COS)
+    sine = poly(square, SIN).mul_(rest)
     k = quarter.long() & 3
-    is_odd, is_second = (k & 1).bool(), (k & 2).bool()
-    first, second = torch.where(is_odd, -sine, cosine), torch.where(is_odd, cosine, sine)
+    is_odd = (k & 1).bool()
+    is_second = (k & 2).bool()
+    first = torch.where(is_odd, -sine, cosine)
+    second = torch.where(is_odd, cosine, sine)
     return torch.where(is_second, -first, first), torch.where(is_second, -second, second)
 
 
 def normal_around(
     mean: Tensor | float, std: Tensor | float, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Return normal numbers with a mean and a standard deviation of each: float64 ones, times std, plus mean, rounded."""
+    """Return normal numbers with a mean and a deviation of each: float64 ones, times std, plus mean, rounded."""
     if (torch.as_tensor(std) < 0).any():
         raise RuntimeError("normal expects all elements of std >= 0.0")
     like = mean + std
-    drawn = normal(torch.empty(like.shape, dtype=torch.float64, device=like.device), generator=generator)
+    drawn = normal(
+        torch.empty(like.shape, dtype=torch.float64, device=like.device), generator=generator
+    )
     dtype = mean.dtype if isinstance(mean, Tensor) else like.dtype
     return (drawn * std + mean).to(dtype)
 
 
-def bernoulli(x: Tensor, p: float | Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+def bernoulli(
+    x: Tensor, p: float | Tensor | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
     if p is None or isinstance(p, Tensor):
-        numbers = uniform(torch.empty(x.shape, dtype=_wide(x), device=x.device), generator=generator)
+        numbers = uniform(
+            torch.empty(x.shape, dtype=_wide(x), device=x.device), generator=generator
+        )
         return (numbers < (x if p is None else p)).to(x.dtype)
-    return _fill(x, ((bits >> 39 < p * 2.0**24).to(x.dtype) for bits in _hashes(x.numel(), x.device, generator)))
+    return _fill(
+        x,
+        (
+            (bits >> 39 < p * 2.0**24).to(x.dtype)
+            for bits in _hashes(x.numel(), x.device, generator)
+        ),
+    )
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.float32
 
 
-def exponential(x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def exponential(
+    x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill with exponential numbers: -log(1 - u) / rate, of uniform numbers u."""
     units = uniform(torch.empty(x.shape, device=x.device), generator=generator)
     return x.copy_(log64(1.0 - units.double()) * (-1.0 / rate))
@@ -135,7 +162,9 @@ def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None
     return _fill(x, (low + bits % (high - low) for bits in _hashes(x.numel(), x.device, generator)))
 
 
-def permutation(n: int, device: torch.device, *, generator: torch.Generator | None = None) -> Tensor:
+def permutation(
+    n: int, device: torch.device, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Return 0 to n - 1 in a random order, (n,) int64: the order of n hashes."""
     if not n:
         return torch.empty(0, dtype=torch.int64, device=device)
@@ -148,3 +177,52 @@ def dropout(x: Tensor, p: float, training: bool | None) -> tuple[Tensor, Tensor]
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = bernoulli(torch.empty(x.shape, device=x.device), 1.0 - p) > 0
     return x * kept * (1.0 / (1.0 - p) if p < 1 else 0.0), kept
+
+
+_LIKELY = (
+    0.3  # of numbers within the bounds; from here on, normal numbers are drawn, below uniform ones
+)
+
+
+@contextmanager
+def in_torch_init() -> Iterator[None]:
+    """Let `torch.nn.init.trunc_normal_` draw as here, also where a package has imported it by name."""
+    original = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = draw_truncated_normal
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = original
+
+
+@torch.no_grad()
+def draw_truncated_normal(
+    tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Generator | None = None
+) -> Tensor:
+    """Fill a tensor of any shape with normal numbers between `a` and `b`: those that are rejected are drawn again.
+
+    Each round draws numbers for the whole tensor.
+    """
+    below_a, below_b = (0.5 + 0.5 * floats.erf((x - mean) / std * 0.5**0.5) for x in (a, b))
+    if below_b - below_a > _LIKELY:
+        low, high = (tensor.new_tensor(x, device="cpu").item() for x in (a, b))
+        result = tensor.normal_(mean, std, generator=generator)
+        while (rejected := (result < low) | (result > high)).any():
+            result = torch.where(
+                rejected, torch.empty_like(result).normal_(mean, std, generator=generator), result
+            )
+        return tensor.copy_(result)
+    peak = (max(a, min(mean, b)) - mean) / std
+    peak = -0.5 * (peak * peak)
+
+    def is_rejected(x: Tensor) -> Tensor:
+        log_density = over(x - mean, std).pow_(2).mul_(-0.5).sub_(peak)
+        return torch.empty_like(x).uniform_(generator=generator).log_() > log_density
+
+    result = tensor.uniform_(a, b, generator=generator)
+    rejected = is_rejected(result)
+    while rejected.any():
+        drawn = torch.empty_like(result).uniform_(a, b, generator=generator)
+        result = torch.where(rejected, drawn, result)
+        rejected = rejected & is_rejected(drawn)
+    return tensor.copy_(result)

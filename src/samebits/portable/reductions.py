@@ -1,4 +1,4 @@
-"""Normalization, softmax, losses, means and norms: sums on a grid, the rest elementwise.
+"""Normalization, softmax, losses, means, norms and CTC: sums on a grid, the rest elementwise.
 
 Signatures are those of torch's operations (ATen).
 """
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samebits.portable.functions import exp, exp64, log64, rsqrt, sqrt
+from samebits.portable.functions import exp, exp64, log64, logaddexp, rsqrt, sqrt
 from samebits.portable.grid import exact_sum, over
+from samebits.portable.pooling import scatter_sum
 
 Dims = int | Sequence[int] | None
 
@@ -24,15 +25,21 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return [each % x.dim() for each in ([dim] if isinstance(dim, int) else dim)]
 
 
-def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def sum_(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Sum over dimensions."""
     return exact_sum(x, dims_of(x, dim), keepdim=keepdim).to(dtype or x.dtype)
 
 
-def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Mean over dimensions."""
     dims = dims_of(x, dim)
-    return over(exact_sum(x, dims, keepdim=keepdim), math.prod(x.shape[i] for i in dims)).to(dtype or x.dtype)
+    return over(exact_sum(x, dims, keepdim=keepdim), math.prod(x.shape[i] for i in dims)).to(
+        dtype or x.dtype
+    )
 
 
 def var_mean(
@@ -49,7 +56,12 @@ def var_mean(
 
 
 def norm(
-    x: Tensor, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor,
+    p: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norms 1, 2 and infinity."""
     x, dims = x.to(dtype or x.dtype), dims_of(x, dim)
@@ -75,7 +87,8 @@ def batch_norm(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center, inverse = running_mean, rsqrt(running_var + eps)
+        center = running_mean
+        inverse = rsqrt(running_var + eps)
         empty = x.new_empty(0)
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
     dims = [i for i in range(x.dim()) if i != 1]
@@ -84,13 +97,18 @@ def batch_norm(
     deviation = x - _wide(center, x.dim())
     variance = over(exact_sum(deviation * deviation, dims), n)
     inverse = rsqrt(variance.float() + eps)
-    for running, new in ((running_mean, center), (running_var, (variance * (n / max(n - 1, 1))).float())):
+    for running, new in (
+        (running_mean, center),
+        (running_var, (variance * (n / max(n - 1, 1))).float()),
+    ):
         if running is not None:
             running.mul_(1 - momentum).add_(new * momentum)
     return _scaled(deviation, inverse, weight, bias), center, inverse
 
 
-def _scaled(deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scaled(
+    deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
     scale = inverse if weight is None else inverse * weight
     result = deviation.mul_(_wide(scale, deviation.dim()))
     return result if bias is None else result.add_(_wide(bias, deviation.dim()))
@@ -104,13 +122,15 @@ def batch_norm_backward(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        center, inverse = running_mean, rsqrt(running_var + eps)
+        center = running_mean
+        inverse = rsqrt(running_var + eps)
     assert center is not None
     assert inverse is not None
     dims = [i for i in range(x.dim()) if i != 1]
     n = x.numel() // x.shape[1]
     normal = (x - _wide(center, x.dim())).mul_(_wide(inverse, x.dim()))
-    sum_g, sum_gx = exact_sum(g, dims), exact_sum(g * normal, dims)
+    sum_g = exact_sum(g, dims)
+    sum_gx = exact_sum(g * normal, dims)
     gradient = None
     if mask[0]:
         scale = _wide(inverse if weight is None else inverse * weight, x.dim())
@@ -142,7 +162,8 @@ def layer_norm_backward(
     bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `layer_norm`."""
-    dims, others = list(range(x.dim() - len(shape), x.dim())), list(range(x.dim() - len(shape)))
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    others = list(range(x.dim() - len(shape)))
     n = math.prod(shape)
     normal = (x - center).mul_(inverse)
     gradient = None
@@ -156,7 +177,14 @@ def layer_norm_backward(
 
 
 def group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, size: int, groups: int, eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    c: int,
+    size: int,
+    groups: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize (N, C, ...) over groups of channels."""
     flat = x.reshape(n, groups, c // groups * size)
@@ -175,12 +203,20 @@ def group_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `group_norm`."""
     shape = (n, groups, c // groups * size)
-    center, inverse = center.view(n, groups, 1), inverse.view(n, groups, 1)
+    center = center.view(n, groups, 1)
+    inverse = inverse.view(n, groups, 1)
     normal = (x.reshape(shape) - center).mul_(inverse).view(n, c, size)
     g = g.reshape(n, c, size)
     inner = g if weight is None else g * weight.view(1, c, 1)
     gradient, *_ = layer_norm_backward(
-        inner.reshape(shape), x.reshape(shape), shape[2:], center, inverse, None, None, (mask[0], False, False)
+        inner.reshape(shape),
+        x.reshape(shape),
+        shape[2:],
+        center,
+        inverse,
+        None,
+        None,
+        (mask[0], False, False),
     )
     of_weight = exact_sum(g * normal, (0, 2)).float() if mask[1] else None
     result = None if gradient is None else gradient.view(x.shape)
@@ -220,23 +256,155 @@ def nll_loss(
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    weights = (
+        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
+    ) * is_used
     losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
     every = list(range(losses.dim()))
-    total, loss = exact_sum(weights, every), exact_sum(losses, every)
+    total = exact_sum(weights, every)
+    loss = exact_sum(losses, every)
     return (loss / total if reduction == 1 else loss).to(x.dtype), total.to(x.dtype)
 
 
 def nll_loss_backward(
-    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+    g: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: Tensor,
 ) -> Tensor:
     """Return the gradient of `nll_loss`'s argument."""
     classes = 0 if x.dim() == 1 else 1
     is_used = target != ignore_index
     place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]) * is_used
+    weights = (
+        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
+    ) * is_used
     each = -g * weights / total if reduction == 1 else -g * weights
     each = torch.where(is_used, each, 0.0)
     return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))
+
+
+Lengths = Sequence[int] | Tensor
+Loss = tuple[Tensor, Tensor]
+
+
+def ctc_loss(
+    scores: Tensor,
+    targets: Tensor,
+    times: Lengths,
+    lengths: Lengths,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Loss:
+    """Compute the negative log-probability of each text.
+
+    Args:
+        scores: (T, N, C) log-probabilities.
+        targets: (N, L) classes, or those of all texts one after the other.
+        times: (N,) number of time steps of each.
+        lengths: (N,) number of characters of each.
+        blank: Class of the blank.
+        zero_infinity: Handled by torch, where it computes gradients.
+
+    Returns:
+        (N,), and (N, T, S) logarithms of all ways to each state until each time.
+    """
+    times = _tensor(times, scores)
+    lengths = _tensor(lengths, scores)
+    states, can_skip = _states(targets, lengths, blank)
+    wide = scores.double().transpose(0, 1)
+    at_states = wide.gather(2, states[:, None].expand(-1, wide.shape[1], -1))
+    ways = _ways(at_states, can_skip)
+    last = ways[torch.arange(len(ways), device=ways.device), (times - 1).clamp(min=0)]
+    ends = last.gather(1, torch.stack([2 * lengths, (2 * lengths - 1).clamp(min=0)], 1))
+    total = torch.where(lengths > 0, logaddexp(ends[:, 0], ends[:, 1]), ends[:, 0])
+    return -torch.where(times > 0, total, torch.where(lengths > 0, -math.inf, 0.0)).to(
+        scores.dtype
+    ), ways
+
+
+def ctc_loss_backward(
+    g: Tensor, scores: Tensor, targets: Tensor, times: Lengths, lengths: Lengths, losses: Tensor, ways: Tensor,
+    blank: int, zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of the log-probabilities, through their softmax, as torch defines it."""
+    times = _tensor(times, scores)
+    lengths = _tensor(lengths, scores)
+    states, _ = _states(targets, lengths, blank)
+    n, num_times, num_states = ways.shape
+    wide = scores.double().transpose(0, 1)
+    # The ways from each state to the end are those of the reversed text in reversed time.
+    sample, time, state = (
+        torch.arange(size, device=g.device) for size in (n, num_times, num_states)
+    )
+    turned_time = (times[:, None] - 1 - time).clamp(min=0)
+    turned_state = (2 * lengths[:, None] - state).clamp(min=0)
+    places = sample[:, None, None], turned_time[:, :, None], turned_state[:, None]
+    at_states = wide.gather(2, states[:, None].expand(-1, num_times, -1))
+    turned = states.gather(1, turned_state)
+    ends = _ways(at_states[places], _skips(turned, blank))[places]
+    is_inside = (time < times[:, None])[:, :, None] & (state <= 2 * lengths[:, None])[:, None]
+    shares = exp64(
+        (ways + ends - at_states + losses.double()[:, None, None]).nan_to_num(
+            -math.inf, math.inf, -math.inf
+        )
+    )
+    shares = torch.where(is_inside & (ways > -math.inf) & (ends > -math.inf), shares, 0.0)
+    index = states[:, None].expand(-1, num_times, -1)
+    used = scatter_sum(
+        shares, num_states, lambda q: q.new_zeros(wide.shape).scatter_add_(2, index, q)
+    )
+    gradient = torch.where(
+        (time < times[:, None])[:, :, None], (exp64(wide) - used) * g.double()[:, None, None], 0.0
+    )
+    if zero_infinity:
+        gradient = torch.where((losses == math.inf)[:, None, None], 0.0, gradient)
+    return gradient.transpose(0, 1).to(scores.dtype).contiguous()
+
+
+def _tensor(lengths: Lengths, like: Tensor) -> Tensor:
+    return torch.as_tensor(lengths, device=like.device).long()
+
+
+def _states(targets: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
+    """(N, S): blank, first character, blank, second, ..., blank; and which may follow the one two before."""
+    longest = int(lengths.max()) if len(lengths) else 0
+    if targets.dim() == 1:
+        place = (
+            torch.arange(longest, device=targets.device) + (lengths.cumsum(0) - lengths)[:, None]
+        )
+        targets = (
+            targets[place.clamp(max=max(len(targets) - 1, 0))]
+            if len(targets)
+            else targets.view(len(lengths), 0)
+        )
+    states = targets.new_full((len(lengths), 2 * longest + 1), blank, dtype=torch.int64)
+    is_used = torch.arange(longest, device=targets.device) < lengths[:, None]
+    states[:, 1::2] = torch.where(is_used, targets[:, :longest], blank)
+    return states, _skips(states, blank)
+
+
+def _skips(states: Tensor, blank: int) -> Tensor:
+    can_skip = torch.zeros_like(states, dtype=torch.bool)
+    can_skip[:, 2:] = (states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2])
+    return can_skip
+
+
+def _ways(at_states: Tensor, can_skip: Tensor) -> Tensor:
+    """Logarithms of the sums over all ways from the first two states, of (N, T, S) log-probabilities."""
+    n, num_times, num_states = at_states.shape
+    # Two impossible states before the first one, so that every state has two predecessors.
+    ways = at_states.new_full((n, num_times, num_states + 2), -math.inf)
+    ways[:, 0, 2:4] = at_states[:, 0, :2]
+    for now in range(1, num_times):
+        before = ways[:, now - 1]
+        skipped = torch.where(can_skip, before[:, :-2], -math.inf)
+        ways[:, now, 2:] = (
+            logaddexp(logaddexp(before[:, 2:], before[:, 1:-1]), skipped) + at_states[:, now]
+        )
+    return ways[:, :, 2:]

@@ -1,16 +1,22 @@
 """Portable arithmetic in a script with a loop of its own: switched on by `use_kernels`, and what it refuses.
 
 Operations are refused by the dispatch mode when they are reached. What it cannot see is refused here, before the first
-step: optimizers and schedulers that compute powers of Python floats, and weights that were drawn before.
+step: optimizers and schedulers that compute powers of Python floats, and weights that were drawn before. `0.9 ** step`
+is the C library's, whose last bit depends on the processor; own classes are read in bytecode.
 """
 
 from __future__ import annotations
 
 import atexit
+import dis
+import functools
 import gc
+import inspect
+import linecache
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -20,7 +26,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samebits.errors import ConfigError
 from samebits.portable.arithmetic import is_portable, use_portable_arithmetic
-from samebits.portable.python_code import find_in_class, find_in_function
 
 # Processes that the script starts inherit it. They have to call `use_kernels` themselves.
 VARIABLE = "SAMEBITS_KERNELS"
@@ -39,9 +44,15 @@ def use_kernels(kernels: Literal["auto", "portable"]) -> None:
         ConfigError: A model exists already, or it is another value.
     """
     if kernels not in ("auto", "portable"):
-        raise ConfigError(f"kernels is {kernels!r}", allowed="auto or portable", fix="Set one of them.")
+        raise ConfigError(
+            f"kernels is {kernels!r}", allowed="auto or portable", fix="Set one of them."
+        )
     is_on = kernels == "portable"
-    if is_on and not is_portable() and any(issubclass(type(each), nn.Parameter) for each in gc.get_objects()):
+    if (
+        is_on
+        and not is_portable()
+        and any(issubclass(type(each), nn.Parameter) for each in gc.get_objects())
+    ):
         raise ConfigError(
             "use_kernels('portable') is called after a model was made",
             cause="torch's random numbers differ between processors, so its initial weights do.",
@@ -84,7 +95,8 @@ def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
         ConfigError: It computes powers of Python floats.
     """
     owner = next(base for base in type(optimizer).__mro__ if "step" in vars(base))
-    method, is_adam = type(optimizer).step, issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
+    method = type(optimizer).step
+    is_adam = issubclass(owner, Adam) and owner.__module__.startswith("torch.optim")
     if owner.__module__.startswith("torch.optim"):
         if not is_adam and owner.__name__ not in _PLAIN:
             raise _refused(owner.__name__, fix="Use SGD, Adam or AdamW, or set kernels='auto'.")
@@ -94,7 +106,10 @@ def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
     def step() -> Any:
         # The fused Adam computes its powers in one operation, which portable arithmetic replaces (`updates`).
         choice = {"fused": is_adam, "foreach": False}
-        before = [{name: group[name] for name in choice if name in group} for group in optimizer.param_groups]
+        before = [
+            {name: group[name] for name in choice if name in group}
+            for group in optimizer.param_groups
+        ]
         for group, had in zip(optimizer.param_groups, before, strict=True):
             group.update({name: choice[name] for name in had})
         try:
@@ -119,7 +134,8 @@ def check_schedulers(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _check_scheduler(scheduler: LRScheduler) -> None:
-    kind, values = type(scheduler), vars(scheduler)
+    kind = type(scheduler)
+    values = vars(scheduler)
     if not kind.__module__.startswith("torch.optim"):
         line = find_in_class(kind, "torch.")
         if line is not None:
@@ -136,7 +152,10 @@ def _check_scheduler(scheduler: LRScheduler) -> None:
         "CyclicLR": values.get("mode") == "exp_range",
     }
     if has_powers.get(kind.__name__):
-        raise _refused(kind.__name__, fix="Use a step, linear, cosine or one-cycle schedule, or set kernels='auto'.")
+        raise _refused(
+            kind.__name__,
+            fix="Use a step, linear, cosine or one-cycle schedule, or set kernels='auto'.",
+        )
 
 
 def _refused(
@@ -147,6 +166,55 @@ def _refused(
     return ConfigError(
         f"{name} has no portable form",
         where=where,
-        cause="It computes powers of Python floats by **, which is the C library's: its last bit depends on the processor.",
+        cause="It computes powers of Python floats by **, whose last bit is the C library's and the processor's.",
         fix=fix,
     )
+
+
+def find_in_function(function: Any) -> str | None:
+    """Return the first line of a function, or of functions of its module that it calls, that computes a power."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(getattr(function, "__func__", function))  # torch wraps `step`
+    if not isinstance(function, FunctionType):
+        called = vars(type(function)).get("__call__")
+        return find_in_function(called) if isinstance(called, FunctionType) else None
+    return next(_lines(function, set()), None)
+
+
+def find_in_class(kind: type, package: str) -> str | None:
+    """Return the first such line of a class and of its bases outside of a package."""
+    members = [
+        each
+        for base in kind.__mro__
+        if not base.__module__.startswith((package, "builtins", "typing", "abc"))
+        for each in vars(base).values()
+    ]
+    return next(
+        filter(
+            None, (find_in_function(each) for each in members if isinstance(each, FunctionType))
+        ),
+        None,
+    )
+
+
+def _lines(function: FunctionType, seen: set[int]) -> Iterator[str]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    for code in _codes(function.__code__):
+        for each in dis.get_instructions(code):
+            if each.opname == "BINARY_OP" and each.argrepr in ("**", "**="):
+                line = each.positions.lineno if each.positions is not None else code.co_firstlineno
+                yield f"{code.co_filename}:{line}: {linecache.getline(code.co_filename, line or 0).strip()}"
+        for name in code.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType) and called.__module__ == function.__module__:
+                yield from _lines(called, seen)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)

@@ -13,15 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import elementwise, floats, functions, randomness, reductions, updates
-from samebits.portable.grid import exact_sum, over
-from samebits.portable.operations import additions, ctc, detection, pooling, resizing
+from samebits.portable import (
+    elementwise,
+    floats,
+    functions,
+    images,
+    pooling,
+    randomness,
+    reductions,
+)
 from samebits.portable.convolution import convolution, convolution_backward
-from samebits.portable.operations.formulas import FORMULAS
+from samebits.portable.elementwise import FORMULAS
+from samebits.portable.grid import exact_sum, over
 from samebits.portable.products import matmul
 
-# A name stands for one overload of torch (ATen), as torch writes it: `sum` and `sum.dim_IntList` are two. Overloads in place
-# and those that write into `out` have the form of the one with the same arguments.
+# A name stands for one overload of torch (ATen), as torch writes it: `sum` and `sum.dim_IntList` are two. Overloads in
+# place and those that write into `out` have the form of the one with the same arguments.
 _AS_IT_IS = {
     "a view of the same memory, or a question about it": """
         _reshape_alias alias as_strided detach diagonal expand permute select.int slice.Tensor split.Tensor
@@ -103,14 +110,20 @@ def _dividing(func: Any) -> Callable[..., Any]:
             return by_tensor(x, torch.full((), y, dtype=dtype, device=x.device), **options)
         quotient = over(x.float(), y)  # the number is not rounded to their type
         target = options.get("out", x)
-        return target.resize_(x.shape).copy_(quotient) if func._schema.is_mutable else quotient.to(x.dtype)
+        return (
+            target.resize_(x.shape).copy_(quotient)
+            if func._schema.is_mutable
+            else quotient.to(x.dtype)
+        )
 
     return run
 
 
 def _on_cpu(func: Any) -> Callable[..., Any]:
     """Whole random numbers of the CPU's generator, which is the same on each processor; a GPU has another one."""
-    return lambda x, *args, **options: func(x, *args, **options) if x.device.type == "cpu" else NotImplemented
+    return lambda x, *args, **options: (
+        func(x, *args, **options) if x.device.type == "cpu" else NotImplemented
+    )
 
 
 # These take the operation, in place or not, and return what to call instead.
@@ -122,12 +135,6 @@ AROUND = {
     # The int8 kernels of processors without VNNI saturate.
     "_int_mm": lambda _: lambda x, y: (x.double() @ y.double()).to(torch.int32),
 }  # fmt: skip
-
-
-def _linear(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    result = matmul(x, y)
-    result = result if alpha == 1 else result * alpha
-    return result + (bias if beta == 1 else bias * beta) if beta else result
 
 
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -153,9 +160,13 @@ def _products(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
     return torch.stack(products, dim) if products else x.clone()
 
 
-def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def _prod(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     if dim is None or not x.dim():
-        x, dim, keepdim = x.reshape(-1), 0, False
+        x = x.reshape(-1)
+        dim = 0
+        keepdim = False
     if not x.shape[dim]:
         return x.new_ones(x.sum(dim, keepdim=keepdim).shape)
     last = _products(x, dim, dtype=dtype).select(dim, -1)
@@ -171,11 +182,17 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     return result if keepdim else result.amax(dims)
 
 
-def _drawn(fill: Callable[..., Tensor], default: torch.dtype | None = None) -> Callable[..., Tensor]:
+def _drawn(
+    fill: Callable[..., Tensor], default: torch.dtype | None = None
+) -> Callable[..., Tensor]:
     """A function that makes a tensor and fills it with random numbers."""
 
     def run(size: Any, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
-        options = {name: each for name, each in options.items() if each is not None and name != "pin_memory"}
+        options = {
+            name: each
+            for name, each in options.items()
+            if each is not None and name != "pin_memory"
+        }
         if isinstance(size, Tensor):
             return fill(torch.empty_like(size, **options), generator=generator)
         return fill(torch.empty(size, **{"dtype": default, **options}), generator=generator)
@@ -192,7 +209,11 @@ def _randint(*args: Any, generator: torch.Generator | None = None, **options: An
 
 def _arange(*bounds: float, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    is_whole = all(isinstance(each, int) for each in bounds) if dtype is None else not dtype.is_floating_point
+    is_whole = (
+        all(isinstance(each, int) for each in bounds)
+        if dtype is None
+        else not dtype.is_floating_point
+    )
     options = {name: each for name, each in options.items() if name == "device"}
     if is_whole or not step or (end - start) / step < 0:  # torch says what is wrong with a step
         return torch.arange(*bounds, dtype=dtype, **options)
@@ -200,8 +221,11 @@ def _arange(*bounds: float, dtype: torch.dtype | None = None, **options: Any) ->
     return (i * step + start).to(dtype or torch.get_default_dtype())
 
 
-def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    start, end = float(start), float(end)
+def _linspace(
+    start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **options: Any
+) -> Tensor:
+    start = float(start)
+    end = float(end)
     i = torch.arange(steps, device=options.get("device"), dtype=torch.float64)
     step = (end - start) / max(steps - 1, 1)
     return torch.where(i < max(steps // 2, 1), i * step + start, (i - (steps - 1)) * step + end).to(
@@ -211,7 +235,9 @@ def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None
 
 def _randperm(n: int, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
     device = torch.device(options.get("device") or "cpu")
-    return randomness.permutation(n, device, generator=generator).to(options.get("dtype") or torch.int64)
+    return randomness.permutation(n, device, generator=generator).to(
+        options.get("dtype") or torch.int64
+    )
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
@@ -220,21 +246,20 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "addcdiv": elementwise.addcdiv,
     "lerp.Scalar lerp.Tensor": elementwise.lerp,
     "mm bmm": matmul,
-    "addmm baddbmm": _linear,
-    "mv": lambda x, y: matmul(x, y[:, None])[:, 0],
-    "dot": lambda x, y: matmul(x[None], y[:, None])[0, 0],
     "convolution convolution_overrideable": convolution,
     "convolution_backward": convolution_backward,
     "sum sum.dim_IntList": reductions.sum_,
     "mean mean.dim": reductions.mean,
     "var_mean.correction": reductions.var_mean,
     "var.correction": lambda *args, **options: reductions.var_mean(*args, **options)[0],
-    "std.correction": lambda *args, **options: functions.sqrt(reductions.var_mean(*args, **options)[0]),
+    "std.correction": lambda *args, **options: functions.sqrt(
+        reductions.var_mean(*args, **options)[0]
+    ),
     "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_vector_norm": reductions.norm,
     "cumsum": _cumsum,
     "cumprod": _cumprod,
     "prod prod.dim_int": _prod,
-    "scatter_reduce.two": additions.scatter_reduce,
+    "scatter_reduce.two": pooling.scatter_reduce,
     "erfinv": functions.erfinv,
     "fmod.Tensor fmod.Scalar": elementwise.fmod,
     "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor": elementwise.remainder,
@@ -247,12 +272,14 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "fmax": lambda x, y: torch.where(x.isnan() | (y > x), y, x),
     "fmin": lambda x, y: torch.where(x.isnan() | (y < x), y, x),
     "arange arange.start arange.start_step": _arange,
-    "bincount": lambda *_, **__: NotImplemented,  # of whole numbers it is portable, of weights it is not
+    "bincount": lambda *_, **__: (
+        NotImplemented
+    ),  # of whole numbers it is portable, of weights it is not
     "logaddexp": functions.logaddexp,
     "logsumexp": _logsumexp,
     "native_batch_norm _native_batch_norm_legit": reductions.batch_norm,
-    "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: reductions.batch_norm(
-        x, weight, bias, None, None, training, momentum, eps
+    "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: (
+        reductions.batch_norm(x, weight, bias, None, None, training, momentum, eps)
     ),
     "native_batch_norm_backward": reductions.batch_norm_backward,
     "native_layer_norm": reductions.layer_norm,
@@ -310,32 +337,34 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "_prelu_kernel": lambda x, weight: torch.where(x > 0, x, x * weight),
     "_prelu_kernel_backward": elementwise.prelu_backward,
     **pooling.POOLING,
-    "embedding_dense_backward": additions.embedding_dense_backward,
-    "index_add": additions.index_add,
-    "scatter_add": additions.scatter_add,
-    "index_put": additions.index_put,
-    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: additions.index_put(
+    "embedding_dense_backward": pooling.embedding_dense_backward,
+    "index_add": pooling.index_add,
+    "scatter_add": pooling.scatter_add,
+    "index_put": pooling.index_put,
+    "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: pooling.index_put(
         x, indices, values, accumulate
     ),
-    **resizing.RESIZING,
-    "grid_sampler_2d": resizing.grid_sampler_2d,
-    "grid_sampler_2d_backward": resizing.grid_sampler_2d_backward,
-    "torchvision::roi_align": detection.roi_align,
-    "torchvision::_roi_align_backward": detection.roi_align_backward,
-    "torchvision::nms": detection.nms,
-    "_ctc_loss _ctc_loss.Tensor": ctc.ctc_loss,
-    "_ctc_loss_backward _ctc_loss_backward.Tensor": ctc.ctc_loss_backward,
+    **images.RESIZING,
+    "grid_sampler_2d": images.grid_sampler_2d,
+    "grid_sampler_2d_backward": images.grid_sampler_2d_backward,
+    "torchvision::roi_align": images.roi_align,
+    "torchvision::_roi_align_backward": images.roi_align_backward,
+    "torchvision::nms": images.nms,
+    "_ctc_loss _ctc_loss.Tensor": reductions.ctc_loss,
+    "_ctc_loss_backward _ctc_loss_backward.Tensor": reductions.ctc_loss_backward,
     "uniform_": randomness.uniform,
     "normal_": randomness.normal,
     "normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor": randomness.normal_around,
-    "normal.float_float": lambda mean, std, size, **options: _drawn(partial(randomness.normal, mean=mean, std=std))(
-        size, **options
-    ),
+    "normal.float_float": lambda mean, std, size, **options: _drawn(
+        partial(randomness.normal, mean=mean, std=std)
+    )(size, **options),
     "exponential_": randomness.exponential,
     "bernoulli": randomness.bernoulli,
     "_sample_dirichlet": randomness.dirichlet,
     # torch leaves out an argument that has its default.
-    "bernoulli.p bernoulli.Tensor": lambda x, p=0.5, **options: randomness.bernoulli(torch.empty_like(x), p, **options),
+    "bernoulli.p bernoulli.Tensor": lambda x, p=0.5, **options: randomness.bernoulli(
+        torch.empty_like(x), p, **options
+    ),
     "rand rand.generator": _drawn(randomness.uniform),
     "rand_like rand_like.generator": _drawn(randomness.uniform),
     "randn randn.generator": _drawn(randomness.normal),
@@ -344,13 +373,13 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "randperm randperm.generator": _randperm,
     "linspace": _linspace,
     "native_dropout": randomness.dropout,
-    "_fused_sgd_ _fused_sgd_.tensor_lr": updates.sgd,
-    "_fused_adam_ _fused_adam_.tensor_lr": updates.adam,
-    "_fused_adamw_ _fused_adamw_.tensor_lr": partial(updates.adam, decoupled=True),
-    "_foreach_lerp_.Scalar _foreach_lerp_.List _foreach_lerp_.ScalarList": updates.foreach_lerp,
-    "_foreach_norm.Scalar": updates.foreach_norm,
+    "_fused_sgd_ _fused_sgd_.tensor_lr": elementwise.sgd,
+    "_fused_adam_ _fused_adam_.tensor_lr": elementwise.adam,
+    "_fused_adamw_ _fused_adamw_.tensor_lr": partial(elementwise.adam, decoupled=True),
+    "_foreach_lerp_.Scalar _foreach_lerp_.List _foreach_lerp_.ScalarList": elementwise.foreach_lerp,
+    "_foreach_norm.Scalar": elementwise.foreach_norm,
     **{
-        " ".join(f"_foreach_{name}{kind}" for kind in kinds): updates.one_by_one(name)
+        " ".join(f"_foreach_{name}{kind}" for kind in kinds): elementwise.one_by_one(name)
         for names, kinds in (
             ("add_ mul mul_ div div_", (".Scalar", ".List", ".ScalarList", ".Tensor")),
             ("sub_", (".Scalar", ".List", ".ScalarList")),

@@ -1,7 +1,7 @@
 """Compare each operation that portable arithmetic computes with torch's in float64, as it is dispatched.
 
-The sample inputs of torch's own tests reach most overloads. Those in place, and those that write into given tensors, get
-the arguments of the one that returns new tensors.
+The sample inputs of torch's own tests reach most overloads. Those in place, and those that write into given tensors,
+get the arguments of the one that returns new tensors.
 
     python -m tests.unit.portable.calls 3 add sub        # at most 3 samples of each type of these operations
     python -m tests.unit.portable.calls 25               # of all

@@ -1,7 +1,7 @@
 """A GPU's habits on the CPU: what portable arithmetic may not depend on, done to each operation below it.
 
-torch's CUDA kernels divide by a number by multiplying with its reciprocal, contract a * b + c, add in other orders and tiles,
-and have other elementary functions and random numbers. Entered before portable arithmetic, this mode gets the
+torch's CUDA kernels divide by a number by multiplying with its reciprocal, contract a * b + c, add in other orders and
+tiles, and have other elementary functions and random numbers. Entered before portable arithmetic, this mode gets the
 operations that portable forms consist of; entered alone, those of torch.
 """
 
@@ -21,8 +21,9 @@ aten = torch.ops.aten
 # Functions of a library, whose last place is another one on a GPU. float32 from float64's root is not.
 LAST_PLACES = "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh erf erfinv sigmoid pow"
 LAST_PLACES += " _softmax _log_softmax gelu silu mish softplus logsumexp sigmoid_backward tanh_backward gelu_backward"
-LAST_PLACES += " _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm native_batch_norm"
-LAST_PLACES += " native_layer_norm_backward native_batch_norm_backward convolution_backward _fused_adamw_ _fused_adam_"
+LAST_PLACES += " _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm"
+LAST_PLACES += " native_batch_norm native_layer_norm_backward native_batch_norm_backward"
+LAST_PLACES += " convolution_backward _fused_adamw_ _fused_adam_"
 DRAWS = frozenset({"uniform_", "normal_", "bernoulli_", "exponential_", "rand", "randn", "native_dropout", "bernoulli"})
 
 
@@ -133,7 +134,7 @@ class GpuHabits(TorchDispatchMode):
         dims = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
         for each in dims if x.dim() else ():
             x = x.index_select(each, self._order(x.shape[each]))
-        parts = [part for part in x.split(max(1, len(x) // 3))] if x.dim() and 0 in [d % x.dim() for d in dims] else [x]
+        parts = list(x.split(max(1, len(x) // 3))) if x.dim() and 0 in [d % x.dim() for d in dims] else [x]
         sums = [aten.sum.dim_IntList(part, list(dims), keepdim, dtype=dtype) for part in parts]
         total, *others = sums
         for each in others:

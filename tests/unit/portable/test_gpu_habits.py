@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samebits.optim.lamb import Lamb
+from samebits.optim.build import Lamb
 from samebits.portable.arithmetic import portable_arithmetic
 from tests.unit.portable.gpu_habits import GpuHabits, other_tiles
 from tests.unit.portable.networks import KINDS, train

@@ -12,8 +12,8 @@ from tests.unit.portable import calls
 
 # Of torch's about 600 operations with sample inputs; `make test-full` tries all.
 SOME = (
-    "add sub mul div pow sum mean norm copysign fmod remainder floor_divide fmax clamp where index_add scatter_add var "
-    "softmax nn.functional.batch_norm nn.functional.conv2d matmul einsum cumsum sort abs sgn reciprocal arange round"
+    "add div pow sum copysign fmod floor_divide where index_add softmax nn.functional.batch_norm nn.functional.conv2d "
+    "abs round"
 )
 # Reached by no sample: views and questions without values, and what test_doors, networks and other tests of recipes
 # compute.
@@ -49,9 +49,10 @@ def compare(most: int, *names: str) -> dict[str, Any]:
 
 
 def test_some_operations_have_torchs_values_in_each_overload_and_type() -> None:
-    found = compare(3, *SOME.split())
-    assert found["computed"] > 200
-    assert {"aten::add_.Tensor", "aten::sum.IntList_out", "aten::fmod_.Tensor", "aten::div_.Tensor"} <= {*found["reached"]}
+    found = compare(2, *SOME.split())
+    assert found["computed"] > 100
+    expected = {"aten::add_.Tensor", "aten::sum.IntList_out", "aten::fmod_.Tensor", "aten::div_.Tensor"}
+    assert expected <= {*found["reached"]}
 
 
 @pytest.mark.full

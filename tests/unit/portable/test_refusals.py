@@ -14,7 +14,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.parallel.coroutines import Coroutines
 from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
-from samebits.portable.listing import ListingMode, listed_operations
+from samebits.portable.mode import ListingMode, listed_operations
 
 X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
 ROWS = X.view(8, 8)

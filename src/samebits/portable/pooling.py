@@ -1,4 +1,4 @@
-"""Pooling, padding and windows: sums of integers on a grid by torch's own kernels in float64.
+"""Pooling, padding, windows and additions by index: sums of integers on a grid by torch's own kernels in float64.
 
 A sum of integers below 2**53 is exact in any order, so it does not matter in which order a kernel adds, or whether it
 adds atomically on a GPU. Signatures are those of torch's operations (ATen).
@@ -21,7 +21,9 @@ from samebits.portable.grid import grid, num_bits, over
 aten = torch.ops.aten
 
 
-def on_grid(x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False) -> Tensor:
+def on_grid(
+    x: Tensor, terms: int, add: Callable[[Tensor], Tensor], *, whole: bool = False
+) -> Tensor:
     """Apply a linear function that adds values, each at most `terms` of them, to integers in float64.
 
     Args:
@@ -60,9 +62,14 @@ def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
     operation = getattr(aten, name)
 
     def run(g: Tensor, *args: Any, **options: Any) -> Tensor:
-        wide = [each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
+        wide = [
+            each.double() if isinstance(each, Tensor) and each.is_floating_point() else each
+            for each in args
+        ]
         with in_any_order():
-            return on_grid(g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options))
+            return on_grid(
+                g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options)
+            )
 
     return run
 
@@ -81,13 +88,16 @@ def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
 
 def adaptive_max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
     """Return the gradient of adaptive max pooling's input, over the last dimensions."""
-    return lambda g, x, indices: _to_largest(g, x, indices, num_dims, math.prod(g.shape[-num_dims:]))
+    return lambda g, x, indices: _to_largest(
+        g, x, indices, num_dims, math.prod(g.shape[-num_dims:])
+    )
 
 
 def _to_largest(g: Tensor, x: Tensor, indices: Tensor, num_dims: int, terms: int) -> Tensor:
     shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
     flat = (*shape[:2], -1)
-    g, indices = g.reshape(flat), indices.reshape(flat)
+    g = g.reshape(flat)
+    indices = indices.reshape(flat)
 
     def scatter(values: Tensor) -> Tensor:
         return values.new_zeros(*shape[:2], math.prod(shape[2:])).scatter_add_(2, indices, values)
@@ -108,7 +118,8 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             return float(given)
         if not ceil_mode and (count_include_pad or not any(padding)):
             return float(math.prod(per_dim(kernel, num_dims)))
-        size, own = x.shape[-num_dims:], per_dim(padding, num_dims)
+        size = x.shape[-num_dims:]
+        own = per_dim(padding, num_dims)
         ones = x.new_ones(1, 1, *size)
         counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
         if count_include_pad and any(padding):
@@ -150,7 +161,8 @@ def _divided(x: Tensor, count: Tensor | float) -> Tensor:
 def _windows(size: int, out: int, device: torch.device) -> Tensor:
     """Which pixels each pixel of an adaptive pooling averages, (out, size) float64 of 0 and 1."""
     i = torch.arange(out, device=device)
-    start, stop = i * size // out, ((i + 1) * size + out - 1) // out
+    start = i * size // out
+    stop = ((i + 1) * size + out - 1) // out
     pixel = torch.arange(size, device=device)
     return ((pixel >= start[:, None]) & (pixel < stop[:, None])).double()
 
@@ -203,7 +215,10 @@ def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step
     return on_grid(g, terms, lambda q: aten.unfold_backward(q, size, dim, window, step), whole=True)
 
 
-POOLING: dict[str, Callable[..., Any]] = {"col2im": adding("col2im", 2), "unfold_backward": _unfold_backward}
+POOLING: dict[str, Callable[..., Any]] = {
+    "col2im": adding("col2im", 2),
+    "unfold_backward": _unfold_backward,
+}
 for _d in (1, 2, 3):
     for _name in (f"upsample_nearest{_d}d_backward", f"_upsample_nearest_exact{_d}d_backward"):
         POOLING[_name] = nearest_backward(_name)
@@ -215,3 +230,81 @@ for _d in (2, 3):
     POOLING[f"avg_pool{_d}d"], POOLING[f"avg_pool{_d}d_backward"] = avg_pool(_d)
     POOLING[f"_adaptive_avg_pool{_d}d"] = adaptive_avg_pool
     POOLING[f"_adaptive_avg_pool{_d}d_backward"] = partial(adaptive_avg_pool_backward, _d)
+
+
+aten = torch.ops.aten
+
+
+def scatter_sum(x: Tensor, terms: int, add: Callable[[Tensor], Tensor]) -> Tensor:
+    """Add values by index, exactly: `add` takes them in float64; all share a grid."""
+    return on_grid(x, terms, add, whole=True)
+
+
+def embedding_dense_backward(
+    g: Tensor, indices: Tensor, rows: int, padding: int, scale: bool
+) -> Tensor:
+    """Return the gradient (rows, D) of an embedding's weights."""
+    if scale:
+        raise NotImplementedError
+    flat = g.reshape(-1, g.shape[-1])
+    places = indices.reshape(-1)
+    flat = flat * (places != padding)[:, None]
+    return scatter_sum(
+        flat, len(flat), lambda q: q.new_zeros(rows, q.shape[1]).index_add_(0, places, q)
+    )
+
+
+def _length(x: Tensor, dim: int) -> int:
+    return x.shape[dim] if x.dim() else 1
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """Add rows of `source` at places of a dimension."""
+    added = scatter_sum(
+        source, _length(source, dim), lambda q: q.new_zeros(x.shape).index_add_(dim, index, q)
+    )
+    return x + (added if alpha == 1 else added * alpha)
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Add values at places along a dimension."""
+    part = source[tuple(slice(n) for n in index.shape)]
+    return x + scatter_sum(
+        part, _length(index, dim), lambda q: q.new_zeros(x.shape).scatter_add_(dim, index, q)
+    )
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """Write or add values at places."""
+    if not accumulate:
+        # The method of a tensor takes no None, which stands for a whole dimension.
+        written: Tensor = aten.index_put(x, list(indices), values)
+        return written
+    shape = x[tuple(slice(None) if each is None else each for each in indices)].shape
+    values = values.expand(shape).contiguous()
+    return x + scatter_sum(
+        values,
+        max(values.numel(), 1),
+        lambda q: aten.index_put_(q.new_zeros(x.shape), list(indices), q, True),
+    )
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Sum, average, or take the largest or smallest of values at places along a dimension."""
+    if reduce in ("amax", "amin"):
+        largest: Tensor = aten.scatter_reduce(
+            x, dim, index, source, reduce, include_self=include_self
+        )
+        return largest
+    if reduce not in ("sum", "mean"):
+        raise NotImplementedError
+    total = scatter_add(x if include_self else x.scatter(dim, index, 0.0), dim, index, source)
+    if reduce == "sum":
+        return total
+    ones = torch.ones_like(x, dtype=torch.int64)
+    count = ones if include_self else ones.scatter(dim, index, 0)
+    return total / count.scatter_add(dim, index, torch.ones_like(index)).clamp_(min=1)
