@@ -3,11 +3,11 @@
     python -m benchmarks.kernels
     python -m benchmarks.kernels --emulator qemu-x86_64-static     also on emulated processors (a quarter of an hour)
 
-Each operation runs on the same inputs in a process of its own for each column, as `kernels=auto`, `avx2` and `portable`
-compute it; its result, and its gradients where it has some, are hashed. `=` means equal bits, and
-operations with the same row are joined. Emulated processors show what the setting cannot pin: the libraries also look
-at vendor, model and caches, and libm at FMA. QEMU computes with IEEE's rounding, as processors do, but for the
-approximate instructions (rcpps, rsqrtps).
+Each operation runs on the same inputs in a process of its own for each column, as `kernels=auto` and `portable`
+compute it, and as `auto` does with the kernels for AVX2; its result, and its gradients where it has some, are hashed.
+`=` means equal bits, and operations with the same row are joined. Emulated processors show what variables cannot pin:
+the libraries also look at vendor, model and caches, and libm at FMA. QEMU computes with IEEE's rounding, as processors
+do, but for the approximate instructions (rcpps, rsqrtps).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kernel_operations import BACKWARD, operations
-from samebits.launch.kernels import PINNED
+from samebits.launch.kernels import VARIABLES as READ
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,22 @@ class Variant:
 
 # Portable arithmetic on the kernels of a processor without AVX.
 PLAIN = "portable without AVX"
-VARIABLES = {
-    **PINNED,
+WITH_AVX2 = "auto with AVX2"
+VARIABLES: dict[str, dict[str, str]] = {
+    "auto": {},
+    "portable": {},
+    WITH_AVX2: dict(zip(READ, ("avx2", "AVX2", "AVX2", "AVX2"), strict=True)),
     PLAIN: {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
-AUTO, AVX2, PORTABLE = Variant("auto"), Variant("avx2"), Variant("portable")
+AUTO, AVX2, PORTABLE = Variant("auto"), Variant(WITH_AVX2), Variant("portable")
 COLUMNS = [
-    ("auto = avx2", AUTO, AVX2),
+    ("auto = auto with AVX2", AUTO, AVX2),
     ("portable = portable without AVX", PORTABLE, Variant(PLAIN)),
     *((f"{one.kernels}: 1 = 2 threads", one, Variant(one.kernels, 2)) for one in (AUTO, AVX2, PORTABLE)),
 ]
 EMULATED = [
-    ("avx2 = Haswell's", AVX2, Variant("avx2", cpu="Haswell")),
-    ("avx2 = EPYC's", AVX2, Variant("avx2", cpu="EPYC")),
+    ("AVX2 = Haswell's", AVX2, Variant(WITH_AVX2, cpu="Haswell")),
+    ("AVX2 = EPYC's", AVX2, Variant(WITH_AVX2, cpu="EPYC")),
     ("portable = EPYC's", PORTABLE, Variant("portable", cpu="EPYC")),
     ("portable = Nehalem's", PORTABLE, Variant("portable", cpu="Nehalem")),
 ]
@@ -91,7 +94,7 @@ def child(path: str, threads: int, without: str, *, is_portable: bool) -> None:
 
 def run(variant: Variant, emulator: str | None, folder: Path) -> dict[str, str]:
     out = folder / "result.json"
-    environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
+    environ = {name: value for name, value in os.environ.items() if name not in READ}
     environ |= {**VARIABLES[variant.kernels], "OMP_NUM_THREADS": str(variant.threads)}
     before = [str(emulator), "-cpu", variant.cpu] if variant.cpu else []
     command = [
@@ -112,9 +115,8 @@ def digits_sha256(variant: Variant, folder: Path) -> str:
     command = [
         sys.executable, "-m", "samebits", "train", "digits", *settings, "--procs", "1", "--run-dir", str(run_dir),
     ]  # fmt: skip
-    environ = {name: value for name, value in os.environ.items() if name not in PINNED["avx2"]}
-    if variant.kernels == PLAIN:
-        environ |= VARIABLES[PLAIN]
+    environ = {name: value for name, value in os.environ.items() if name not in READ}
+    environ |= VARIABLES[variant.kernels]
     subprocess.run(command, env=environ, check=True, capture_output=True)
     return str(json.loads((run_dir / "result.json").read_text())["weights_sha256"])
 

@@ -9,7 +9,6 @@ from samebits.cluster.env import ALONE, read_assignment
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
 from samebits.launch import forkserver, start
-from samebits.launch.kernels import has_effect, pin_kernels
 from samebits.launch.subcommand import raise_if_stopped
 from samebits.process_range import ProcessRange
 
@@ -65,8 +64,7 @@ def ask_here(
         entry: As for `ask`; here its last argument is ALONE.
         preload: Modules to import once for all processes.
     """
-    pin_kernels(config.kernels, only_children=True)
-    if size.most == 1 and has_effect(config.kernels):  # otherwise torch has computed here before
+    if size.most == 1:
         return entry(*arguments, ALONE)
     forkserver.prepare([*forkserver.PRELOAD, *preload], config.num_threads)
     return ask(entry, arguments, size, config, failure)[0]

@@ -94,12 +94,10 @@ def _write_nothing() -> None:
 
 def _load(source: str, given: list[str]) -> RunConfig:
     """Load the settings of a recipe whose steps other processes will run."""
-    from samebits.launch.kernels import pin_kernels
     from samebits.recipes.catalog import find
 
     config = find(source).load(given).config
     config.check_inputs()
-    pin_kernels(config.kernels, only_children=True)
     return config
 
 

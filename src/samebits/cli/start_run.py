@@ -26,7 +26,6 @@ from samebits.engine.run_spec import RunSpec, recipe_of
 from samebits.errors import LaunchError, SamebitsError
 from samebits.extras import require_recipe
 from samebits.launch import forkserver
-from samebits.launch.kernels import pin_kernels
 from samebits.launch.start import (
     LaunchOptions,
     check_device,
@@ -97,7 +96,6 @@ def train_command(
         check_before_start(config, run_dir, spec.resume)
     default = 1 if here is not None else default_procs(config)
     procs = parse_range(str(default if options.procs is None else options.procs), "--procs")
-    pin_kernels(config.kernels)
     if procs.most == 1 and nodes is None:
         from samebits.engine.loop import train
 

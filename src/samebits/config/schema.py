@@ -483,11 +483,10 @@ class RunConfig(Settings):
         le=1024,
         description="CPU threads per process. Another number changes the last bits of the result.",
     )
-    kernels: Annotated[Literal["auto", "avx2", "portable"], Mark.RESULT] = Field(
+    kernels: Annotated[Literal["auto", "portable"], Mark.RESULT] = Field(
         default="auto",
-        description="Arithmetic. auto: the fastest kernels of each processor; avx2: those for AVX2, for runs on "
-        "several kinds of Intel processors; portable: one result on every processor, at several times the cost "
-        "(docs/portable.md). Another choice changes the result.",
+        description="Arithmetic. auto: the fastest kernels of each processor; portable: one result on every "
+        "processor, at several times the cost (docs/portable.md). Another choice changes the result.",
     )
     channels_last: Annotated[bool, Mark.RESULT] = Field(
         default=True, description="Store images in channels-last memory format, which is faster."

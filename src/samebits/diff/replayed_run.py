@@ -24,7 +24,6 @@ from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError
 from samebits.inference.trained_model import TrainedModel
-from samebits.launch.kernels import pin_kernels
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.optim.build import load_state
 from samebits.provenance.same_run import SETTINGS, check_replay, identity, settings_of
@@ -56,16 +55,13 @@ def open_job(
         The job, and a function that builds the recipe's parts again.
 
     Raises:
-        ConfigError: The run is not exact, an override would change its result, or this process has other kernels.
+        ConfigError: The run is not exact, or an override would change its result.
         SamebitsError: Recipe, data or settings are missing or were altered.
     """
     folder = recorded.path.absolute()
     model = TrainedModel(folder, (*overrides, *_IN_PROCESS))
     spec, config = model.settings() if recipe is None else _settings_with(model, recipe)
     check_replay(recorded.path, config, is_other_recipe=True)
-    pin_kernels(
-        config.kernels
-    )  # raises an error if the other run has others: they are those of the process
     world = stack.enter_context(joined(config, ALONE))
     info = model.dataset_info(spec, config, world)
     # The recipe file may have moved, or be another one: checkpoints have the name that the run gave it.

@@ -30,7 +30,7 @@ from samebits.engine.progress import Progress, StepResult, init_scale
 from samebits.metrics.early_stop import last_step
 from samebits.module.activation_checkpointing import checkpoint_activations
 from samebits.module.check_model import check_batches, check_trainable
-from samebits.module.determinism import check_kernels, use_deterministic_algorithms
+from samebits.module.determinism import use_deterministic_algorithms
 from samebits.module.ema import ModelEma
 from samebits.optim.build import optimizer
 from samebits.parallel.exact_fsdp.replica import ExactShards
@@ -234,7 +234,6 @@ def make_job(
         ConfigError: The settings do not fit data or model; a second pass has other values.
     """
     use_deterministic_algorithms(config, world.device)
-    check_kernels(config)
     parts = build_parts(config, build)
     check_trainable(parts.model)
     parts.metric()  # it checks that the metric has all members

@@ -14,7 +14,6 @@ from samebits.cluster.env import RankAssignment
 from samebits.config.given import as_overrides
 from samebits.errors import ConfigError, DataError, LaunchError
 from samebits.inference.trained_model import TrainedModel, describe_places
-from samebits.launch.kernels import pin_kernels
 from samebits.launch.start import rank_assignment
 from samebits.process_range import ProcessRange, parse_range
 from samebits.report.console import Console
@@ -51,7 +50,6 @@ def evaluate(
     trained.check_unused()
     here = rank_assignment(procs)
     if here is not None:
-        pin_kernels(config.kernels, only_children=True)
         return _evaluate(trained, here)
 
     fix = "Read the output above, which has the error of the process that failed."

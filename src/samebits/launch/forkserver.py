@@ -16,7 +16,7 @@ from typing import Any
 from samebits import scratch
 from samebits.cluster.signals import STOP_SIGNALS
 from samebits.launch import cleanup
-from samebits.launch.kernels import PINS
+from samebits.launch.kernels import VARIABLES
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -180,7 +180,7 @@ def _loaded_with(threads: Mapping[str, str]) -> Mapping[str, str | None]:
     """Return the variables that libraries read in a server which is started now with these threads."""
     return {
         **{name: threads.get(name) for name in THREAD_VARIABLES},
-        **{name: os.environ.get(name) for name in PINS},
+        **{name: os.environ.get(name) for name in VARIABLES},
     }
 
 

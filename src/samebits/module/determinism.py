@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from samebits.launch.kernels import has_effect, too_late
 from samebits.portable.arithmetic import use_portable_arithmetic
-from samebits.portable.mode import converting
 from samebits.portable.images import grid_sampler_2d_backward
+from samebits.portable.mode import converting
 from samebits.portable.table import HANDLERS
 
 if TYPE_CHECKING:
@@ -84,13 +83,3 @@ def set_kernels(num_threads: int, device: torch.device) -> None:
     if device.type == "cuda":
         # cuBLAS reads it at its first call. Without it, torch refuses matrix products in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def check_kernels(config: RunConfig) -> None:
-    """Check that torch uses the kernels of `kernels`, which it chooses at its first computation.
-
-    Raises:
-        ConfigError: It has computed before the settings were known.
-    """
-    if not has_effect(config.kernels):
-        raise too_late(config.kernels)

@@ -29,7 +29,7 @@ _now = _Now()
 @cache
 def _functions() -> dict[str, Callable[..., Any]]:
     """Functions of mpmath's numbers and of a precision, which keep nothing between calls, by their names in `math`."""
-    from mpmath import libmp  # late: most processes need none
+    from mpmath import libmp  # type: ignore[import-untyped]  # no types. Late: most processes need none
 
     def of_logarithm(base: int) -> Callable[..., Any]:
         of_base = libmp.mpf_log(libmp.from_int(base), _PRECISION)

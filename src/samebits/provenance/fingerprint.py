@@ -118,7 +118,7 @@ def describe_kernels(device: torch.device, kernels: str) -> dict[str, str]:
         "torch": torch.__version__,  # with +cpu or +cu126
         **{name: match[1] for name, match in libraries.items() if match},
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
-        **describe_processor(kernels),
+        **describe_processor(),
         **{name: os.environ.get(name) for name in VARIABLES},
         PROCESSOR: cpu_name(),
     }

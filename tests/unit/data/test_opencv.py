@@ -22,6 +22,5 @@ def test_a_processor_without_avx2_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_other_arithmetic_has_no_such_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samebits.data.opencv.cv2.checkHardwareSupport", lambda feature: False)
     check_portable("auto")
-    check_portable("avx2")
     with pytest.raises(ConfigError, match="kernels=portable"):
         check_portable("portable")
