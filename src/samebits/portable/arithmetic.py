@@ -71,7 +71,7 @@ class _Switches:
         self._resets.enter_context(in_torch_init())
         self._resets.callback(setattr, torch, "set_flush_denormal", torch.set_flush_denormal)
         torch.set_flush_denormal(False)
-        torch.set_flush_denormal = _keep_denormal
+        torch.set_flush_denormal = _keep_denormal  # type: ignore[assignment]  # another name
         _check_denormal_numbers()
 
 
@@ -152,7 +152,7 @@ def _in_new_threads() -> Iterator[None]:
         thread.run = in_this_arithmetic(thread.run)  # type: ignore[method-assign]
         start(thread)
 
-    threading.Thread.start = start_in_this_arithmetic  # type: ignore[method-assign]
+    threading.Thread.start = start_in_this_arithmetic  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

@@ -62,7 +62,8 @@ def convolution_backward(
     of_input = of_weight = None
     if mask[0] and transposed:
         # An output_padding of a stride or more adds pixels that no input has reached.
-        of_input = convolve(g, w, stride, padding, dilation, groups)[..., *map(slice, x.shape[2:])]
+        inside: Any = (..., *(slice(n) for n in x.shape[2:]))
+        of_input = convolve(g, w, stride, padding, dilation, groups)[inside]
     elif mask[0]:
         of_input = input_gradient(g, w, x.shape[2:], stride, padding, dilation, groups)
     if mask[1]:

@@ -98,7 +98,7 @@ def normal_around(
     """Return normal numbers with a mean and a deviation of each: float64 ones, times std, plus mean, rounded."""
     if (torch.as_tensor(std) < 0).any():
         raise RuntimeError("normal expects all elements of std >= 0.0")
-    like = mean + std
+    like = torch.as_tensor(mean + std)
     drawn = normal(
         torch.empty(like.shape, dtype=torch.float64, device=like.device), generator=generator
     )

@@ -127,7 +127,7 @@ def _on_cpu(func: Any) -> Callable[..., Any]:
 
 
 # These take the operation, in place or not, and return what to call instead.
-AROUND = {
+AROUND: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "mul.Tensor": _of_reals, "mul.Scalar": _of_reals, "reciprocal": _of_reals, "abs": _of_reals, "sgn": _of_reals,
     "add.Tensor": _with_alpha, "add.Scalar": _with_alpha, "sub.Tensor": _with_alpha, "sub.Scalar": _with_alpha,
     "div.Tensor": _dividing, "div.Scalar": _dividing, "random_": _on_cpu, "random_.from": _on_cpu,
