@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import floats, functions, pooling, reductions
+from samebits.portable import floats, functions, reductions
 from samebits.portable.grid import exact_sum, over
 from samebits.portable.products import matmul
 
@@ -78,12 +78,6 @@ def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) ->
         return floor_divide(x, y)
     quotient = x / y if isinstance(y, Tensor) else over(x, y)
     return quotient if rounding_mode is None else quotient.trunc()
-
-
-def round_to_decimals(x: Tensor, *, decimals: int) -> Tensor:
-    """Round to decimal places: of the rounded product with a power of ten, the quotient."""
-    ten = float(10 ** abs(decimals))
-    return over((x * ten).round(), ten) if decimals >= 0 else over(x, ten).round() * ten
 
 
 def sigmoid_backward(g: Tensor, y: Tensor) -> Tensor:
@@ -255,20 +249,6 @@ def _xlogy(x: Any, y: Any) -> Tensor:
     return torch.where((factor == 0) & ~logs.isnan(), 0.0, factor * logs)
 
 
-def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = (
-        x if eps is None else torch.where(x < eps, eps, x.clamp(max=1.0 - eps))
-    )  # in this order, if eps > 0.5
-    return functions.log(x / (1.0 - x))
-
-
-def _logit_backward(g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    low = 0.0 if eps is None else eps
-    return torch.where(
-        (x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), math.nan if eps is None else 0.0
-    )
-
-
 def _with_bias(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     product = product if alpha == 1 else product * alpha
     return product + (bias if beta == 1 else bias * beta) if beta else product
@@ -286,15 +266,6 @@ def _addmv(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float 
     return _with_bias(bias, matmul(x, y[:, None])[:, 0], beta, alpha)
 
 
-def _addr(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _with_bias(bias, x[:, None] * y, beta, alpha)
-
-
-def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = matmul(x.transpose(0, 1).flatten(1), y.flatten(0, 1))
-    return _with_bias(bias, product, beta, alpha)
-
-
 def _trilinear(
     a: Tensor, b: Tensor, c: Tensor, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
     sumdim: Sequence[int], unroll_dim: int = 1,
@@ -305,11 +276,6 @@ def _trilinear(
         for dim in dims:
             factors[i] = factors[i].unsqueeze(dim)
     return exact_sum(factors[0] * factors[1] * factors[2], list(sumdim)).to(a.dtype)
-
-
-def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    (a, b, c), (d, e, f) = x.unbind(dim), y.unbind(dim)
-    return torch.stack([b * f - c * e, c * d - a * f, a * e - b * d], dim)
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], corners: bool) -> Tensor:
@@ -355,16 +321,6 @@ def _std_mean(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     return functions.sqrt(variance), mean
 
 
-def _renorm(x: Tensor, p: float, dim: int, maximum: float) -> Tensor:
-    norms = reductions.norm(x, p, _others(x, dim), keepdim=True)
-    return x * torch.where(norms > maximum, maximum / (norms + 1e-7), 1.0)
-
-
-def _embedding_renorm(weight: Tensor, indices: Tensor, maximum: float, p: float) -> Tensor:
-    rows = indices.unique()
-    return weight.index_copy(0, rows, _renorm(weight[rows], p, 0, maximum))
-
-
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if not accumulate:
         raise NotImplementedError  # places that occur twice have no order
@@ -372,16 +328,6 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return pooling.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(
         x.shape
     )
-
-
-def _index_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    shape = [1] * x.dim()
-    if shape:
-        shape[dim] = -1
-    places = index.view(shape).expand(source.shape)
-    return pooling.scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 
 
 def _masked_scatter_backward(g: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -392,18 +338,6 @@ def _masked_scatter_backward(g: Tensor, mask: Tensor, sizes: Sequence[int]) -> T
 def _tan(x: Tensor) -> Tensor:
     wide = x.double()
     return (functions.sin(wide) / functions.cos(wide)).to(x.dtype)
-
-
-def _sinh(x: Tensor) -> Tensor:
-    """Of u = e**|x| - 1: (u + u / (u + 1)) / 2, with the sign of x."""
-    wide = x.double()
-    up = functions.expm1(wide.abs())
-    return torch.copysign((up + up / (up + 1.0)) * 0.5, wide).to(x.dtype)
-
-
-def _cosh(x: Tensor) -> Tensor:
-    up = functions.exp(x.double().abs())
-    return ((up + 1.0 / up) * 0.5).to(x.dtype)
 
 
 def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
@@ -420,18 +354,18 @@ def _softplus_backward(g: Tensor, x: Tensor, beta: float, threshold: float) -> T
 
 FORMULAS: dict[str, Callable[..., Any]] = {
     "addmm baddbmm": _linear, "mv": lambda x, y: matmul(x, y[:, None])[:, 0],
-    "glu": _glu, "glu_backward": _glu_backward, "logit": _logit, "logit_backward": _logit_backward,
+    "glu": _glu, "glu_backward": _glu_backward,
     "xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self": _xlogy,
-    "dot vdot": _dot, "addmv": _addmv, "addr": _addr, "addbmm": _addbmm, "_trilinear": _trilinear,
-    "linalg_cross": _cross,
+    "dot vdot": _dot, "addmv": _addmv, "_trilinear": _trilinear,
+
     "affine_grid_generator": _affine_grid, "_weight_norm_interface": _weight_norm,
     "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean.correction": _std_mean,
-    "trace": lambda x: exact_sum(x.diagonal(), (0,)).to(x.dtype), "renorm": _renorm,
-    "embedding_renorm": _embedding_renorm, "put": _put, "index_reduce": _index_reduce,
-    "masked_scatter_backward": _masked_scatter_backward, "tan": _tan, "sinh": _sinh, "cosh": _cosh,
+    "trace": lambda x: exact_sum(x.diagonal(), (0,)).to(x.dtype),
+
+    "masked_scatter_backward": _masked_scatter_backward, "tan": _tan,
     "softplus": _softplus, "softplus_backward": _softplus_backward,
     "celu": lambda x, alpha=1.0: torch.where(x > 0, x, functions.expm1(over(x, alpha)) * alpha),
-    "dist": lambda x, y, p=2: reductions.norm(x - y, p),
+
 }  # fmt: skip
 
 

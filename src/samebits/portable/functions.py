@@ -254,24 +254,3 @@ def _power64(x: Tensor, exponent: Tensor) -> Tensor:
     negative = torch.where(rest == 0.0, size, torch.where(rest == 1.0, -size, math.nan))
     # 0 * log 0 and 0 * log infinity are NaN, but each number to the power of 0 is 1.
     return torch.where(exponent == 0.0, 1.0, torch.where(x < 0.0, negative, size))
-
-
-# Giles, Approximating the erfinv function (2010): polynomials of w - 2.5 and of sqrt(w) - 3, w = -log(1 - x * x).
-_ERFINV_MIDDLE = [
-    1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
-    3.43273939e-07, 2.81022636e-08,
-]  # fmt: skip
-_ERFINV_TAIL = [
-    2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
-    0.000100950558, -0.000200214257,
-]  # fmt: skip
-
-
-@_elementwise
-def erfinv(x: Tensor) -> Tensor:
-    """Inverse of the error function; relative error below 4e-7."""
-    w = -log64((1.0 - x) * (1.0 + x))
-    middle = poly(w - 2.5, _ERFINV_MIDDLE)
-    tail = poly(sqrt(w.float()).double() - 3.0, _ERFINV_TAIL)
-    result = torch.where(w < 5.0, middle, tail) * x
-    return torch.where(x.abs() == 1.0, x * math.inf, result)

@@ -260,12 +260,10 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "cumprod": _cumprod,
     "prod prod.dim_int": _prod,
     "scatter_reduce.two": pooling.scatter_reduce,
-    "erfinv": functions.erfinv,
     "fmod.Tensor fmod.Scalar": elementwise.fmod,
     "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor": elementwise.remainder,
     "floor_divide floor_divide.Scalar": elementwise.floor_divide,
     "div.Tensor_mode div.Scalar_mode": elementwise.divide,
-    "round.decimals": elementwise.round_to_decimals,
     # A number that is not one has a sign, which is the processor's.
     "copysign.Tensor copysign.Scalar": elementwise.copysign,
     "signbit": lambda x: torch.signbit(x) & ~x.isnan(),

@@ -39,7 +39,6 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "cumprod": (lambda x: x * x.detach().cumprod(1), (ROWS,)),
     "prod": (lambda x: x.prod(1), (ROWS,)),
     "prod of all": (lambda x: x.prod(), (ROWS,)),
-    "erfinv": (lambda x: torch.erfinv(x - 1.0), (ROWS,)),
     **{
         f"scatter_reduce, {how}, {own}": (
             lambda x, source, how=how, own=own: x.scatter_reduce(0, PLACES, source, how, include_self=own),

@@ -49,7 +49,6 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda x, w: F.conv_transpose3d(x, w, stride=(1, 3, 2), output_padding=(1, 2, 3), dilation=4),
         (X[:, None, :2], FILTERS[:1, :, None]),
     ),
-    "logit of a middle": (lambda x: x.sigmoid().logit(0.6) + x, (X,)),
 }  # fmt: skip
 
 
