@@ -28,7 +28,7 @@ DOORS: dict[str, dict[str, str]] = {
         "watchdog.detector": "a trial may hang",
     },
     "diff": {
-        "engine.build launch.kernels": "two runs are built in one process",
+        "engine.build": "two runs are built in one process",
         "engine.checkpoints optim.build": "states are restored and copied",
         "engine.output.recorder": "a replayed step has a record as the run's",
         "module.determinism": "torch's switches change with the run that is replayed",
@@ -40,7 +40,7 @@ DOORS: dict[str, dict[str, str]] = {
     "inference": {
         "engine.build module.determinism": "a trained model has weights and no job",
         "engine.evaluate metrics.eval_sets watchdog.detector": "it is evaluated",
-        "launch.kernels launch.start": "a user's program may be one rank of a world",
+        "launch.start": "a user's program may be one rank of a world",
     },
     "run_views": {},
     "sweeps": {

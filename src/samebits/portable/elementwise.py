@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.portable import floats, functions, reductions
+from samebits.portable import floats, functions, pooling, reductions
 from samebits.portable.grid import exact_sum, over
 from samebits.portable.products import matmul
 
@@ -357,15 +357,11 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "glu": _glu, "glu_backward": _glu_backward,
     "xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self": _xlogy,
     "dot vdot": _dot, "addmv": _addmv, "_trilinear": _trilinear,
-
     "affine_grid_generator": _affine_grid, "_weight_norm_interface": _weight_norm,
     "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean.correction": _std_mean,
-    "trace": lambda x: exact_sum(x.diagonal(), (0,)).to(x.dtype),
-
-    "masked_scatter_backward": _masked_scatter_backward, "tan": _tan,
+    "put": _put, "masked_scatter_backward": _masked_scatter_backward, "tan": _tan,
     "softplus": _softplus, "softplus_backward": _softplus_backward,
     "celu": lambda x, alpha=1.0: torch.where(x > 0, x, functions.expm1(over(x, alpha)) * alpha),
-
 }  # fmt: skip
 
 

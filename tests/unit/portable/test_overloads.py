@@ -15,7 +15,7 @@ SOME = (
     "add div pow sum copysign fmod floor_divide where index_add softmax nn.functional.batch_norm nn.functional.conv2d "
     "abs clamp"
 )
-# Reached by no sample: views and questions without values, and what test_doors, networks and other tests of recipes
+# Reached by no sample: views and questions without values, and what test_ways_in, networks and other tests of recipes
 # compute.
 WITHOUT_SAMPLES: frozenset[str] = frozenset()
 
