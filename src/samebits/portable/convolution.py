@@ -55,7 +55,7 @@ def convolution_backward(
     g: Tensor, x: Tensor, w: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, mask: Any,
 ) -> Any:  # fmt: skip
-    """Return the gradients of input, weight and bias of `convolution`."""
+    """Return the gradients of input (N, C, ...), weight (O, C / groups, ...) and bias (O,) of `convolution`."""
     if x.dim() not in (3, 4, 5) or not _is_plain(g, x, w):
         return NotImplemented
     stride, padding, dilation = (per_dim(each, x.dim() - 2) for each in (stride, padding, dilation))

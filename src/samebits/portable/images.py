@@ -210,7 +210,7 @@ def grid_sampler_2d(x: Tensor, grid: Tensor, mode: int, padding: int, corners: b
 def grid_sampler_2d_backward(
     g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, corners: bool, mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of images and places."""
+    """Return the gradients of images (N, C, H, W) and places (N, H', W', 2)."""
     around = _Corners(x, grid, mode, padding, corners)
     n, c, h, w = x.shape
     flat = g.reshape(n, c, -1)

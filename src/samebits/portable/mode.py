@@ -25,7 +25,7 @@ from samebits.portable.table import AROUND, AS_IT_IS, HANDLERS, NARROW
 _OF_OTHERS = DispatchKey.CompositeImplicitAutograd
 # Spaces of names, and names, of what computes nothing: marks for the profiler, messages between ranks.
 HARMLESS = frozenset({"profiler", "c10d", "torchvision::_cuda_version"})
-# torch's schema does not say that running statistics are written.
+# torch's schema does not mark running statistics as written.
 _WRITTEN = {"aten::native_batch_norm": (3, 4)}
 
 

@@ -215,7 +215,7 @@ def _arange(*bounds: float, dtype: torch.dtype | None = None, **options: Any) ->
         else not dtype.is_floating_point
     )
     options = {name: each for name, each in options.items() if name == "device"}
-    if is_whole or not step or (end - start) / step < 0:  # torch says what is wrong with a step
+    if is_whole or not step or (end - start) / step < 0:  # torch has the error for a wrong step
         return torch.arange(*bounds, dtype=dtype, **options)
     i = torch.arange(math.ceil((end - start) / step), dtype=torch.float64, **options)
     return (i * step + start).to(dtype or torch.get_default_dtype())
