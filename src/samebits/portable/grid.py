@@ -52,12 +52,12 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def over(x: Tensor, divisor: float) -> Tensor:
-    """x / divisor of any shape, rounded once: torch's CUDA kernel of a division by a number multiplies by its reciprocal."""
+    """x / divisor of any shape, rounded once: torch's CUDA kernel for a number multiplies by its reciprocal."""
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
 def scaled(sums: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Multiply float64 sums of any shape by powers of two, in place and exactly: float64 has room for both, in any order."""
+    """Multiply float64 sums of any shape by powers of two, in place and exactly: float64 has room for both."""
     return sums.mul_(left.double()).mul_(right.double())
 
 
