@@ -70,7 +70,8 @@ def _rounded(name: str, *values: float) -> float:
             libmp.from_int(each) if isinstance(each, int) else libmp.from_float(each)
             for each in values
         ]
-        return float(libmp.to_float(_functions()[name](*numbers, _PRECISION), rnd="n"))
+        result = float(libmp.to_float(_functions()[name](*numbers, _PRECISION), rnd="n"))
+        return result or math.copysign(0.0, values[0])  # mpmath has no -0
     finally:
         _now.is_computing = False
 

@@ -102,8 +102,7 @@ def normal_around(
     drawn = normal(
         torch.empty(like.shape, dtype=torch.float64, device=like.device), generator=generator
     )
-    dtype = mean.dtype if isinstance(mean, Tensor) else like.dtype
-    return (drawn * std + mean).to(dtype)
+    return (drawn * std + mean).to(like.dtype)
 
 
 def bernoulli(
@@ -112,7 +111,10 @@ def bernoulli(
     """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
     if p is None or isinstance(p, Tensor):
         numbers = uniform(
-            torch.empty(x.shape, dtype=_wide(x), device=x.device), generator=generator
+            torch.empty(
+                x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device
+            ),
+            generator=generator,
         )
         return (numbers < (x if p is None else p)).to(x.dtype)
     return _fill(
@@ -122,10 +124,6 @@ def bernoulli(
             for bits in _hashes(x.numel(), x.device, generator)
         ),
     )
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return x.dtype if x.is_floating_point() else torch.float32
 
 
 def exponential(
