@@ -76,9 +76,8 @@ def set_time_slice(milliseconds: float) -> None:
     attributes = struct.pack(
         "IIQiIQQQ", 48, os.SCHED_OTHER, 0, niceness, 0, round(milliseconds * 1e6), 0, 0
     )
-    ctypes.CDLL(None).syscall(
-        number, 0, attributes, 0
-    )  # a container can forbid it: nothing changes then
+    # a container can forbid it: nothing changes then
+    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
 
 
 @contextmanager

@@ -129,9 +129,8 @@ class SamebitsError(Exception):
         return printable("; ".join([self.what, *slots]))
 
     def _in_order(self) -> list[tuple[str, str]]:
-        return [
-            (name, self.slots[name]) for name in SLOTS if name in self.slots
-        ]  # others may have added slots
+        # others may have added slots
+        return [(name, self.slots[name]) for name in SLOTS if name in self.slots]
 
     def __reduce__(self) -> tuple[object, ...]:
         notes = getattr(self, "__notes__", None)

@@ -153,9 +153,8 @@ def is_running(pid: int) -> bool:
     with contextlib.suppress(
         psutil.Error, OSError
     ):  # psutil raises where /proc is hidden, also for this process
-        return bool(
-            psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        )  # a zombie keeps its pid until it is waited for
+        # a zombie keeps its pid until it is waited for
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return True
 
 

@@ -183,10 +183,10 @@ def store_key(path: Path) -> None:
 
 def message(path: Path) -> None:
     """What a rank has sent through the process group."""
-    from samebits.cluster import codec
+    from samebits.cluster import collectives
 
-    with contextlib.suppress(codec.MessageError):  # `collect` makes an error for users of it
-        codec.decode(path.read_bytes())
+    with contextlib.suppress(collectives.MessageError):  # `collect` makes an error for users of it
+        collectives.decode(path.read_bytes())
 
 
 def verified(path: Path) -> None:

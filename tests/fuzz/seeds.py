@@ -233,11 +233,11 @@ def store_values() -> list[Seed]:
 
 
 def messages() -> list[Seed]:
-    from samebits.cluster import codec
+    from samebits.cluster import collectives
     from samebits.errors import LaunchError
 
     values = [torch.ones(2, 3), np.arange(6).reshape(2, 3), np.float32(1.5), (1, {2}, b"x", Path("a"), {1: None})]
-    content = codec.encode([*values, torch.float16, torch.Size([1]), LaunchError("x", fix="y"), {"a": 1.5}])
+    content = collectives.encode([*values, torch.float16, torch.Size([1]), LaunchError("x", fix="y"), {"a": 1.5}])
     return [Seed("message", "message", content)]
 
 

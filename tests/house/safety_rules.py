@@ -32,7 +32,7 @@ def pickles(root: Path) -> list[str]:
     for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
-                problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/codec.py or JSON")
+                problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/collectives.py or JSON")
             if not isinstance(node, ast.Call) or name in OWN_PICKLES:
                 continue
             callee = called(node)
@@ -44,7 +44,9 @@ def pickles(root: Path) -> list[str]:
             unsafe = unsafe or (callee == "torch.load" and ("weights_only", "True") not in safe)
             unsafe = unsafe or (function == "load" and ("allow_pickle", "True") in safe)
             if unsafe:
-                problems.append(f"{name}:{node.lineno}: {callee} pickles; use cluster/codec.py, JSON or safetensors")
+                problems.append(
+                    f"{name}:{node.lineno}: {callee} pickles; use cluster/collectives.py, JSON or safetensors"
+                )
     return problems
 
 

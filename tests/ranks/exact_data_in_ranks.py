@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Subset
 
 from samebits.cluster.world import World
 from samebits.errors import DataError
-from samebits.own_loop.agreement import check_same_data
+from samebits.own_loop.current import check_same_data
 from samebits.own_loop.samples import source_of
 
 

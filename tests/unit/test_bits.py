@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.data.samples import Batch, sample_digests
 from samebits.storage.tensor_file import write_tensors
 from samebits.storage.weights import weights_sha256
@@ -32,7 +32,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def test_an_unusually_stored_tensor_reaches_other_ranks(tensor: Tensor) -> None:
-    received = codec.decode(codec.encode({"x": tensor}), torch.device("cpu"))["x"]
+    received = collectives.decode(collectives.encode({"x": tensor}), torch.device("cpu"))["x"]
     assert received.shape == tensor.shape
     assert torch.equal(received, tensor)
 

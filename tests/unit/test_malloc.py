@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from samebits import malloc
+from samebits import host_memory
 
 has_mallopt = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")
 pytestmark = pytest.mark.skipif(not has_mallopt, reason="the C library has no mallopt (glibc only)")
@@ -83,15 +83,16 @@ def test_an_old_glibc_keeps_blocks_of_32_mb(monkeypatch: pytest.MonkeyPatch) -> 
     class OldLibrary:
         def mallopt(self, parameter: int, value: int) -> int:
             calls.append((parameter, value))
-            return int(parameter != malloc.M_MMAP_THRESHOLD or value <= 2**25)
+            return int(parameter != host_memory.M_MMAP_THRESHOLD or value <= 2**25)
 
     for name in [*os.environ]:
         if name.startswith(("MALLOC_", "GLIBC_TUN")):
             monkeypatch.delenv(name)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: OldLibrary())
-    malloc.keep_freed_memory()
+    host_memory.keep_freed_memory()
     assert calls[1:] == [
-        (malloc.M_MMAP_THRESHOLD, 2**25), (malloc.M_TRIM_THRESHOLD, malloc.KEEP_BYTES), (malloc.M_ARENA_MAX, 1),
+        (host_memory.M_MMAP_THRESHOLD, 2**25), (host_memory.M_TRIM_THRESHOLD, host_memory.KEEP_BYTES),
+        (host_memory.M_ARENA_MAX, 1),
     ]  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def test_nothing_happens_with_another_c_library(monkeypatch: pytest.MonkeyPatch)
             raise AttributeError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: OtherLibrary())
-    malloc.return_freed_memory()
+    host_memory.return_freed_memory()
     assert looked_for == ["mallopt"]
 
 

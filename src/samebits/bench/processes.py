@@ -36,9 +36,7 @@ def ask(
     with forkserver.temp_folder() as folder:
         code = start.launch_here(size, config, _answer, (folder, entry, arguments))
         raise_if_stopped(code)
-        from samebits.cluster import (
-            codec,  # late, because of torch: the fork server imports it first
-        )
+        from samebits.cluster import collectives
 
         files = [folder / f"rank-{rank}" for rank in range(size.most)]
         there = [file for file in files if file.is_file()]
@@ -47,7 +45,7 @@ def ask(
             raise failure.with_slots(
                 cause=f"exit code {code}" if code else f"no result of {missing}"
             )
-        return [codec.decode(file.read_bytes()) for file in there]
+        return [collectives.decode(file.read_bytes()) for file in there]
 
 
 def ask_here(
@@ -72,9 +70,9 @@ def ask_here(
 
 def _answer(folder: Path, entry: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
     """Call an entry in one process, and write what it returns."""
-    from samebits.cluster import codec
+    from samebits.cluster import collectives
 
-    answer = codec.encode(entry(*arguments))
+    answer = collectives.encode(entry(*arguments))
     rank = (read_assignment(os.environ) or ALONE).rank
     (folder / f"rank-{rank}").write_bytes(answer)
     return 0

@@ -18,7 +18,7 @@ from samebits.check.compare import merge_ranks
 from samebits.check.judge import Finding, Outcome, judge, not_portable, num_portable
 from samebits.check.probe import probe
 from samebits.check.trial import TIMEOUT_S, TIMEOUTS, Trial, run_trial
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
 from samebits.process_range import ProcessRange
@@ -162,7 +162,7 @@ def in_interpreter(
                 f"the trial with PYTHONHASHSEED={seed} {end}",
                 fix="Train the recipe for an epoch on one process, whose output names the cause.",
             )
-        return codec.decode(file.read_bytes())
+        return collectives.decode(file.read_bytes())
 
     try:
         yield wait

@@ -31,9 +31,8 @@ class Finding:
     fix: str  #: What to do, an imperative sentence.
     file: str = ""  #: The user's source file; empty if it is not known.
     line: int = 0  #: The line in it.
-    others: list[str] = field(
-        default_factory=list
-    )  #: Other lines that may have a part in it, each "FILE:LINE what".
+    #: Other lines that may have a part in it, each "FILE:LINE what".
+    others: list[str] = field(default_factory=list)
 
     @property
     def place(self) -> str:

@@ -25,7 +25,7 @@ from samebits.check.trial import (
     shuffle_generators,
     small_sizes,
 )
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.cluster.world import alone
 from samebits.data.division import Alone, Batches
 from samebits.data.keyed import keys
@@ -156,7 +156,7 @@ def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str
     try:
         for state in states:
             # Through the codec, as between ranks: a state that cannot be sent is a fault of its own.
-            merged.merge(codec.decode(codec.encode(state), torch.device("cpu")))
+            merged.merge(collectives.decode(collectives.encode(state), torch.device("cpu")))
         return {name: repr(float(value)) for name, value in merged.result().items()}
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]

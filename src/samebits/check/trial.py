@@ -23,7 +23,7 @@ from torch import Tensor
 from samebits.bench.bench import advance, opened
 from samebits.check.compare import digests
 from samebits.check.steps import LoopRecorder
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
 from samebits.config.load import short_path
@@ -320,7 +320,7 @@ def main(arguments: list[str]) -> int:
     exit_with_parent()
     source, overrides, file, num_steps = json.loads(arguments[0])
     trial = Trial("", is_other_hash=True, num_steps=num_steps)
-    answer = codec.encode(run_trial(source, overrides, trial, ALONE))
+    answer = collectives.encode(run_trial(source, overrides, trial, ALONE))
     Path(file).write_bytes(answer)
     return 0
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli import config, data, doctor, launch, model, replay, runs, sweep, track, train
+from samebits.cli import config, doctor, launch, model, replay, runs, sweep, train
 from samebits.cli.options import CONTEXT, Commands, LocalRank
 from samebits.version import __version__
 
@@ -47,13 +47,13 @@ app.command("train", rich_help_panel="Train")(train.train)
 app.command("launch", context_settings=launch.CONTEXT, rich_help_panel="Train")(launch.launch)
 app.command("sweep", cls=sweep.SweepCommand, rich_help_panel="Train")(sweep.sweep)
 app.command("config", rich_help_panel="Train")(config.config)
-app.add_typer(data.app, name="data", rich_help_panel="Train")
+app.add_typer(config.app, name="data", rich_help_panel="Train")
 app.command("eval", rich_help_panel="Look")(model.evaluate)
 app.command("predict", rich_help_panel="Look")(model.predict)
 app.command("runs", rich_help_panel="Look")(runs.runs)
 app.command("compare", rich_help_panel="Look")(runs.compare)
 app.command("report", rich_help_panel="Look")(runs.report)
-app.command("track", rich_help_panel="Look")(track.track)
+app.command("track", rich_help_panel="Look")(runs.track)
 app.command("check", rich_help_panel="Check")(replay.check)
 app.command("gate", rich_help_panel="Check")(replay.gate)
 app.command("debug", rich_help_panel="Check")(replay.debug)

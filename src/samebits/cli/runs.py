@@ -1,4 +1,6 @@
-"""`samebits runs`, `compare` and `report`: tables and pages of run folders."""
+"""`samebits runs`, `compare`, `report` and `track`: what run folders hold, as tables and pages, and sent to a
+tracker.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Json, json_text, path_of, path_option, table_columns
-from samebits.errors import ConfigError
+from samebits.cli.options import (
+    Debug,
+    Json,
+    RunFolder,
+    json_text,
+    path_of,
+    path_option,
+    table_columns,
+)
+from samebits.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from samebits.run_views.history import RunHistory
+
+
+# `samebits runs`, `compare` and `report`: tables and pages of run folders.
 
 
 # `samebits runs`: a table of runs.
@@ -216,3 +229,49 @@ def _write(page: str, target: Path, runs: Sequence[RunHistory], svg: Path | None
         print(f"charts  {svg}  {len(drawn)} SVG files")
     write_page(page, target)
     print(f"report  {target}  {len(page.encode()) / 1e6:.1f} MB")
+
+
+# `samebits track`: send the records of a run folder to an experiment tracker.
+
+
+To = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."
+    ),
+]
+
+
+def track(run: RunFolder, to: To, debug: Debug = False) -> None:
+    """Send the records of a run to experiment trackers.
+
+    Only records that a tracker has not received yet are sent: after a failure, or for a run that had no tracker.
+    """
+    from samebits.config.schema import TRACKERS
+    from samebits.recipes.catalog import trust_named
+    from samebits.report.trackers.start import TrackerProcess
+    from samebits.report.trackers.tracker import check_trackers, label
+    from samebits.storage.run_folder import check_entries, check_run_path
+
+    check_run_path(run)
+    for name in to:
+        if name == "tensorboard" or (name not in TRACKERS and not name.endswith(".py")):
+            allowed = f"{', '.join(TRACKERS[1:])}, or a Python file"
+            raise ConfigError(f"--to is {name!r}", allowed=allowed, fix="Name one of these.")
+    check_trackers(to)
+    check_entries(run)
+    is_done = (run / "result.json").is_file()
+    for name in to:
+        trust_named(name)
+        process = TrackerProcess(
+            name, run, lambda text: print(text, file=sys.stderr), is_new=False, is_patient=True
+        )
+        process.end("done" if is_done else "stopped")
+        process.close()
+        if process.has_failed:
+            raise CheckpointError(
+                f"tracker {label(name)} has not received all records of {run}",
+                where=run / "logs" / f"tracker-{label(name)}.log",
+                fix="Read the log, and run the command again: records that it received are not sent twice.",
+            )
+        print(f"{label(name)} has the records of {run}")

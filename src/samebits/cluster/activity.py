@@ -16,10 +16,8 @@ class Activity:
     """Current activity of the main thread; other threads may read it without a lock."""
 
     def __init__(self) -> None:
-        self.doing, self.waits = (
-            "starting",
-            False,
-        )  #: Its name, and whether it waits for other ranks.
+        #: Its name, and whether it waits for other ranks.
+        self.doing, self.waits = "starting", False
         self.step: int | None = None  #: The optimizer step, from 0; None outside of steps.
         self.is_paused = (
             False  #: Whether no timeout applies, such as between the epochs of a script.

@@ -173,9 +173,8 @@ class RankAssignment:
 
     rank: int  #: 0 <= rank < world_size.
     world_size: int  #: Number of processes.
-    local_rank: (
-        int | None
-    )  #: Rank among the processes of this machine; None if unknown until the rendezvous.
+    #: Rank among the processes of this machine; None if unknown until the rendezvous.
+    local_rank: int | None
     local_world_size: int | None  #: Number of processes on this machine; None if unknown.
     init: str  #: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
     started_by: StartedBy  #: What started the processes.

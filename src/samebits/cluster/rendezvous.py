@@ -55,9 +55,8 @@ class RankInfo:
     #: Random: a list that contains it was written for this process, and is not an older one.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     namespace: str = ""  #: Scope in which its process id is valid, see `stacks.namespace`.
-    network: str = field(
-        default_factory=network
-    )  #: Equal for processes that reach each other over 127.0.0.1.
+    #: Equal for processes that reach each other over 127.0.0.1.
+    network: str = field(default_factory=network)
     machine: str = ""  #: Equal for the processes of one machine.
 
     def __str__(self) -> str:

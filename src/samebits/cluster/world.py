@@ -129,9 +129,8 @@ class World:
     device: torch.device  #: Device of this process.
     backend: str  #: What carries tensors: gloo or nccl; none in a world of one process.
     host: str  #: Name of this machine.
-    store: (
-        Store | None
-    )  #: Keys and values that all processes share; None in a world of one process.
+    #: Keys and values that all processes share; None in a world of one process.
+    store: Store | None
     assignment: RankAssignment  #: How this process was started.
     #: For each rank the number of its machine, from 0; empty: all are on one.
     machines: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ from samebits.data.images import (
     too_large,
 )
 from samebits.errors import DataError
-from samebits.garbage import without_collections
+from samebits.host_memory import without_collections
 from samebits.plain_file import parse_json, read_plain
 
 # Read an untrusted annotation file in COCO's format. A wrong field is named with its place in the file.
@@ -89,9 +89,8 @@ def _in_file(value: int, info: ValidationInfo) -> int:
 
 
 Id = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
-Reference = Annotated[
-    Id, AfterValidator(_in_file)
-]  #: The id of an image or a category that `check_entries` is given.
+#: The id of an image or a category that `check_entries` is given.
+Reference = Annotated[Id, AfterValidator(_in_file)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
 Size = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 Side = Annotated[int, Field(strict=True, ge=1, le=MAX_PIXELS)]

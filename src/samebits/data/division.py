@@ -166,9 +166,8 @@ class Division:
 
     is_in_turn: bool = False  #: Deal them out in turn.
     dealt: Leaves = ()  #: The micro-batches that each rank still computes, after a loss within the step.
-    held: tuple[
-        tuple[tuple[int, int], ...], ...
-    ] = ()  #: For each rank, the nodes of the tree that it has summed.
+    #: For each rank, the nodes of the tree that it has summed.
+    held: tuple[tuple[tuple[int, int], ...], ...] = ()
     is_padded: bool = False  #: Let each rank have as many as rank 0.
 
     def leaves(self, num_micro_batches: int, size: int, machines: tuple[int, ...] = ()) -> Leaves:
@@ -217,9 +216,8 @@ def _by_machine(num_micro_batches: int, machines: tuple[int, ...]) -> Leaves:
             max(start + least * len(group), num_micro_batches - most * num_later),
             min(start + most * len(group), num_micro_batches - least * num_later) + 1,
         )
-        end = max(
-            ends, key=lambda end: end & -end
-        )  # a multiple of the largest power of two: the end of a subtree
+        # a multiple of the largest power of two: the end of a subtree
+        end = max(ends, key=lambda end: end & -end)
         for place, rank in enumerate(group):
             leaves[rank] = range(*part(start, end, len(group), place))
         start = end

@@ -267,9 +267,8 @@ _LOST = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _MAX_PADDING = 16  # bytes
 _DARK = 16  # of 255: white of 12 bits, if it is read as 16 bits
-_STRIP_PIXELS = (
-    1 << 22
-)  # larger images are converted in strips, since each conversion makes one or more copies
+# larger images are converted in strips, since each conversion makes one or more copies
+_STRIP_PIXELS = 1 << 22
 
 
 def read_rgb(path: Path) -> ByteArray:
@@ -421,9 +420,8 @@ class EncodedImage:
             raise damaged(self.path, error) from error
         self.orientation = _orientation(image, is_jpeg) if self._upright else 1
         width, height = image.size
-        self.size = (
-            (height, width) if self.orientation >= 5 else (width, height)
-        )  # 5 to 8 include a rotation by 90°
+        # 5 to 8 include a rotation by 90°
+        self.size = (height, width) if self.orientation >= 5 else (width, height)
         self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
         self._is_plain = (
             image.format == "JPEG"

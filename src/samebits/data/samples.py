@@ -188,9 +188,8 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_map(item, change) for item in value]
-        return (
-            type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        )  # a named tuple
+        # a named tuple
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

@@ -58,9 +58,8 @@ class RecordedRun:
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
     versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
-    log: StepLog = field(
-        default_factory=StepLog
-    )  #: The record of its steps; empty if there is none.
+    #: The record of its steps; empty if there is none.
+    log: StepLog = field(default_factory=StepLog)
     evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
     #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)

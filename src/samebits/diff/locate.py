@@ -200,9 +200,8 @@ class FirstDifference:
     keys: list[tuple[Key, Key]] = field(default_factory=list)
     a: str = ""  #: Value in the first run, if it is known without tensors.
     b: str = ""  #: Value in the second run.
-    samples: list[int] = field(
-        default_factory=list
-    )  #: Samples of the micro-batch, of the first run.
+    #: Samples of the micro-batch, of the first run.
+    samples: list[int] = field(default_factory=list)
 
 
 def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:

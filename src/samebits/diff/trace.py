@@ -142,16 +142,13 @@ class MicroTrace:
 
     indices: list[int]  #: Samples, in order.
     samples: dict[int, str] = field(default_factory=dict)  #: Digest of each sample's values.
-    calls: list[Call] = field(
-        default_factory=list
-    )  #: Calls of modules, in the order in which they began.
-    operations: list[Operation] = field(
-        default_factory=list
-    )  #: Operations, in the order in which they ran.
+    #: Calls of modules, in the order in which they began.
+    calls: list[Call] = field(default_factory=list)
+    #: Operations, in the order in which they ran.
+    operations: list[Operation] = field(default_factory=list)
     loss: bytes = b""  #: Digest of the loss's terms.
-    gradients: dict[str, bytes] = field(
-        default_factory=dict
-    )  #: Digest of the gradient of each parameter, by name.
+    #: Digest of the gradient of each parameter, by name.
+    gradients: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,9 +157,8 @@ class StepTrace:
 
     record: StepRecord  #: The step's record.
     micro_batches: list[MicroTrace] = field(default_factory=list)  #: The micro-batches, in order.
-    summed: dict[str, bytes] = field(
-        default_factory=dict
-    )  #: Digest of each summed gradient, by parameter.
+    #: Digest of each summed gradient, by parameter.
+    summed: dict[str, bytes] = field(default_factory=dict)
     #: Digest of each gradient that the optimizer received, by parameter.
     applied: dict[str, bytes] = field(default_factory=dict)
     kept: dict[Key, list[Tensor]] = field(default_factory=dict)  #: The tensors of the wanted keys.

@@ -383,6 +383,5 @@ class CheckpointManager:
         if not collectives.broadcast_object(job.world, has_best):
             job.progress.best = None  # it is in another run folder, where it may be pruned
         elif self._is_main and best is not None:
-            checkpoint.mark_best(
-                self.folder.checkpoints, best
-            )  # the process may have died before it did so
+            # the process may have died before it did so
+            checkpoint.mark_best(self.folder.checkpoints, best)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from samebits.cluster import codec, collectives
+from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.division import Batches
@@ -409,7 +409,7 @@ def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:
         counted.add(outputs, batch)
         # Through the codec, as between ranks: a state that cannot
         # be sent is found before training, also on one process.
-        state = codec.decode(codec.encode(counted.state()))
+        state = collectives.decode(collectives.encode(counted.state()))
         merged: Metric = make()
         merged.merge(state)
         num_samples = merged.num_samples

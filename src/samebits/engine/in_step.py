@@ -49,9 +49,8 @@ SENDING = "sending the run's state"
 class Received:
     """A run's state, complete, before it replaces this rank's own."""
 
-    tensors: dict[
-        str, Tensor
-    ]  #: Weights, optimizer state and moving average, of any shape, by name.
+    #: Weights, optimizer state and moving average, of any shape, by name.
+    tensors: dict[str, Tensor]
     plain: dict[str, Any]  #: All other state of a checkpoint.
     last: tuple[int, StepResult] | None  #: Number and result of the last step that was applied.
 

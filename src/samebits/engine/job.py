@@ -66,9 +66,8 @@ class Job:
     train_data: Samples  #: The training samples.
     eval_data: Samples  #: The validation samples.
     progress: Progress  #: The position of the run.
-    eval_sets: Mapping[str, Samples] = field(
-        default_factory=dict
-    )  #: The samples of further validation sets, by name.
+    #: The samples of further validation sets, by name.
+    eval_sets: Mapping[str, Samples] = field(default_factory=dict)
     average: ModelEma | None = None  #: The moving average of the weights, if configured.
     loader: Loader | None = None  #: Reads this process's training batches, once it is open.
     compiled: Compiled | None = None  #: `model` as training calls it, if it is compiled.
@@ -77,9 +76,8 @@ class Job:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)  #: This process's fingerprint.
     #: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
     resumed_from: Fingerprint | None = None
-    warnings: list[str] = field(
-        default_factory=list
-    )  #: Warnings to report when training starts or resumes.
+    #: Warnings to report when training starts or resumes.
+    warnings: list[str] = field(default_factory=list)
     stop_after: int | None = (
         None  #: Number of steps after which training stops and is saved; None: at its end.
     )
@@ -212,9 +210,8 @@ class Job:
             "environment": self.fingerprint.environment,
             "code": self.fingerprint.code,
         }
-        now[EVAL_BATCH] = (
-            self.config.eval_batch
-        )  # the last digits of a validation's loss follow from it
+        # the last digits of a validation's loss follow from it
+        now[EVAL_BATCH] = self.config.eval_batch
         worlds = self.progress.worlds
         if not worlds or {**worlds[-1], **now} != worlds[-1]:
             worlds.append({"size": self.world.size, "from_step": self.progress.step, **now})

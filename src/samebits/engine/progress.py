@@ -140,9 +140,8 @@ class StepResult:
     """The result of one step, equal on all ranks."""
 
     loss: float  #: Mean over the step's samples, before the update.
-    terms: dict[
-        str, float
-    ]  #: The loss's named terms; names are known on ranks that ran a micro-batch.
+    #: The loss's named terms; names are known on ranks that ran a micro-batch.
+    terms: dict[str, float]
     norm: float  #: 2-norm of the gradient, before clipping.
     lr: float  #: Learning rate.
     is_finite: bool  #: Whether loss and gradient were finite. If not, the step changed nothing.

@@ -19,9 +19,8 @@ class RunSpec:
     name: str  #: Name of the recipe, preset or file, for the header of the run.
     config: RunConfig  #: The resolved settings; `config.recipe` names the recipe.
     diff: dict[str, Any]  #: Nested plain values: the settings that differ from the preset.
-    folder: (
-        Path | None
-    )  #: The run folder; None: rank 0 chooses a new one after the ranks have joined.
+    #: The run folder; None: rank 0 chooses a new one after the ranks have joined.
+    folder: Path | None
     resume: str  #: "never", "auto", or the folder of a checkpoint.
     is_restart: bool  #: Whether this world replaces one that lost a process.
     started_at: float  #: Unix time at which the command started, in seconds.

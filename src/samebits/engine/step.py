@@ -44,9 +44,8 @@ def run_step(
     activity.begin_step(step.number, job.world.device)
     # The loss is multiplied by the scale, and each leaf is divided by it: a power of two, so neither rounds (ADR 16).
     job.reducer.begin(step, job.progress.loss_scale)
-    job.reducer.run(
-        run_micro_batch
-    )  # with batch_norm=sync, micro-batches are interleaved coroutines
+    # with batch_norm=sync, micro-batches are interleaved coroutines
+    job.reducer.run(run_micro_batch)
     activity.end_work(len(step.micro_batches))
     # Called here, after the passes, so that a signal during them is seen in this step.
     job.reducer.reduce(float(flags()))

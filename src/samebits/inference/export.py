@@ -46,9 +46,8 @@ class Exported:
     difference: float  #: Largest difference between its outputs and the model's, as a share of the largest output.
     allowed: float  #: Largest difference allowed.
     input_shape: tuple[int, ...]  #: Shape of one sample, without the batch dimension.
-    metadata: Mapping[
-        str, Any
-    ]  #: Metadata in the file: the recipe, and the meaning of inputs and outputs.
+    #: Metadata in the file: the recipe, and the meaning of inputs and outputs.
+    metadata: Mapping[str, Any]
 
 
 def export(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from samebits.errors import ConfigError, cannot_read, cannot_write_result
 from samebits.extras import require
 from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.recipes.trust import check_unshared, list_path
+from samebits.recipes.catalog import check_unshared, list_path
 from samebits.storage.manifest import sha256_of_file
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ def check_signature(folder: Path, files: Mapping[str, str]) -> Signature:
     trusted = trusted_keys()
     present = {name: folder / own for name, own in files.items() if os.path.lexists(folder / own)}
     if not os.path.lexists(folder / SIGNATURE):
-        is_whole = os.path.lexists(
-            folder / "environment.json"
-        )  # of a run folder, such as one's own; never published
+        # of a run folder, such as one's own; never published
+        is_whole = os.path.lexists(folder / "environment.json")
         return _unsigned(present, len(trusted), is_whole=is_whole)
     require("sign", f"checking {SIGNATURE}")
     try:

@@ -130,9 +130,8 @@ class TrainedModel:
     def log_dir(self) -> Path:
         """Folder for stack dumps if a rank hangs."""
         logs = self.path / "logs"
-        is_elsewhere = (
-            self.preset is not None or logs.is_symlink()
-        )  # a link in a stranger's folder may lead anywhere
+        # a link in a stranger's folder may lead anywhere
+        is_elsewhere = self.preset is not None or logs.is_symlink()
         return Path(tempfile.gettempdir()) if is_elsewhere else logs
 
     def settings(self) -> tuple[RecipeSpec, RunConfig]:

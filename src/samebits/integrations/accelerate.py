@@ -43,8 +43,7 @@ from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import current_world
 from samebits.own_loop.exact import exact, order_of
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.optimizer import plain_step
-from samebits.own_loop.refusals import check_modules
+from samebits.own_loop.optimizer import check_modules, plain_step
 from samebits.own_loop.samples import LoaderSource, source_of
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.run_folder import atomic_file

@@ -38,13 +38,11 @@ from samebits.integrations.frameworks import Refusal, refuse
 from samebits.integrations.lightning_data import EvalSteps, EvaluationBatches, StepLoader
 from samebits.integrations.lightning_log import ExactResults, find, metrics_kept
 from samebits.module.determinism import set_kernels
-from samebits.own_loop.agreement import check_same_data, check_same_script
-from samebits.own_loop.current import current_world, watch
+from samebits.own_loop.current import check_same_data, check_same_script, current_world, watch
 from samebits.own_loop.exact import order_of
 from samebits.own_loop.guard import script_line
 from samebits.own_loop.habits import RepeatCheck
-from samebits.own_loop.optimizer import attach, follow, plain_step
-from samebits.own_loop.refusals import check_modules, one_sample
+from samebits.own_loop.optimizer import attach, check_modules, follow, one_sample, plain_step
 from samebits.own_loop.samples import source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
 
@@ -231,9 +229,8 @@ class ExactStrategy(DDPStrategy):
         return int(super().world_size)
 
     def _note_reading(self) -> None:
-        near = islice(
-            callers(sys._getframe(2)), 2
-        )  # the script itself, or behind a property of the Trainer
+        # the script itself, or behind a property of the Trainer
+        near = islice(callers(sys._getframe(2)), 2)
         if any(is_user(each.f_code.co_filename) for each in near):
             self._line = self._line or script_line()
 

@@ -13,7 +13,7 @@ from samebits.data.loader import requests_of
 from samebits.data.order import MicroBatch, Order, Step
 from samebits.data.seeding import seed_forward
 from samebits.errors import ConfigError
-from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.current import check_equal_state
 from samebits.own_loop.loader import check_content, content_of
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop

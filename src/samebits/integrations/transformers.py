@@ -33,7 +33,7 @@ from samebits.integrations.frameworks import (
     accumulation,
     refuse,
 )
-from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.current import check_equal_state
 from samebits.own_loop.loader import check_content, content_of
 from samebits.own_loop.session import ExactLoop
 

@@ -256,9 +256,8 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
             options["lr_scale"] = scales[name]
         key = (parameter.dim() <= 1 if "weight_decay" in options else False, *options.values())
         groups.setdefault(key, {"params": [], **options})["params"].append(parameter)
-    return [
-        groups[key] for key in sorted(groups, key=lambda key: key[0])
-    ]  # stable: those without decay come last
+    # stable: those without decay come last
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def _hidden_matrices(model: nn.Module) -> set[str]:

@@ -106,9 +106,8 @@ def check_start(loop: ExactLoop) -> None:
 
 def has_failed() -> bool:
     """Return whether an error has ended the script already."""
-    return (
-        getattr(sys, "last_type", None) is not None
-    )  # Python 3.12 has last_exc, and keeps last_type
+    # Python 3.12 has last_exc, and keeps last_type
+    return getattr(sys, "last_type", None) is not None
 
 
 class _Loader(Protocol):

@@ -10,13 +10,25 @@ from samebits.data.division import PADDED
 from samebits.data.order import Order
 from samebits.errors import ConfigError
 from samebits.module.determinism import set_kernels
-from samebits.own_loop.agreement import check_same_data, check_same_order, check_same_script
-from samebits.own_loop.current import current_world, watch
+from samebits.own_loop.current import (
+    check_same_data,
+    check_same_order,
+    check_same_script,
+    current_world,
+    watch,
+)
 from samebits.own_loop.ending import report_errors, watch_end
 from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
-from samebits.own_loop.optimizer import attach, attach_module, follow, plain_step
-from samebits.own_loop.refusals import check_modules, check_schedule, check_split
+from samebits.own_loop.optimizer import (
+    attach,
+    attach_module,
+    check_modules,
+    check_schedule,
+    check_split,
+    follow,
+    plain_step,
+)
 from samebits.own_loop.samples import source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
 

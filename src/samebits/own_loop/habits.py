@@ -11,8 +11,8 @@ from torch import Tensor
 from samebits.bits import plain_in, tensors_in
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
+from samebits.own_loop.gradients import Trained
 from samebits.own_loop.guard import fault, script_line
-from samebits.own_loop.trained import Trained
 from samebits.parallel.checksum import checksums
 
 NUM_FIRST = 100  # steps that begin with more repetitions
@@ -203,9 +203,8 @@ class RepeatCheck:
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
         """Start a micro-batch with its inputs, which are compared too."""
         first = step.micro_batches[0]
-        last = [each for each in step.micro_batches if each.index == first.index][
-            -1
-        ]  # also one that pads a step
+        # also one that pads a step
+        last = [each for each in step.micro_batches if each.index == first.index][-1]
         self._step = step.number
         self.is_looking = first is not last
         self._is_first = self.is_looking and micro_batch is first

@@ -10,7 +10,7 @@ from samebits.data.loader import requests_of
 from samebits.data.order import Order
 from samebits.data.seeding import preserved
 from samebits.errors import CheckpointError, TrainError
-from samebits.own_loop.agreement import check_equal_state
+from samebits.own_loop.current import check_equal_state
 from samebits.own_loop.ending import Iteration, check_start
 from samebits.own_loop.guard import fault
 from samebits.own_loop.optimizer import follow

@@ -76,9 +76,8 @@ class LoaderSource:
     #: Called in each worker; it finds the dataset in `torch.utils.data.get_worker_info()`.
     worker_init_fn: Callable[[int], None] | None
     timeout_s: float | None  #: Longest wait for a worker's batch, seconds; None: forever.
-    sampler: (
-        DistributedSampler[Any] | None
-    )  #: Its DistributedSampler, whose `set_epoch` the loop may call.
+    #: Its DistributedSampler, whose `set_epoch` the loop may call.
+    sampler: DistributedSampler[Any] | None
 
     def init_worker(self, worker: int) -> None:
         """Call the script's `worker_init_fn` in a DataLoader worker, by its number."""

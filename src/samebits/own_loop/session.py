@@ -32,10 +32,10 @@ from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
+from samebits.own_loop.gradients import Trained
 from samebits.own_loop.guard import fault
 from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.state_sum import BufferSum
-from samebits.own_loop.trained import Trained
 from samebits.own_loop.weights import AverageWatch, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
 
@@ -123,9 +123,8 @@ class ExactLoop:
         self._drawn: Tensor | None = (
             None  # that after the last backward pass, in a step with a repetition
         )
-        self._end_pass = torch.compiler.disable(
-            self._end_backward
-        )  # a script may compile its whole step
+        # a script may compile its whole step
+        self._end_pass = torch.compiler.disable(self._end_backward)
         self._nodes: list[Node] = []  # those that add to the parameters' gradients
         self.step = 0
         self.is_last = self.has_acted = False
@@ -427,9 +426,8 @@ class ExactLoop:
                 raise fault("graph", step=self.step)
             if not self._is_backward:
                 self._is_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(
-                    self._end_pass
-                )  # as in torch's FSDP
+                # as in torch's FSDP
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
             if self.repeat is not None:
                 self.repeat.take(parameter, self._round)
             trained.take(parameter, self._round, self._current, is_last=self.is_last)

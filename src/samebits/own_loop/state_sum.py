@@ -34,9 +34,8 @@ class BufferSum:
             module.register_state_dict_post_hook(_give_own_memory)
         self._length = len(self._buffers)
         self._buckets: list[Bucket] = []  # one for each backward pass
-        self._exchanges: list[
-            TreeAllReduce | None
-        ] = []  # of those passes that this step has; None: see `join`
+        # of those passes that this step has; None: see `join`
+        self._exchanges: list[TreeAllReduce | None] = []
         self._joined: set[int] = set()
         self._num_used = 0
         self._done: list[MicroBatch] = []

@@ -291,9 +291,8 @@ def follow_data(*, is_on: bool) -> None:
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
-    is_moved = (
-        value.device == tensor.device and value.data_ptr() != tensor.data_ptr()
-    )  # not as module.cpu() on a CPU
+    # not as module.cpu() on a CPU
+    is_moved = value.device == tensor.device and value.data_ptr() != tensor.data_ptr()
     torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
     if is_moved:
         torch.autograd.graph.increment_version(tensor)

@@ -90,9 +90,8 @@ class Layout:
 
 TAIL = -1  # in `Flat.written`
 NO_LEAF = 1 << 62  # after the last one
-_LARGE = (
-    1 << 14
-)  # values of a gradient: a further pass over its memory costs more than a call of its own
+# values of a gradient: a further pass over its memory costs more than a call of its own
+_LARGE = 1 << 14
 
 
 def second_gradient(parameter: nn.Parameter) -> RuntimeError:
@@ -123,9 +122,8 @@ class Leaf:
         self.index = index
         self.flat = flat
         self.is_joining = is_joining
-        self.missing = set(
-            range(num_parameters)
-        )  #: Indices of the parameters without a gradient so far.
+        #: Indices of the parameters without a gradient so far.
+        self.missing = set(range(num_parameters))
         #: Gradients that `Bucket.add_given` has still to add, by index of the parameter.
         self.given: dict[int, Tensor] = {}
         self.is_done = False  #: Whether the leaf has ended.
@@ -160,9 +158,8 @@ class Bucket:
         self.tail_start = self.layout.length
         self.tail_length = tail_length
         self.length = round_up(self.tail_start + tail_length, ALIGNMENT * num_chunks)
-        self.nodes: list[
-            tuple[Node, Flat]
-        ] = []  #: This process's nodes of the tree, each with its sum.
+        #: This process's nodes of the tree, each with its sum.
+        self.nodes: list[tuple[Node, Flat]] = []
         self.result: Flat | None = None  #: Sum over all ranks, after `settle`.
         #: Whether `take` waits for `add_given`. On a GPU the starts of kernels would take longer than they do.
         self.moves_together = device.type == "cuda"

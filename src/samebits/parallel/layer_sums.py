@@ -160,9 +160,8 @@ class LayerSums:
             if first is None or one is None or one.location != first.location:
                 # None: this micro-batch has finished its pass.
                 expected, actual = (END if each is None else each.location for each in (first, one))
-                self._add_ranks(
-                    DIVERGED, []
-                )  # otherwise the other ranks would wait until their timeout
+                # otherwise the other ranks would wait until their timeout
+                self._add_ranks(DIVERGED, [])
                 self._refuse(
                     f"micro-batch {self._leaves[0]}", expected, f"micro-batch {leaf}", actual
                 )

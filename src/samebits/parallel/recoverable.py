@@ -52,9 +52,8 @@ class Agreement:
     )
     source: int  #: The rank that sends its weights.
     receivers: tuple[int, ...]  #: The ranks that receive them.
-    held: tuple[
-        tuple[Node, ...], ...
-    ]  #: For each rank, the partial sums that it keeps of the next step.
+    #: For each rank, the partial sums that it keeps of the next step.
+    held: tuple[tuple[Node, ...], ...]
 
     def deal(self, num_leaves: int) -> tuple[tuple[int, ...], ...]:
         """Return, for each rank, the micro-batches of the next step that it has to compute."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order
-from samebits.malloc import keep_freed_memory
+from samebits.host_memory import keep_freed_memory
 from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.recoverable import RecoverableReducer
 from samebits.parallel.reduce import Reducer
@@ -21,7 +21,7 @@ from samebits.storage.tensor_file import header
 
 
 class WholeReplica:
-    """A whole copy of the model on each rank. On a CPU the process keeps the memory that a step frees (`malloc.py`).
+    """A whole copy of the model on each rank. On a CPU the process keeps memory that a step frees (`host_memory.py`).
 
     Attributes:
         is_sharded: Whether the ranks have to pass through the model together, since none of them has all of it.

@@ -32,9 +32,8 @@ class RunningBuffers:
         self._entries: list[tuple[nn.Module, str, str, Tensor]] = []
         self._constants: list[tuple[str, Tensor, Tensor]] = []
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        others: list[
-            tuple[str, torch.dtype, int, int]
-        ] = []  # name, dtype, start and end within the flat tensor
+        # name, dtype, start and end within the flat tensor
+        others: list[tuple[str, torch.dtype, int, int]] = []
         lengths: dict[torch.dtype, int] = {}
         for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):

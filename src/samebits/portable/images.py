@@ -352,9 +352,8 @@ def _axis(
     """Pixels before and behind each sample of a dimension, the place between them, and whether it is in the image."""
     bin_, sample = (torch.arange(n, device=start.device).float() for n in (bins, count))
     within = over((sample + 0.5) * size[:, None], count)
-    place = (
-        start[:, None, None] + bin_[:, None] * size[:, None, None] + within[:, None]
-    )  # (K, bins, count)
+    # (K, bins, count)
+    place = start[:, None, None] + bin_[:, None] * size[:, None, None] + within[:, None]
     inside = (place >= -1.0) & (place <= pixels)
     place = place.clamp(0.0, pixels - 1)
     low = place.floor().long()

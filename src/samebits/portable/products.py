@@ -161,11 +161,8 @@ def _exact(a: Tensor, b: Tensor) -> Tensor:
         # The sum of products that are all -0 is -0 or +0, by library; adding 0 makes it +0.
         return torch.matmul(a.squeeze(-2), b.squeeze(-3)).add_(0.0)
     k, n = b.shape[-2:]
-    a, b, size = (
-        a.reshape(-1, INT8 * k),
-        b.reshape(INT8 * k, n),
-        (*a.shape[:-2], n),
-    )  # [a0 a1 a2] and [b2; b1; b0]
+    # [a0 a1 a2] and [b2; b1; b0]
+    a, b, size = a.reshape(-1, INT8 * k), b.reshape(INT8 * k, n), (*a.shape[:-2], n)
     step = max(_ROWS, _CHUNK // n) if a.device.type == "cpu" else len(a)
     with int8_kernels():
         parts = [_of_digits(a[i : i + step], b, k) for i in range(0, len(a), step)]

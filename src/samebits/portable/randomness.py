@@ -38,9 +38,8 @@ def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> 
     key = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
     for start in range(0, n, _CHUNK):
         x = torch.arange(start, min(start + _CHUNK, n), device=device)
-        x.mul_(_STEP).add_(
-            _signed((key + _GOLDEN) & (1 << 64) - 1)
-        )  # int64 wraps around, as uint64 does
+        # int64 wraps around, as uint64 does
+        x.mul_(_STEP).add_(_signed((key + _GOLDEN) & (1 << 64) - 1))
         for shift, factor in ((30, _FIRST), (27, _SECOND)):
             x.bitwise_xor_((x >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
         x.bitwise_xor_((x >> 31) & ((1 << 33) - 1))

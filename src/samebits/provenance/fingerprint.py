@@ -419,9 +419,8 @@ def digest_of_sizes(samples: Samples) -> str | None:
             size = os.stat(path).st_size
         except OSError:
             size = -1  # a file that only one machine lacks is a difference as well
-        digest.update(
-            os.fsencode(f"{os.path.basename(path)} {size}\n")
-        )  # no folder: data.root may differ
+        # no folder: data.root may differ
+        digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))
     return short_digest(digest.digest())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.config.given import flat
-from samebits.config.removed import without_removed
+from samebits.config.load import without_removed
 from samebits.errors import CheckpointError, ConfigError
 from samebits.provenance import statement
 from samebits.provenance.same_run import settings_of

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from samebits.config import document
 from samebits.config.given import flat
-from samebits.config.removed import without_removed
+from samebits.config.load import without_removed
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, LaunchError, cannot_read
 from samebits.plain_file import read_plain
@@ -294,9 +294,8 @@ def check_settings(
         return
     other = differing(dict(settings), config)
     if not is_resume:
-        other = [
-            line for line in other if not line.startswith("recipe:")
-        ]  # the file may have moved
+        # the file may have moved
+        other = [line for line in other if not line.startswith("recipe:")]
     if not other:
         return
     if is_resume:

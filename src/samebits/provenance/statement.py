@@ -64,9 +64,8 @@ class RunStatement:
     chain: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
     num_steps: Annotated[int, Field(ge=0, lt=1 << 53)]  #: Number of steps.
     code: list[dict[str, str]]  #: The distinct code of the run's worlds: digests by name.
-    environment: list[
-        dict[str, str]
-    ]  #: The distinct environments of the run's worlds: versions and hardware by name.
+    #: The distinct environments of the run's worlds: versions and hardware by name.
+    environment: list[dict[str, str]]
     data: dict[str, str]  #: Digests of a few samples and of the files' sizes, by name.
     dataset_info_sha256: str  #: Digest of what the recipe read from its data.
     evaluations: list[Evaluation]  #: The evaluations, by step.

@@ -222,9 +222,8 @@ class StepWriter:
         kept = log.head(step)
         is_continued = kept.stop == step and kept.link() == link
         write_steps(path, kept if is_continued else StepLog(b"", link, step))
-        self.is_continued = (
-            is_continued and kept.is_whole
-        )  #: Whether all earlier steps are in the file.
+        #: Whether all earlier steps are in the file.
+        self.is_continued = is_continued and kept.is_whole
         self._file: BinaryIO | None = None
 
     def append(self, record: StepRecord) -> None:

@@ -28,10 +28,8 @@ from samebits.launch import cleanup
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.ending import fault_at_end, leave_errors_to_launcher, named_error
 from samebits.ranks.devices import VISIBLE, Baton, deal, use_dealt_device
-from samebits.ranks.doors import Doors
-from samebits.ranks.generators import Generators
-from samebits.ranks.trace import write_trace
-from samebits.ranks.trained import TrainedModules
+from samebits.ranks.doors import Doors, Generators
+from samebits.ranks.trained import TrainedModules, write_trace
 from samebits.storage.weights import weights_sha256
 
 # Exit code of a rank whose script trains without a process group: the launcher starts it again as one rank.
@@ -51,9 +49,8 @@ class Script:
         0,
     )  #: Ranks whose output is shown; None: all, each line with its rank.
     log_dir: str = ""  #: Folder of each rank's output; empty: none is kept.
-    gpus: Sequence[
-        str
-    ] = ()  #: GPUs of this machine that its ranks share; none: they compute on CPUs.
+    #: GPUs of this machine that its ranks share; none: they compute on CPUs.
+    gpus: Sequence[str] = ()
     folder: str = ""  #: A temporary folder of this machine's ranks.
     is_dry_run: bool = False  #: End after the first step, with a description of it.
     trace: str = ""  #: FOLDER:STEPS, to compare the first steps; see `trace.py`.
@@ -211,9 +208,8 @@ class _Rank:
     def end(self) -> None:
         """Print the hash of the final weights and buffers on rank 0, and wait for the others."""
         if self._trained.num_steps:
-            digest = weights_sha256(
-                self._trained.state()
-            )  # on all ranks, since some may have only a shard
+            # on all ranks, since some may have only a shard
+            digest = weights_sha256(self._trained.state())
             if self._rank == 0:
                 say(f"{self._trained.num_steps:,} steps done; weights sha256 {digest}")
         elif self._rank == 0:

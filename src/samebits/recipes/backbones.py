@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,9 +18,22 @@ from samebits.errors import CheckpointError, ConfigError, DataError
 from samebits.extras import pip_line
 from samebits.module.freeze import freeze
 from samebits.recipes.listing import nearest_fix, some
-from samebits.recipes.normalize import MEAN, STD
 from samebits.storage.manifest import sha256_of_file
 from samebits.storage.pretrained import load_pretrained, read_state
+
+# Normalization of bytes: (byte / 255 - mean) / std, with the mean and standard deviation of ImageNet.
+
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def normalize(pixels: Tensor) -> Tensor:
+    """Normalize (..., 3, H, W) uint8 (red, green, blue) to float32 of the same shape, on the same device."""
+    mean = torch.tensor(MEAN, device=pixels.device).mul_(255).view(3, 1, 1)
+    std = torch.tensor(STD, device=pixels.device).mul_(255).view(3, 1, 1)
+    return pixels.to(torch.float32).sub_(mean).div_(std)
+
 
 # Arguments that let a network of timm take images of any size, by kind: vision transformers, windowed ones, others.
 _ANY_SIZE: tuple[dict[str, Any], ...] = (

@@ -84,9 +84,8 @@ def _plot(axes: Axes, points: Line, label: str, color: str) -> None:
 @contextmanager
 def _figure(path: Path, inches: tuple[float, float], text: str) -> Iterator[Figure]:
     """Yield an empty figure with fonts for all characters of a text, and write it to a file at the end."""
-    logging.getLogger("matplotlib").setLevel(
-        logging.ERROR
-    )  # such as a warning that its font cache cannot be written
+    # such as a warning that its font cache cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

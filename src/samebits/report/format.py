@@ -11,9 +11,8 @@ COLUMNS = 80
 SHARE = "share of time"  # the name of values that `share` formats, for `metric_value`
 # Metrics between 0 and 1 that are shown in percent.
 _SHARES = ("top", "accuracy", "precision", "recall")
-_OF_SET = re.compile(
-    r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII
-)  # a metric of a named validation set
+# a metric of a named validation set
+_OF_SET = re.compile(r"([A-Za-z][\w-]*)\.([A-Za-z]\w*)", re.ASCII)
 
 
 def block(

@@ -218,9 +218,8 @@ def draw_sheet(
 
 def add_caption(image: Image.Image, caption: str) -> Image.Image:
     """Return a copy of an image with a line of text below it."""
-    font = font_for(
-        caption, max(_TEXT_PX, image.height // 40)
-    )  # a large image is looked at from far away
+    # a large image is looked at from far away
+    font = font_for(caption, max(_TEXT_PX, image.height // 40))
     left, top, right, bottom = map(round, font.getbbox(caption))
     size = (
         max(image.width, right - left + 2 * _MARGIN_PX),

@@ -41,9 +41,8 @@ class Curve:
     Neighbors are averaged once there are too many, so that a run of any length takes little memory.
     """
 
-    epochs: list[float] = field(
-        default_factory=list
-    )  #: Epochs done, with a fraction inside an epoch.
+    #: Epochs done, with a fraction inside an epoch.
+    epochs: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  #: Steps done.
     values: list[float] = field(default_factory=list)  #: The values.
     _every: int = 1
@@ -165,16 +164,13 @@ class RunHistory:
     environment: dict[str, str] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
-    worlds: list[tuple[int, int]] = field(
-        default_factory=list
-    )  #: World size and first step of each part of the run.
+    #: World size and first step of each part of the run.
+    worlds: list[tuple[int, int]] = field(default_factory=list)
     command: str = ""  #: The command of the last start.
-    changed: list[str] = field(
-        default_factory=list
-    )  #: Names of the settings that differ from the preset.
-    classes: list[str] = field(
-        default_factory=list
-    )  #: Names of the classes, if the recipe has any.
+    #: Names of the settings that differ from the preset.
+    changed: list[str] = field(default_factory=list)
+    #: Names of the classes, if the recipe has any.
+    classes: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)  #: chain and root, if the run is complete.
     num_samples: int = 0  #: Samples trained on.
     skipped: int = 0  #: Number of steps that were skipped because they were not finite.

@@ -249,10 +249,8 @@ def _lives(run: Path, pid: int, host: str) -> bool:
 # A run in one row: recipe, state, step, metrics, time, settings and hash, from the small files of its folder.
 
 
-_TAIL_BYTES = (
-    32 * 1024,
-    1024 * 1024,
-)  # of metrics.jsonl: the second size if the first has no evaluation
+# of metrics.jsonl: the second size if the first has no evaluation
+_TAIL_BYTES = 32 * 1024, 1024 * 1024
 _MAX_SETTINGS = 1000
 _NO_METRICS = ("step", "epoch")
 # Files whose change makes a summary outdated.
@@ -279,9 +277,8 @@ class RunSummary:
     step: int = 0  #: Steps done.
     num_steps: int = 0  #: Steps of the whole run; 0 if unknown.
     epoch: float = 0.0  #: Epochs done.
-    metrics: dict[str, float] = field(
-        default_factory=dict
-    )  #: Metrics of the last evaluation, by name.
+    #: Metrics of the last evaluation, by name.
+    metrics: dict[str, float] = field(default_factory=dict)
     monitor: str = (
         ""  #: Name of the metric by which the best evaluation is chosen; empty if unknown.
     )

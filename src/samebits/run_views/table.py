@@ -346,9 +346,8 @@ _MAX_REPEATS_CELL = 24
 class SeedGroup:
     """Complete runs whose settings differ only in the seed."""
 
-    settings: dict[
-        str, Any
-    ]  #: The settings that differ from those of other groups, by dotted name.
+    #: The settings that differ from those of other groups, by dotted name.
+    settings: dict[str, Any]
     seeds: list[Any]  #: The seeds, each once.
     #: Mean and standard deviation (that of a sample, None for one seed) by name of the metric.
     metrics: dict[str, tuple[float, float | None]]

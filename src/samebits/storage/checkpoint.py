@@ -81,9 +81,8 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)  #: All other state, as plain JSON.
     #: The exponential moving average of the weights; empty without one.
     average: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] = field(
-        default_factory=dict
-    )  #: The run's identity, compared at a resume; see `run_identity`.
+    #: The run's identity, compared at a resume; see `run_identity`.
+    run: dict[str, Any] = field(default_factory=dict)
 
 
 def name_of(step: int) -> str:
@@ -145,9 +144,8 @@ def write(
         old = take_name(target)
         partial.rename(target)  # the commit
         sync_folder(folder)
-        give_back(
-            old, target
-        )  # only after the commit; `clean` does the same for what a crash here leaves
+        # only after the commit; `clean` does the same for what a crash here leaves
+        give_back(old, target)
     except OSError as error:
         remove_named(partial, FILES)
         raise cannot_write(target, error) from None

@@ -99,14 +99,8 @@ def _names(folder: Path) -> list[str]:
 # any file, and `metrics.part` a FIFO, on which a write waits for a reader.
 
 
-FOLDERS = (
-    "checkpoints",
-    "logs",
-    "pictures",
-    "tensorboard",
-    "trackers",
-    "output",
-)  # "output": of a sweep
+# "output": of a sweep
+FOLDERS = "checkpoints", "logs", "pictures", "tensorboard", "trackers", "output"
 _DO = "Give another --run-dir, or replace it with a regular file or folder."
 
 
@@ -453,9 +447,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path  #: The folder.
         self.checkpoints = path / "checkpoints"  #: The folder of checkpoints.
-        self.weights = (
-            path / "weights.safetensors"
-        )  #: The final weights, which eval, predict and export open.
+        #: The final weights, which eval, predict and export open.
+        self.weights = path / "weights.safetensors"
         self.config = path / "config.yaml"  #: The resolved settings.
         self.pictures = path / "pictures"  #: The folder of charts and image sheets.
         self._lock: RunLock | None = None

@@ -21,7 +21,7 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.subcommand import SAMEBITS, Subcommand
-from samebits.recipes.trust import check_tracker_files
+from samebits.recipes.catalog import check_tracker_files
 from samebits.report.format import clock, is_lower_better
 from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of
@@ -121,9 +121,8 @@ _TAIL_BYTES = 4000
 class TrialSlot:
     """A place for one trial at a time."""
 
-    cores: frozenset[int] = (
-        frozenset()
-    )  #: The CPU cores that its processes may use; empty: all of this process's.
+    #: The CPU cores that its processes may use; empty: all of this process's.
+    cores: frozenset[int] = frozenset()
     gpus: str | None = None  #: Value of CUDA_VISIBLE_DEVICES; None: as for this process.
 
 

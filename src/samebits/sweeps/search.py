@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STEPS_MOST = 10_000  # evaluations of a trial
-Earlier = list[
-    tuple[list[str], TrialOutcome]
-]  # settings and outcome of each trial that another one follows from
+# settings and outcome of each trial that another one follows from
+Earlier = list[tuple[list[str], TrialOutcome]]
 Values = list[tuple[int, float | None]]  # step and value of each evaluation
 
 

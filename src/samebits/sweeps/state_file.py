@@ -17,8 +17,16 @@ from samebits.config.load import Loaded
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.recipes.catalog import RecipeSpec, command_arguments, expand_user, find
-from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe, trust_named
+from samebits.recipes.catalog import (
+    RecipeSpec,
+    check_tracker_files,
+    check_trusted,
+    command_arguments,
+    expand_user,
+    find,
+    read_recipe,
+    trust_named,
+)
 from samebits.storage.run_folder import check_entries, check_no_links, new_folder, write_atomically
 from samebits.storage.run_lock import RunLock
 
@@ -213,9 +221,8 @@ class Sweep:
     )
     better: Literal["max", "min"] = "max"  #: Whether its "max" or "min" is best.
     search: SearchSpec | None = None  #: The search; None for a grid.
-    outcomes: dict[Number, TrialOutcome] = field(
-        default_factory=dict
-    )  #: How trials of a search ended, by number.
+    #: How trials of a search ended, by number.
+    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
 
     @cached_property
     def recipe(self) -> RecipeSpec:
@@ -263,9 +270,8 @@ def read_sweep(folder: Path) -> Sweep:
 
 def check_recipe(sweep: Sweep, folder: Path) -> None:
     """Check that the user trusts the recipe file of a sweep: the folder may be a stranger's."""
-    source = expand_user(
-        sweep.arguments[0]
-    )  # a path, as `find` takes it: "evil.py/" is evil.py too
+    # a path, as `find` takes it: "evil.py/" is evil.py too
+    source = expand_user(sweep.arguments[0])
     if source.suffix in (
         ".yaml",
         ".yml",

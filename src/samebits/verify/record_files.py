@@ -260,9 +260,8 @@ class CheckedFiles:
     )
     log: StepLog = field(default_factory=StepLog)  #: Its record of steps; empty if there is none.
     checkpoints: list[int] = field(default_factory=list)  #: Steps that a replay can start from.
-    mismatches: list[str] = field(
-        default_factory=list
-    )  #: Files that contradict each other, one line each.
+    #: Files that contradict each other, one line each.
+    mismatches: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  #: What is missing, one line each.
 
     @property
@@ -333,9 +332,8 @@ def _compare_log(found: CheckedFiles) -> None:
         found.notes.append(
             f"the record of steps ends at step {log.stop:,}: later steps can't be compared"
         )
-    link = (
-        log.link().hex() if chain and len(log) else chain
-    )  # hashed once: a log may have millions of records
+    # hashed once: a log may have millions of records
+    link = log.link().hex() if chain and len(log) else chain
     if chain and len(log) and (link != chain or log.stop != found.num_steps):
         found.mismatches.append(
             f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "

@@ -244,14 +244,12 @@ class Plan:
     """What to replay; equal on all ranks."""
 
     run: Path  #: The run folder.
-    overrides: tuple[
-        str, ...
-    ]  #: Settings that differ from the run's and do not change the result, such as data.root.
+    #: Settings that differ from the run's and do not change the result, such as data.root.
+    overrides: tuple[str, ...]
     segments: tuple[Segment, ...]  #: The segments, by step.
     num_steps: int  #: Number of steps that the run has done.
-    eval_batches: tuple[
-        int, ...
-    ]  #: The values of eval_batch that the run had: the last digits of a loss follow from it.
+    #: The values of eval_batch that the run had: the last digits of a loss follow from it.
+    eval_batches: tuple[int, ...]
     from_scratch: bool = False  #: Replay from step 0 to the end without the run's checkpoints.
     uses_log: bool = (
         True  #: Whether to compare each step with `steps.bin`, not only the weights at the end.
@@ -273,12 +271,10 @@ class Replay:
     replayed: list[tuple[int, int]] = field(default_factory=list)
     #: The first difference of each other segment, and what the run states wrongly as a whole.
     differences: list[Difference] = field(default_factory=list)
-    mismatches: list[str] = field(
-        default_factory=list
-    )  #: Files of the run that cannot be read or used, one line each.
-    notes: list[str] = field(
-        default_factory=list
-    )  #: What could not be replayed for that reason, one line each.
+    #: Files of the run that cannot be read or used, one line each.
+    mismatches: list[str] = field(default_factory=list)
+    #: What could not be replayed for that reason, one line each.
+    notes: list[str] = field(default_factory=list)
     #: The replay's environment: versions, processor and kernels.
     environment: dict[str, str] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's code.
@@ -308,9 +304,8 @@ class Replayer:
         self._done = 0
         self._total = sum(segment.num_steps for segment in plan.segments)
         self.damaged: set[int] = set()  #: Steps whose checkpoint cannot be used.
-        self.mismatches: list[
-            str
-        ] = []  #: Files of the run that cannot be read or used, one line each.
+        #: Files of the run that cannot be read or used, one line each.
+        self.mismatches: list[str] = []
         self.console = Console(sys.stderr)  #: Shows the progress.
 
     def replay(self, segment: Segment) -> Difference | None:
@@ -527,9 +522,8 @@ def _restore(job: Job, stated: RunConfig, run: Path, step: int, replayer: Replay
 class _Listing(NamedTuple):
     """What a recipe reads from the data of the verifier, beside what the run has kept of it."""
 
-    info: dict[
-        str, Any
-    ]  #: The run's dataset info, with the lists of files that `samebits push` leaves out.
+    #: The run's dataset info, with the lists of files that `samebits push` leaves out.
+    info: dict[str, Any]
     sha256: str  #: What its hash has to be; empty if that is not known.
     findings: list[str]  #: Where the verifier's data differs, one line each.
     notes: list[str]  #: What could not be compared.

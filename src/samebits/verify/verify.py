@@ -39,21 +39,17 @@ class Verdict:
 
     root: str  #: The run's root; empty for a run that is not complete.
     num_steps: int  #: Number of steps of the run.
-    segments: list[Segment] = field(
-        default_factory=list
-    )  #: All segments that the run was cut into.
+    #: All segments that the run was cut into.
+    segments: list[Segment] = field(default_factory=list)
     chosen: list[Segment] = field(default_factory=list)  #: The segments that were to be replayed.
-    replayed: list[Segment] = field(
-        default_factory=list
-    )  #: The segments that were replayed without a difference.
+    #: The segments that were replayed without a difference.
+    replayed: list[Segment] = field(default_factory=list)
     #: The first difference of each other segment, and what the run states wrongly as a whole.
     differences: list[Difference] = field(default_factory=list)
-    mismatches: list[str] = field(
-        default_factory=list
-    )  #: Files of the run that contradict each other.
-    changes: list[str] = field(
-        default_factory=list
-    )  #: Code, data or versions that differ from the run's.
+    #: Files of the run that contradict each other.
+    mismatches: list[str] = field(default_factory=list)
+    #: Code, data or versions that differ from the run's.
+    changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  #: What could not be checked.
     seconds: float = 0.0  #: Time of the replayed steps, seconds.
     #: Whether the root determined which segments to replay; otherwise the verifier named the steps.

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits import errors
-from samebits.cluster.codec import MessageError, decode, encode
+from samebits.cluster.collectives import MessageError, decode, encode
 from samebits.errors import DataError, SamebitsError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.data.samples import Batch
 from samebits.metrics import classification
 from samebits.metrics.classification import Accuracy
@@ -92,7 +92,7 @@ def _states(num_classes: int, labels: torch.Tensor, logits: torch.Tensor, num_pa
         mine = torch.arange(part, len(labels), num_parts)
         for few in mine.split(7):
             metric.add(logits[few], Batch(None, labels[few], few))
-        states.append(codec.decode(codec.encode(metric.state())))
+        states.append(collectives.decode(collectives.encode(metric.state())))
     return states
 
 
@@ -135,9 +135,9 @@ def test_many_classes_take_little_memory_and_a_short_message() -> None:
     logits = torch.nn.functional.one_hot((labels + torch.arange(64) % 2), num_classes).float()
     metric = Accuracy(num_classes)
     metric.add(logits, Batch(None, labels, torch.arange(64)))
-    message = codec.encode(metric.state())
+    message = collectives.encode(metric.state())
     assert len(message) < 200_000
-    merged = _merged(num_classes, [codec.decode(message)] * 2)
+    merged = _merged(num_classes, [collectives.decode(message)] * 2)
     assert merged.num_samples == 128
     assert merged.result()["top1"] == 0.5
     assert sum(merged.state()["predicted"]) == 128

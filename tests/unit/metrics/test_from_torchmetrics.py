@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.cluster import codec
+from samebits.cluster import collectives
 from samebits.data.samples import Batch
 from samebits.errors import ConfigError
 from samebits.metrics.metric import Metric, make_metric
@@ -47,7 +47,7 @@ def merged(pairs: list[tuple[torch.Tensor, Batch]], world_size: int) -> dict[str
         counted = metric()
         for outputs, batch in pairs[rank::world_size]:
             counted.add(outputs, batch)
-        state = codec.decode(codec.encode(counted.state()))
+        state = collectives.decode(collectives.encode(counted.state()))
         total.merge(json.loads(json.dumps(state)))  # plain values only
     assert total.num_samples == sum(len(batch) for _, batch in pairs)
     return total.result()

@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from samebits.config.load import load, mapping_layer
-from samebits.config.removed import REMOVED, without_removed
+from samebits.config.load import REMOVED, load, mapping_layer, without_removed
 from samebits.config.schema import RunConfig, Settings
 from samebits.engine import opening
 from samebits.errors import ConfigError

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from samebits.ranks.generators import Generators
+from samebits.ranks.doors import Generators
 
 
 def drawn() -> tuple[float, ...]:

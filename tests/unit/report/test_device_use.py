@@ -13,7 +13,7 @@ from samebits.config.schema import ReportConfig
 from samebits.module.flops import training_flops
 from samebits.report.records import MetricsLog, read_records
 from samebits.report.speed import DeviceUse, nvml_reader, peak_tflops
-from samebits.report.trackers.tail import values_of
+from samebits.report.trackers.process import values_of
 from samebits.storage.run_folder import RunFolder
 from tests.unit.engine.test_epoch_end import go, job_of, parts
 

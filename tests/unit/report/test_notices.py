@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.report.loss_trend import LossTrend, block_size, grows_from
 from samebits.report.speed import LOADING_WINDOW_S as WINDOW_S
-from samebits.report.speed import STRAGGLER_WINDOW_S, DataWait, Stragglers, advice, idle_row
+from samebits.report.speed import (
+    STRAGGLER_WINDOW_S,
+    DataWait,
+    LossTrend,
+    Stragglers,
+    advice,
+    block_size,
+    grows_from,
+    idle_row,
+)
 
 
 def test_the_share_is_that_since_the_last_call() -> None:

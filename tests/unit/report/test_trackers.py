@@ -10,9 +10,9 @@ import pytest
 
 from samebits.config.schema import ReportConfig
 from samebits.errors import ConfigError
-from samebits.recipes.trust import check_tracker_files
-from samebits.report.trackers.known import check_trackers
+from samebits.recipes.catalog import check_tracker_files
 from samebits.report.trackers.start import TrackerProcess, Trackers
+from samebits.report.trackers.tracker import check_trackers
 from tests.runs import LONG_S, TINY, processes_with, samebits, wait_until, weights
 from tests.unit.report.tracked_runs import NOTES, SHA256, make_run, notes, track, write_records, write_result
 

@@ -117,9 +117,8 @@ def _array(content: bytes) -> npt.NDArray[Any]:
         raise ValueError(
             f"the header claims {shape} of {dtype}, and {len(content) - file.tell():,} bytes follow"
         )
-    values = np.frombuffer(
-        content, dtype, offset=file.tell()
-    ).copy()  # torch warns about arrays that are not writable
+    # torch warns about arrays that are not writable
+    values = np.frombuffer(content, dtype, offset=file.tell()).copy()
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 

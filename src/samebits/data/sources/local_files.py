@@ -209,10 +209,8 @@ class OpenFiles:
             close(descriptor)
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            **self.__dict__,
-            "_descriptors": OrderedDict(),
-        }  # a started process opens the files again
+        # a started process opens the files again
+        return {**self.__dict__, "_descriptors": OrderedDict()}
 
 
 def located(ends: Sequence[int], index: SupportsIndex) -> tuple[int, int]:

@@ -21,9 +21,8 @@ _MAX_CHANCE = 1_000
 _VISIBLE = frozenset(
     "\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2"
 )
-_FILLERS = frozenset(
-    "\u034f\u115f\u1160\u3164\uffa0"
-)  # letters and marks by category that show nothing
+# letters and marks by category that show nothing
+_FILLERS = frozenset("\u034f\u115f\u1160\u3164\uffa0")
 
 
 def is_invisible(character: str) -> bool:

@@ -21,9 +21,17 @@ from samebits.metrics.early_stop import metric_of
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
 from samebits.module.flops import training_flops
 from samebits.report.console import Console
-from samebits.report.loss_trend import LossTrend
 from samebits.report.records import MetricsLog, read_records
-from samebits.report.speed import DataWait, DeviceUse, Rate, StepProfile, Stragglers, Work, advice
+from samebits.report.speed import (
+    DataWait,
+    DeviceUse,
+    LossTrend,
+    Rate,
+    StepProfile,
+    Stragglers,
+    Work,
+    advice,
+)
 from samebits.report.trackers.start import Trackers
 from samebits.storage.background import Background
 from samebits.storage.run_folder import RunFolder
@@ -184,9 +192,8 @@ class Reports:
             world.size,
         )
         if not is_same_run:
-            self.trackers.start(
-                is_new=not job.progress.step
-            )  # they read the records, without those that are repeated
+            # they read the records, without those that are repeated
+            self.trackers.start(is_new=not job.progress.step)
             altered = (
                 "" if self._records is None else altered_evaluations(self._folder, job.progress)
             )

@@ -245,9 +245,8 @@ class RecoveringCrew(Crew):
     def _adopt(self, view: View) -> None:
         is_first = self._view.number < 0 <= view.number
         if is_first and not {*self._planned} & {*view.members}:
-            self._planned = range(
-                0
-            )  # this machine joins a run that has begun: all its processes are replacements
+            # this machine joins a run that has begun: all its processes are replacements
+            self._planned = range(0)
         if view.node != self._shared.node:
             self._stores = []
         # A slow launcher may have missed views.

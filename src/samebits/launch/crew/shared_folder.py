@@ -54,9 +54,8 @@ class NodeStatus:
     is_leaving: bool = False  #: Its launcher has received a signal that may be for this node alone.
     has_ended: bool = False  #: Its launcher writes no more.
     failure: str = ""  #: Why the run has failed, for all launchers; empty if it has not.
-    broken: int = (
-        -1
-    )  #: The present view, if a process of this node has lost a connection in it; else -1.
+    #: The present view, if a process of this node has lost a connection in it; else -1.
+    broken: int = -1
 
 
 def read_status(path: Path) -> NodeStatus:
@@ -155,9 +154,8 @@ class SharedFolder:
         self._path = path
         self._node_timeout_s = node_timeout_s
         self._known: dict[str, NodeStatus] = {}  # by file: the last status that could be read
-        self._seen: dict[
-            int, tuple[int, float]
-        ] = {}  # by node: its last beat, and when it was first read
+        # by node: its last beat, and when it was first read
+        self._seen: dict[int, tuple[int, float]] = {}
         self._lost: dict[int, int] = {}  # by node: the last beat of one that is lost
         self._broken_since = self._longest_look_s = 0.0
         # Monotonic clocks of one machine only: times of other machines are never compared with them.
@@ -168,9 +166,8 @@ class SharedFolder:
         #: status at each poll, and one that is silent for `SILENT_S` is lost.
         self.is_broken = False
         # Not only after a broken connection: a launcher may see that later than others.
-        self.beat_s = min(
-            node_timeout_s / BEATS, SILENT_S / 3
-        )  #: How often its status is written, at least.
+        #: How often its status is written, at least.
+        self.beat_s = min(node_timeout_s / BEATS, SILENT_S / 3)
         self.node = self._claim_number()  #: This launcher's number.
 
     def publish(self, status: NodeStatus) -> None:
@@ -423,9 +420,8 @@ def open_shared_folder(
     if nonce is not None:
         path = make_shared_folder(nodes.folder, nonce)
         describe_group(path, nodes, key)
-        shared = SharedFolder(
-            path, nodes.node_timeout_s
-        )  # before others can read the name: it is node 0
+        # before others can read the name: it is node 0
+        shared = SharedFolder(path, nodes.node_timeout_s)
         store.put(SHARE, path.name)
         return shared
     path = nodes.folder / PARENT / str(store.wait_for(SHARE))
@@ -433,9 +429,8 @@ def open_shared_folder(
     while not path.is_dir() and time.monotonic() < end:
         time.sleep(0.1)
         with suppress(OSError):
-            os.listdir(
-                nodes.folder
-            )  # an NFS client remembers what was not there, until it reads the folder again
+            # an NFS client remembers what was not there, until it reads the folder again
+            os.listdir(nodes.folder)
     if not path.is_dir():
         raise LaunchError(
             "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",

@@ -74,9 +74,8 @@ def read_key(folder: Path) -> str | None:
     """Read the key from a run folder; None if there is none. Raises LaunchError if other users can read it."""
     path = folder / FILE_NAME
     try:
-        opened = open_plain(
-            path, os.O_NOFOLLOW
-        )  # the folder may be another user's, with a link or a FIFO in it
+        # the folder may be another user's, with a link or a FIFO in it
+        opened = open_plain(path, os.O_NOFOLLOW)
     except OSError:
         return None
     with opened as file:

@@ -47,9 +47,8 @@ class NodeView:
     """One world of a run: a view whose members are all new."""
 
     number: int  #: Grows with each view: how often all processes were restarted before.
-    members: tuple[
-        tuple[int, int, int], ...
-    ]  #: Node, its first rank and its number of processes; rank 0's node first.
+    #: Node, its first rank and its number of processes; rank 0's node first.
+    members: tuple[tuple[int, int, int], ...]
     size: int  #: Number of processes.
     address: str  #: Where rank 0 serves the store.
     port: int  #: Its port.
@@ -88,22 +87,19 @@ class StoreBoard:
     def __init__(self, store: SignedStore, node_timeout_s: float, mine: NodeState) -> None:
         self._shared = store
         self._node_timeout_s = node_timeout_s
-        self._store = (
-            store.clone()
-        )  # a connection of its own: calls over one connection wait for each other
+        # a connection of its own: calls over one connection wait for each other
+        self._store = store.clone()
         #: This node's number, the lowest that no other node has taken.
         self.node = next(
             number for number in itertools.count() if self._claims(replace(mine, node=number))
         )
         self._mine = replace(mine, node=self.node)
         self._proposed: NodeView | None = None
-        self._seen: dict[
-            int, tuple[NodeState, float]
-        ] = {}  # last state of each node, and when it was first read
+        # last state of each node, and when it was first read
+        self._seen: dict[int, tuple[NodeState, float]] = {}
         self._states: dict[int, NodeState] = {}
-        self._lock = (
-            threading.Lock()
-        )  # guards `_mine`, `_proposed` and `_states`, which two threads use
+        # guards `_mine`, `_proposed` and `_states`, which two threads use
+        self._lock = threading.Lock()
         self._is_due = threading.Event()
         self._is_over = threading.Event()
         self._looked_at = time.monotonic()

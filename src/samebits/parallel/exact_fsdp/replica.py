@@ -21,7 +21,7 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.order import Order, Step
 from samebits.errors import ConfigError
-from samebits.malloc import return_freed_memory
+from samebits.host_memory import return_freed_memory
 from samebits.parallel.blocks import shard_blocks
 from samebits.parallel.exact_fsdp.unit import ShardUnit, assign_owners
 from samebits.parallel.exchange.part import Message

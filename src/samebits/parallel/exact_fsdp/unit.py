@@ -231,9 +231,8 @@ class ShardUnit:
         ]
 
     def _post(self, messages: list[Message]) -> Sequence[Work]:
-        messages.sort(
-            key=lambda message: not message.is_receive
-        )  # receives first, as in `TreeAllReduce`
+        # receives first, as in `TreeAllReduce`
+        messages.sort(key=lambda message: not message.is_receive)
         return post(self._world, messages) if messages else []
 
 

@@ -69,9 +69,8 @@ class Augmentation:
             self._image.append(v2.ColorJitter(*jitter))
         self._erase: Any = None
         if config.erasing:
-            value: Any = (
-                0 if config.erasing_fill == "mean" else "random"
-            )  # the mean is 0 after normalization
+            # the mean is 0 after normalization
+            value: Any = 0 if config.erasing_fill == "mean" else "random"
             self._erase = v2.RandomErasing(config.erasing, value=value, inplace=True)
         mixing: list[Any] = []
         if config.mixup and config.mix_probability:

@@ -41,12 +41,8 @@ _PARTS = ("fold", "split", "part", "pred", "prediction", "dev", "testing", "hold
 # More classes than any dataset has (ImageNet-21k: 21,841), fewer than a column of unique names.
 MAX_CLASSES = 50_000
 _MAX_DIGITS = 10
-NO_CLASS = (
-    "-1",
-    "nan",
-    "null",
-    "<na>",
-)  # as torchvision and Hugging Face mark a missing class, and as pandas does
+# as torchvision and Hugging Face mark a missing class, and as pandas does
+NO_CLASS = "-1", "nan", "null", "<na>"
 
 # Class -> files, relative to the folder in which they were listed; or indices of rows.
 Files = dict[str, list[str]]
@@ -375,9 +371,8 @@ class ImageRows:
                 fix="Write it again with save_to_disk.",
             ) from error
         if not isinstance(found, datasets.DatasetDict):
-            found = found.with_format(
-                None
-            )  # saved with it, a dataset returns tensors or arrays of any column
+            # saved with it, a dataset returns tensors or arrays of any column
+            found = found.with_format(None)
         else:
             splits = list(found)
             raise DataError(

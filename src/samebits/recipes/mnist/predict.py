@@ -60,9 +60,8 @@ def _gray(image: Image.Image) -> GrayArray:
     """Convert an image of any mode to (H, W) brightness in 0 to 1."""
     if image.mode[0] in "IF":
         # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
-        wide = np.nan_to_num(
-            np.asarray(image, dtype=np.float32)
-        )  # floats in a file can be infinite or NaN
+        # floats in a file can be infinite or NaN
+        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))
         bright: GrayArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
         return bright
     image = image.convert("RGBA")

@@ -14,7 +14,7 @@ import torch
 
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.recipes.normalize import MEAN, STD
+from samebits.recipes.backbones import MEAN, STD
 from samebits.recipes.pose.config import DataConfig
 from samebits.recipes.pose.view import Floats, Pixels, Placement, draw_placement
 

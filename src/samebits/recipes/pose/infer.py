@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samebits.data.images import read_rgb
-from samebits.recipes.normalize import normalize
+from samebits.recipes.backbones import normalize
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.group import SCORE, Y, group_people
 from samebits.recipes.pose.view import ImageView, check_shape, view

@@ -15,8 +15,7 @@ from samebits.data.images import read_rgb
 from samebits.data.opencv import check_portable
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
-from samebits.recipes.backbones import frozen_row, initial_weights, published_info
-from samebits.recipes.normalize import MEAN, STD
+from samebits.recipes.backbones import MEAN, STD, frozen_row, initial_weights, published_info
 from samebits.recipes.pose.coco_files import open_files, split_names
 from samebits.recipes.pose.config import Config, LossConfig
 from samebits.recipes.pose.data import STRIDES, EvalImages, TrainImages

@@ -21,9 +21,8 @@ class Skeleton:
     name: str  #: "coco" or "crowdpose".
     joints: tuple[str, ...]  #: K names, in the order of the annotation files.
     limbs: tuple[tuple[int, int], ...]  #: Pairs of joints that pictures connect.
-    order: tuple[
-        int, ...
-    ]  #: Joints in the order in which they are grouped into people, the most reliable first.
+    #: Joints in the order in which they are grouped into people, the most reliable first.
+    order: tuple[int, ...]
 
     @property
     def num_joints(self) -> int:

@@ -17,15 +17,14 @@ from samebits.data.crop import Box, RandomBoxes, resize_into, resized
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
-from samebits.recipes.normalize import normalize
+from samebits.recipes.backbones import normalize
 from samebits.recipes.segment.config import MAX_PIXELS, DataConfig
 
 # Columns of a sample's random numbers: the first decides on the flip, the others on the crop.
 _FLIP = 0
 _CROP = 1
-_UNIT = (
-    1 << 14
-)  # side of the square in which boxes are drawn, so that their shape is relative to the image's
+# side of the square in which boxes are drawn, so that their shape is relative to the image's
+_UNIT = 1 << 14
 
 
 @dataclass(frozen=True)

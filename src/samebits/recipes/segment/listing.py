@@ -297,9 +297,8 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
         and config.eval is not None
         and whole_path(config.eval) != dataset_info["held_out_from"]
     ):
-        names = (
-            dataset.names
-        )  # the user evaluates on images other than the validation split of the run
+        # the user evaluates on images other than the validation split of the run
+        names = dataset.names
     return dataset.opened(names, dataset_info)
 
 

@@ -19,6 +19,8 @@ from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.metrics.segmentation import IGNORED, SegmentationMetric, label_map
 from samebits.recipes.backbones import (
+    MEAN,
+    STD,
     Pyramid,
     freeze_parts,
     frozen_row,
@@ -26,7 +28,6 @@ from samebits.recipes.backbones import (
     published_info,
 )
 from samebits.recipes.listing import header_rows, some
-from samebits.recipes.normalize import MEAN, STD
 from samebits.recipes.results import draw_samples, most_confused
 from samebits.recipes.segment.config import MAX_PIXELS, Config, ModelConfig
 from samebits.recipes.segment.data import LabeledImages, read_image

@@ -171,9 +171,8 @@ def to_prediction(logits: Tensor, alphabet: Alphabet, config: DecodeConfig) -> M
 def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """Draw an image with its predicted text below."""
     image = Image.fromarray(read_rgb(path))
-    image.thumbnail(
-        _MAX_DRAWN_PX
-    )  # an image of 1 by millions of pixels would make a sheet of gigabytes
+    # an image of 1 by millions of pixels would make a sheet of gigabytes
+    image.thumbnail(_MAX_DRAWN_PX)
     return add_caption(image, f"{prediction['text'] or '(empty)'}   {prediction['confidence']:.1%}")
 
 

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from samebits.report.trackers.known import check_trackers, external, label
 from samebits.report.trackers.process import FAILED, POLL_S, STARTED
-from samebits.report.trackers.tracker import Outcome
+from samebits.report.trackers.tracker import Outcome, check_trackers, external, label
 
 # A tracker that has sent no sign of life for so long before the end of the run hangs.
 _HANG_S = 10.0

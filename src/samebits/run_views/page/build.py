@@ -137,9 +137,8 @@ class SweepRow:
     """A trial of a sweep, as a row of its table."""
 
     summary: RunSummary  #: Its run.
-    values: Sequence[
-        str
-    ]  #: The settings in which it differs from others, in the order of the columns.
+    #: The settings in which it differs from others, in the order of the columns.
+    values: Sequence[str]
 
 
 def sweep_page(

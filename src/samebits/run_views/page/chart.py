@@ -341,9 +341,8 @@ def pictures(
     """
     found = []
     num_left_out = 0
-    drawn = (
-        ("curves.png", "confusion.png") if has_matrix else ("curves.png",)
-    )  # the page draws them from numbers
+    # the page draws them from numbers
+    drawn = ("curves.png", "confusion.png") if has_matrix else ("curves.png",)
     try:
         names = sorted(
             name

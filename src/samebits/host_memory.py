@@ -1,12 +1,32 @@
-"""When the C library returns freed memory to the system. glibc only; elsewhere nothing happens.
-
-By default glibc returns it as soon as 128 KB to 64 MB are free at the end of its heap, and each block above 32 MB at
-once. A training step frees its activations, and the next one gets the same memory again, page by page, filled with
-zeros.
-"""
+"""Memory of the process: pauses of the garbage collector, and when the C library returns freed memory to the system."""
 
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Pause Python's garbage collection while many objects are created of which none is garbage.
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect nothing in a block: collections would look through its new objects again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+# When the C library returns freed memory to the system. glibc only; elsewhere nothing happens.
+#
+# By default glibc returns it as soon as 128 KB to 64 MB are free at the end of its heap, and each block above 32 MB at
+# once. A training step frees its activations, and the next one gets the same memory again, page by page, filled with
+# zeros.
+
 
 # from glibc's malloc.h
 M_TRIM_THRESHOLD = -1
