@@ -46,7 +46,7 @@ def test_the_wheel_has_every_file_of_the_package_and_its_version(wheel: Path, re
     sources = repo / "src"
     tracked = subprocess.run(["git", "ls-files"], cwd=sources, capture_output=True, text=True).stdout.split()
     present = tracked or [str(path.relative_to(sources)) for path in sources.rglob("*.*") if path.is_file()]
-    assert {name for name in present if "__pycache__" not in name} <= inside
+    assert {name for name in present if "__pycache__" not in name} - {"ruff.toml"} <= inside
     assert not any("test" in Path(name).parts[0] for name in inside)
     assert (description["Name"], description["Version"]) == ("samebits", __version__)
 

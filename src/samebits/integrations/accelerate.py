@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
@@ -27,6 +24,17 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from samebits.cluster.world import World
 from samebits.data.order import Order
 from samebits.errors import CheckpointError, ConfigError
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+    from accelerate.utils import DistributedType
+except ImportError as error:
+    raise ConfigError(
+        "accelerate is not installed", cause=error, fix="Run: pip install 'samebits[accelerate]'."
+    ) from None
+
 from samebits.integrations.accelerate_loaders import (
     EvaluationLoader,
     TrainingLoader,
@@ -255,15 +263,6 @@ class ExactScheduler(AcceleratedScheduler):
                 self.scheduler, "total_steps", self.scheduler._step_count
             ):
                 self.scheduler.step(*args, **kwargs)
-
-
-try:
-    from accelerate import Accelerator
-    from accelerate.optimizer import AcceleratedOptimizer
-except ImportError as error:
-    raise ConfigError(
-        "accelerate is not installed", cause=error, fix="Run: pip install 'samebits[accelerate]'."
-    ) from None
 
 
 class ExactAccelerator(Accelerator):

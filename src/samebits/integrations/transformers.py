@@ -16,10 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import CheckpointError, ConfigError
+
+try:
+    import transformers
+    from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+except ImportError as error:
+    raise ConfigError(
+        "transformers is not installed",
+        cause=error,
+        fix="Run: pip install 'samebits[transformers]'.",
+    ) from None
+
 from samebits.integrations.accelerate import (
     ExactAccelerator,
     ExactSettings,
@@ -100,17 +110,6 @@ def load_converted(model: nn.Module, checkpoint: Path) -> bool:
         )
     model.load_state_dict(loaded.state_dict())
     return True
-
-
-try:
-    import transformers
-    from transformers import TrainerCallback, TrainingArguments
-except ImportError as error:
-    raise ConfigError(
-        "transformers is not installed",
-        cause=error,
-        fix="Run: pip install 'samebits[transformers]'.",
-    ) from None
 
 
 _STATE = "trainer_state.json"

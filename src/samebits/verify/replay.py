@@ -455,7 +455,10 @@ def replay_on(
             mismatches=[finding(error, plan.run)],
             notes=["no step was replayed, since the dataset info is not the run's"],
         )
-    own = collectives.run_on_rank0(world, lambda: _list_again(plan, recipe, config, kept))
+    # Ranks exchange plain values, so a named tuple arrives as a tuple.
+    own = _Listing(
+        *collectives.run_on_rank0(world, lambda: _list_again(plan, recipe, config, kept))
+    )
     dataset_info = own.info
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
     job.identity = identity(config, dataset_info)

@@ -10,7 +10,7 @@ import pytest
 
 import samebits.inference
 from samebits.cli.main import run
-from samebits.errors import DataError
+from samebits.errors import ConfigError, DataError
 from samebits.inference import predict
 from samebits.inference.trained_model import TrainedModel
 
@@ -95,7 +95,7 @@ def test_a_file_s_equals_sign_is_no_setting(fake: FakeTrained, tmp_path: Path, m
 
 
 def test_predict_without_a_file_reports_what_is_missing(fake: FakeTrained, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["predict", "runs/a", "other=0.1"]) == DataError.exit_code
+    assert run(["predict", "runs/a", "other=0.1"]) == ConfigError.exit_code
     assert "samebits predict runs/a FILE" in capsys.readouterr().err
 
 

@@ -102,6 +102,8 @@ def test_the_end_is_80_columns_wide_but_for_what_is_copied(tmp_path: Path, capsy
     request, job = job_of(2, global_batch=32, micro_batch=8)
     folder = RunFolder(tmp_path / ("long_" * 20))
     folder.path.mkdir()
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "steps.bin"):
+        (folder.path / name).touch()  # a run whose files are gone is named first
     job.progress.metrics = {"top1": 1 / 3}
     finished(request, job, folder)
     told = capsys.readouterr().out.splitlines()
