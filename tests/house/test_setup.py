@@ -112,6 +112,19 @@ def test_a_machine_without_a_gpu_gets_torch_s_cpu_build_if_its_index_answers(
 
 
 @pytest.mark.full
+@pytest.mark.skipif(Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None, reason="has a GPU")
+@pytest.mark.parametrize(("given", "code"), [([], 0), (["TORCH_INDEX=https://torch.example/cpu"], 2)])
+def test_an_index_that_lacks_torch_s_version_ends_the_setup_only_if_it_was_named(
+    checkout: Path, given: list[str], code: int
+) -> None:
+    script = 'case "$*" in *--version*|*" index "*) ;; *--index-url*) exit 1;; *) echo "$*" >> calls;; esac'
+    _script(checkout / ".venv/bin/python", script)
+    run = _run(checkout, "make", "venv", f"PYTHON={sys.executable}", *given)
+    assert run.returncode == code, run.stderr
+    assert (checkout / "calls").exists() == (code == 0)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "doing"),
     [
