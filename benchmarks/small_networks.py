@@ -18,7 +18,8 @@ from samebits.cluster.env import ALONE, RankAssignment, read_assignment
 from samebits.cluster.world import World, add_group
 from samebits.config.schema import RunConfig
 from samebits.data.samples import Batch, DatasetSamples
-from samebits.engine.job import Job, make_job
+from samebits.engine.build import make_job
+from samebits.engine.job import Job
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy
 from samebits.recipes.mnist.recipe import Cnn

@@ -173,7 +173,7 @@ def samebits(name: str, clock: Clock, *more: str) -> None:
     """Run the loop's step with default settings and the given ones."""
     from samebits.cluster.world import alone
     from samebits.config.schema import RunConfig
-    from samebits.engine.job import make_job
+    from samebits.engine.build import make_job
     from samebits.engine.parts import Parts
     from samebits.engine.step import run_step
     from samebits.metrics.classification import Accuracy

@@ -100,3 +100,10 @@ def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+
+
+def short_path(path: Path) -> str:
+    """Return a path relative to the current folder if it is inside, else absolute."""
+    absolute = path.absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

@@ -13,7 +13,7 @@ from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.engine.job import make_job
+from samebits.engine.build import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.provenance import fingerprint

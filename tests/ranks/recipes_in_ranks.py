@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import World
 from samebits.config.schema import CheckpointConfig, LoaderConfig, RunConfig
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.recipes.classify.config import Config as ClassifyConfig
 from samebits.recipes.pose.config import Config as PoseConfig

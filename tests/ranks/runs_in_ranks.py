@@ -11,8 +11,8 @@ from samebits.cluster.world import World
 from samebits.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.storage.run_folder import RunFolder

@@ -11,9 +11,9 @@ from torch import nn
 
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
+from samebits.engine.build import init_weights as bring_to_start
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import init_weights as bring_to_start
-from samebits.engine.job import make_job
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
 from samebits.storage.run_folder import RunFolder

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from samebits.cluster.world import alone
 from samebits.data.samples import Batch
-from samebits.engine.job import Job, make_job
+from samebits.engine.build import make_job
+from samebits.engine.job import Job
 from tests.lab import portable_runs
 from tests.ranks.recipes_in_ranks import build_small
 

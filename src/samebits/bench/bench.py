@@ -17,8 +17,8 @@ from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.data.loader import Loader
 from samebits.data.order import Step
-from samebits.engine.build import build_parts, dataset_info_for
-from samebits.engine.job import Job, init_weights, make_job
+from samebits.engine.build import build_parts, dataset_info_for, init_weights, make_job
+from samebits.engine.job import Job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step

@@ -15,8 +15,8 @@ from samebits.check.causes import UNKNOWN, Cause, candidates, explain
 from samebits.check.compare import INPUT, ROOT, TrialDifference
 from samebits.check.context import REPLACED, WRITTEN
 from samebits.check.trial import RAISED, Trial, TrialTrace
-from samebits.config.load import short_path
 from samebits.errors import SamebitsError, SampleError, printable
+from samebits.plain_file import short_path
 
 # Findings of a check: what differs, its cause, and what to do.
 

@@ -26,18 +26,19 @@ from samebits.check.steps import LoopRecorder
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
-from samebits.config.load import short_path
 from samebits.config.schema import RunConfig
 from samebits.data.keyed import IntArray, KeyArray, key
 from samebits.data.loader import Loader
 from samebits.data.order import Step
 from samebits.data.samples import Batch, Samples, as_samples, groups_of, sample_digests
+from samebits.engine.build import init_weights
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import evaluate_set
-from samebits.engine.job import Job, init_weights
+from samebits.engine.job import Job
 from samebits.engine.progress import StepResult
 from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import is_user
+from samebits.plain_file import short_path
 from samebits.provenance.fingerprint import describe_kernels
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector

@@ -16,6 +16,7 @@ from samebits.config.describe import Setting
 from samebits.config.document import KeyPath
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import ConfigError, wrapped
+from samebits.plain_file import short_path
 
 # Settings that earlier versions had. Run folders of those versions are still read.
 
@@ -456,13 +457,6 @@ def override_layer(model: type[Settings], text: str) -> Layer:
         else {}
     )
     return Layer(nested, {path: origin, **inner})
-
-
-def short_path(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside, else absolute."""
-    absolute = path.absolute()
-    here = Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

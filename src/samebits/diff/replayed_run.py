@@ -16,9 +16,9 @@ from samebits.config.load import load, mapping_layer
 from samebits.config.schema import RunConfig
 from samebits.data.order import Step
 from samebits.diff.folders import RecordedRun
-from samebits.engine.build import build_from
+from samebits.engine.build import build_from, init_weights, make_job
 from samebits.engine.checkpoints import pack_job, restore_step
-from samebits.engine.job import Job, init_weights, make_job
+from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of
 from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress

@@ -21,13 +21,23 @@ from samebits.data.loader import read
 from samebits.data.order import Order
 from samebits.data.samples import Samples, as_samples, groups_of
 from samebits.data.seeding import seeded
+from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
+from samebits.engine.progress import Progress, init_scale
 from samebits.errors import CheckpointError, ConfigError, DataError, is_out_of_memory
 from samebits.metrics.metric import make_metric
-from samebits.module.check_model import check_model
+from samebits.module.activation_checkpointing import checkpoint_activations
+from samebits.module.check_model import check_batches, check_model, check_trainable
+from samebits.module.compiled import Compiled
+from samebits.module.determinism import use_deterministic_algorithms
+from samebits.module.ema import ModelEma
 from samebits.module.precision import use_precision
+from samebits.optim.build import optimizer
 from samebits.parallel.bucket import is_dense
-from samebits.provenance.same_run import DATASET_INFO, check_dataset_info
+from samebits.parallel.exact_fsdp.replica import ExactShards
+from samebits.parallel.replica import Replica, WholeReplica
+from samebits.provenance.fingerprint import take_fingerprint
+from samebits.provenance.same_run import DATASET_INFO, check_dataset_info, check_ranks_agree
 from samebits.storage.manifest import sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import identity_of
@@ -290,3 +300,92 @@ def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> O
         groups_of(train_data),
         division=IN_TURN if is_sharded else EVEN,
     )
+
+
+# Assembly of a run's job on the world's device, equal on all ranks.
+
+
+def make_job(
+    config: RunConfig, build: Callable[[], Parts], world: World, *, is_restart: bool = False
+) -> Job:
+    """Build a recipe's parts on the world's device, equal on all ranks, and open its data; a restart checks once only.
+
+    Raises:
+        LaunchError: The ranks differ in code, settings, data or model.
+        DataError: The data cannot be read.
+        ConfigError: The settings do not fit data or model; a second pass has other values.
+    """
+    use_deterministic_algorithms(config, world.device)
+    parts = build_parts(config, build)
+    check_trainable(parts.model)
+    parts.metric()  # it checks that the metric has all members
+    # A single process always has a whole model.
+    is_sharded = config.parallel == "fsdp" and world.size > 1
+    model = prepare_model(parts.model, config, world.device)
+    train_data = open_data(config, parts, train=True)
+    eval_data = open_data(config, parts, train=False)
+    eval_sets = open_eval_sets(config, parts)
+    sizes = {"training": len(train_data), "validation": len(eval_data)}
+    sizes |= {f"{name} validation": len(samples) for name, samples in eval_sets.items()}
+    fingerprint = take_fingerprint(
+        config, parts.loss, model, (train_data, eval_data), world.device,
+        num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
+    )  # fmt: skip
+    check_ranks_agree(world, config, model, sizes, fingerprint)
+    check_not_empty(sizes)
+    check_batches(config, model, len(train_data), parts.input_shape)
+    checkpoint_activations(model, config.activation_checkpointing)
+    replica: Replica = ExactShards(model, world) if is_sharded else WholeReplica(model, world)
+    average = config.optim.ema
+    order = make_order(config, train_data, is_sharded=is_sharded)
+    return Job(
+        config=config,
+        world=world,
+        parts=parts,
+        model=model,
+        optimizer=optimizer(replica.trained, config.optim),
+        reducer=replica.make_reducer(
+            order,
+            num_extras=MAX_TERMS,
+            synchronized=config.batch_norm == "sync",
+        ),
+        order=order,
+        train_data=train_data,
+        eval_data=eval_data,
+        eval_sets=eval_sets,
+        progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
+        average=ModelEma(model, average, replica.state) if average is not None else None,
+        replica=replica,
+        compiled=_compile(model, world) if config.compile else None,
+        fingerprint=fingerprint,
+    )
+
+
+def _compile(model: nn.Module, world: World) -> Compiled:
+    from samebits.module.compiled import Compiled  # late: torch's compiler takes a second to import
+
+    return Compiled(model, world.device)
+
+
+def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
+    """Initialize the fresh model on rank 0 and broadcast it; return the recipe's rows for the run's header.
+
+    `build` builds the recipe's parts again, for a whole model if this one is sharded.
+    """
+    start = job.parts.init_weights
+    if start is None:
+        return {}
+    # Only rank 0 reads the file of pretrained weights; the other ranks need no access to it (ADR 12).
+    model: nn.Module | None = job.model if job.world.is_main else None
+    if (
+        model is not None and job.replica.is_sharded
+    ):  # the recipe fills a whole model, on rank 0's host
+        model = build_parts(job.config, build).model
+    rows = collectives.run_on_rank0(
+        job.world, lambda: dict(start(model)) if model is not None else {}
+    )
+    job.replica.load(model.state_dict() if model is not None else None)
+    # Otherwise the average would start from the recipe's random weights, not from the loaded ones.
+    if job.average is not None:
+        job.average.reset(job.state())
+    return rows

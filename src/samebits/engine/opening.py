@@ -29,10 +29,17 @@ from samebits.cluster.world import World
 from samebits.config.document import to_yaml
 from samebits.config.given import flat
 from samebits.data.loader import lost_reader
-from samebits.engine.build import FILE_NAME, Recipe, build_from, dataset_info_for
+from samebits.engine.build import (
+    FILE_NAME,
+    Recipe,
+    build_from,
+    dataset_info_for,
+    init_weights,
+    make_job,
+)
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import try_metric
-from samebits.engine.job import Job, init_weights, make_job
+from samebits.engine.job import Job
 from samebits.engine.output.recorder import recover_chain
 from samebits.engine.output.reports import Reports
 from samebits.engine.output.summary import finish, head

@@ -35,13 +35,12 @@ from samebits.config.load import (
     load,
     mapping_layer,
     read_layer,
-    short_path,
 )
 from samebits.config.schema import TRACKERS, RunConfig, Settings
 from samebits.errors import ConfigError, cannot_read, wrapped
 from samebits.extras import extra_with, pip_line, require_recipe
 from samebits.host_memory import without_collections
-from samebits.plain_file import read_plain
+from samebits.plain_file import read_plain, short_path
 from samebits.recipes.listing import nearest_fix
 from samebits.storage.manifest import sha256_of
 

@@ -31,10 +31,16 @@ from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
 from samebits.engine.build import FILE_NAME as DATASET_INFO_FILE
 from samebits.engine.build import WEIGHTS as INITIAL_WEIGHTS
-from samebits.engine.build import build_from, find_dataset_info, initial_weights
+from samebits.engine.build import (
+    build_from,
+    find_dataset_info,
+    init_weights,
+    initial_weights,
+    make_job,
+)
 from samebits.engine.checkpoints import pack_job, restore_step
 from samebits.engine.evaluate import validate
-from samebits.engine.job import Job, init_weights, make_job
+from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
 from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError

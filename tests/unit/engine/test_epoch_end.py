@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from samebits.cluster.world import alone
 from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import Job, make_job
+from samebits.engine.job import Job
 from samebits.engine.output.reports import Reports
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError

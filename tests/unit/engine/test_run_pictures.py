@@ -14,8 +14,9 @@ from torch import nn
 from samebits.cluster.world import alone
 from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from samebits.data.samples import Batch, DatasetSamples
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import Job, make_job
+from samebits.engine.job import Job
 from samebits.engine.output.reports import NUM_SAMPLES, Reports
 from samebits.engine.parts import Parts
 from samebits.metrics.classification import Accuracy

@@ -15,7 +15,8 @@ from samebits.cluster.world import alone
 from samebits.config.schema import RunConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.engine.job import Job, make_job
+from samebits.engine.build import make_job
+from samebits.engine.job import Job
 from samebits.engine.output.reports import Reports
 from samebits.engine.output.summary import finish, head
 from samebits.engine.parts import Parts

@@ -25,7 +25,8 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids
 from samebits.data.loader import Loader
 from samebits.data.order import Step
-from samebits.engine.job import MAX_TERMS, Job, init_weights, make_job
+from samebits.engine.build import init_weights, make_job
+from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step

@@ -15,8 +15,9 @@ from torch import nn
 from samebits.cluster.world import alone
 from samebits.config.schema import CheckpointConfig, OptimConfig, RunConfig
 from samebits.data.samples import DatasetSamples
+from samebits.engine.build import make_job
 from samebits.engine.checkpoints import CheckpointManager
-from samebits.engine.job import Job, make_job
+from samebits.engine.job import Job
 from samebits.engine.parts import Parts
 from samebits.errors import ConfigError
 from samebits.provenance.self_check import try_micro_batch

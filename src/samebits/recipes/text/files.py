@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from samebits.config.load import short_path
 from samebits.data.images import EncodedImage
 from samebits.data.keyed import IntArray
 from samebits.data.names import first_outside, outside
 from samebits.data.sources.plain_text import escape_invisible, is_invisible
 from samebits.errors import DataError
+from samebits.plain_file import short_path
 from samebits.recipes.text.alphabet import (
     CHARS_NAME,
     UNKNOWN,

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from samebits.config.load import short_path
 from samebits.data.images import MAX_FILE_BYTES, too_large
 from samebits.data.keyed import IntArray
 from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 from samebits.extras import pip_line
+from samebits.plain_file import short_path
 from samebits.recipes.listing import read_list
 from samebits.recipes.text.alphabet import CodeArray, codes_of, normalize_text, read_chars, text_of
 from samebits.recipes.text.config import DataConfig
