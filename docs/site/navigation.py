@@ -34,7 +34,16 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
         "Guides",
         "One page for each job.",
         {
-            "Train on your data": ["own-images", "segment", "text", "pose", "own-model", "data", "notebooks"],
+            "Train on your data": [
+                "own-images",
+                "segment",
+                "text",
+                "pose",
+                "backbones",
+                "own-model",
+                "data",
+                "notebooks",
+            ],
             "Make your training script exact": [
                 "launch",
                 "own-loop",
