@@ -5,7 +5,8 @@
     python -m benchmarks.spot --trace benchmarks/spot_p3.csv --trace-start-s 21000     # 72% up, 6 losses, 5 returns
 
 Each machine of Samebits is a launcher with one process, `--nodes 1:N` with cluster.recovery=in_step. It is lost by
-SIGKILL of both, without notice, and returns by the same command. Hand-written DDP, Lightning and Accelerate are killed
+SIGKILL of both, without notice, and returns by the same command. Where the launchers meet at it, all others end, and
+start again from the last checkpoint. Hand-written DDP, Lightning and Accelerate are killed
 and started again by torchrun at each change, with as many processes as machines are up, from their last checkpoint. In
 practice a program that watches the machines would do so. They save a checkpoint every ten steps.
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import psutil
 
 from benchmarks.spot_trace import Change
-from samebits.cluster.address import ReservedPort
-from tests.runs import PYTHON_PATH, ROOT, TINY, kill_machine, records, weights
+from samebits.cluster.address import ReservedPort, port_holder
+from tests.runs import PYTHON_PATH, ROOT, TINY, kill_machine, records, wait_until, weights
 
 GLOBAL_BATCH, MICRO_BATCH = 48, 4
 NUM_SAMPLES = 480  # a whole number of global batches, so that each step has as many samples
@@ -57,7 +57,7 @@ class Samebits:
         self.slow.touch()
         self._settings = (
             f"data.num_samples={NUM_SAMPLES}", "epochs=1000", f"max_steps={num_steps}", "eval_every=100000 steps",
-            "checkpoint.every=100000 steps", "report.every_steps=1", "report.tensorboard=false",
+            "checkpoint.every=10 steps", "report.every_steps=1", "report.tensorboard=false",
             f"global_batch={GLOBAL_BATCH}", f"micro_batch={MICRO_BATCH}",
         )  # fmt: skip
         self._given = (
@@ -65,13 +65,21 @@ class Samebits:
             f"data.slow_sample_s={SAMPLE_S}", f"data.slow_while={self.slow}",
         )  # fmt: skip
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
+        self._server = -1  # the machine at which the launchers meet
 
     def change(self, up: set[int], changes: Sequence[Change]) -> None:
         """Kill or start launchers with their processes."""
-        kill([self.launchers.pop(change.slot) for change in changes if not change.is_up])
-        for change in changes:
-            if change.is_up:
-                self._start(change.slot)
+        lost = [change.slot for change in changes if not change.is_up]
+        begun = [change.slot for change in changes if change.is_up]
+        if self._server in lost:  # the others end without it, and start again from the last checkpoint
+            lost, begun = [*self.launchers], sorted(up)
+        kill([self.launchers.pop(slot) for slot in lost])
+        for slot in begun:
+            is_first = not self.launchers
+            self._start(slot)
+            if is_first:
+                self._server = slot
+                wait_until(lambda: port_holder(self._port) != "", LIMIT_S)
 
     def _start(self, slot: int) -> None:
         self._num_started += 1
@@ -81,7 +89,7 @@ class Samebits:
         with (self._folder / f"said-{slot}").open("ab") as said:
             self.launchers[slot] = subprocess.Popen(
                 [sys.executable, "-m", "samebits", "train", str(TINY), *self._settings, *self._given,
-                 "--procs", "1", *join, "--run-dir", str(self._folder / "run")],
+                 "--procs", "1", *join, "--run-dir", str(self._folder / "run"), "--resume", "auto"],
                 cwd=self._folder, env={**_environ(), "TMPDIR": str(tmp)}, stdout=said, stderr=said,
                 start_new_session=True,
             )  # fmt: skip

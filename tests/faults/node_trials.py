@@ -35,7 +35,8 @@ class NodeTrial:
         what: process (kill -9 of one process, which its launcher replaces), stopped (SIGSTOP of one process), node
             (kill -9 of a launcher and its process) or seemed (SIGSTOP of both until some time after they count as lost:
             they must not end the run, and may join it again).
-        victims: Numbers of the nodes, in the order of their loss; at least one remains whole.
+        victims: Numbers of the nodes, in the order of their loss; at least one remains whole. Node 0 serves the
+            rendezvous, so it loses only processes.
         step: Not before this step.
         delay_s: And so much later, seconds.
         again_s: Delay of the second loss, and of SIGCONT after a node counts as lost, seconds.
@@ -59,8 +60,11 @@ def draw_nodes(seed: int, sizes: list[int]) -> NodeTrial:
     rng = random.Random(seed)
     size = rng.choice(sizes)
     order = rng.sample(range(size), size)
+    what = rng.choice(LOSSES)
+    if what in ("node", "seemed"):
+        order.remove(0)
     return NodeTrial(
-        seed=seed, num_nodes=size, what=rng.choice(LOSSES), victims=tuple(order[: rng.randint(1, size - 1)]),
+        seed=seed, num_nodes=size, what=what, victims=tuple(order[: rng.randint(1, size - 1)]),
         step=rng.randint(1, 20), delay_s=0.15 * rng.random(), again_s=rng.choice([0.0, 0.4, 3.0]) * rng.random(),
     )  # fmt: skip
 
@@ -149,5 +153,5 @@ def _check(outcome: Outcome, run: Path, wanted: str) -> None:
     end = time.monotonic() + 30.0
     while (left := processes_with(str(run.parent))) and time.monotonic() < end:
         time.sleep(0.05)
-    left_files = {*os.listdir(run)} & {".crew", ".rendezvous-key"}
+    left_files = {*os.listdir(run)} & {".rendezvous-key"}
     outcome.faults += [f"processes left: {left}"] * bool(left) + [f"files left: {left_files}"] * bool(left_files)

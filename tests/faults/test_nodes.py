@@ -48,14 +48,14 @@ def nodes(folder: Path, *arguments: object, places: Sequence[Host] = ()) -> Iter
     port, address = own_port(), places[0].address if places else "127.0.0.1"
     begun: list[Job] = []
 
-    def begin(name: str, rank: int | None = None, waits: bool = True) -> Job:
+    def begin(name: str, rank: int | None = None, waits: bool = True, more: Sequence[str] = ()) -> Job:
         if begun and waits:  # The first one serves the rendezvous, so the run needs it.
             wait_until(lambda: _listens(address, port), 120)
         (folder / name / "tmp").mkdir(parents=True)
         place = f"{address}:{port}"
         meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
         with (folder / name / "said").open("w") as said:
-            words = [*SAMEBITS, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), "--procs", "1", *meet,
+            words = [*SAMEBITS, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), *more, "--procs", "1", *meet,
                      "--run-dir", str(folder / "run")]  # fmt: skip
             process = warm_start.popen(
                 places[len(begun)].command(words) if places else words,

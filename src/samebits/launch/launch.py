@@ -1,7 +1,6 @@
 """Start the processes of this node, one alone or one of several, and supervise them."""
 
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from samebits.launch.crew.crew import Crew, Entry
 from samebits.launch.crew.recovering_crew import RecoveringCrew
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.crew.restarting_crew import RestartingCrew
-from samebits.launch.crew.shared_folder import join_group, open_shared_folder
 from samebits.launch.failures import RESUME
 from samebits.launch.nodes.auth import new_key
 from samebits.launch.nodes.board import EndedOnOtherNode
@@ -36,9 +34,7 @@ def run_node(
 ) -> int:  # fmt: skip
     """Run a function in the processes of this machine, and return the command's exit code.
 
-    Launchers meet in the store of the one that serves the rendezvous. With recovery in the step, the rendezvous only
-    admits them and gives them a key: after that, they meet in the run folder, so the machine that serves the rendezvous
-    may be lost like any other. A launcher that comes later joins there, too.
+    Launchers meet in the store of the one that serves the rendezvous.
 
     Args:
         work: An importable function, and its arguments.
@@ -46,44 +42,28 @@ def run_node(
         crews: Receives the crew, as the signal handler needs its process ids.
         recovers_in_step: The processes can continue without a lost one. Otherwise each loss restarts all.
     """
-    group = join_group(nodes) if recovers_in_step else None
-    rendezvous = None
-    # A launcher that joins a running group needs no rendezvous: the machine that served it may be lost (ADR 52).
-    if group is None:
-        rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
+    rendezvous = NodeRendezvous(nodes, supervisor.raise_if_stop_requested, supervisor.report)
     code = 1
     text = "a launcher failed"
-    crew = None
+    crew: RecoveringCrew | RestartingCrew | None = None
     try:
         if recovers_in_step:
-            if rendezvous is not None:
-                nonce = secrets.token_hex(8) if rendezvous.serves else None
-                group = (
-                    open_shared_folder(rendezvous.store, nodes, rendezvous.key, nonce),
-                    rendezvous.key,
-                )
-            assert group is not None
-            shared, key = group
-            # Without a launcher that reports them, processes are lost to the others: they end at once.
-            crews.append(
-                RecoveringCrew(
-                    Entry(*work, supervisor.folder, 0.0, key), supervisor, *sizes, nodes, shared
-                )
-            )
-        else:
-            assert rendezvous is not None
-            entry = Entry(*work, supervisor.folder, supervisor.stop_timeout_s, rendezvous.key)
-            crew = RestartingCrew(entry, supervisor, *sizes, rendezvous)
-            crews.append(crew)
+            rendezvous.check_folder()
+        # Without a launcher that reports them, processes that recover are lost to the others: they end at once.
+        stop_s = 0.0 if recovers_in_step else supervisor.stop_timeout_s
+        entry = Entry(*work, supervisor.folder, stop_s, rendezvous.key)
+        kind = RecoveringCrew if recovers_in_step else RestartingCrew
+        crew = kind(entry, supervisor, *sizes, rendezvous)
+        crews.append(crew)
         # In the list before it runs: the signal handler finds the processes there.
-        code = supervisor.exit_code(*crews[0].run())
+        code = supervisor.exit_code(*crew.run())
         text = supervisor.end_message(code)
     except StopRequested:
         # It was waiting for other nodes, which may continue without it.
         code = supervisor.exit_code(False, {})
         text = supervisor.end_message(1)
         # The launcher that serves the rendezvous cannot leave: the others would lose their store.
-        if crew is not None and rendezvous is not None:
+        if crew is not None:
             crew.is_leaving = not rendezvous.serves
     except EndedOnOtherNode as ended:
         code = ended.code
@@ -103,7 +83,7 @@ def run_node(
         # Always, whatever has happened: the others wait for a reason or for a missed heartbeat.
         if crew is not None:
             crew.end(code, text)
-        elif rendezvous is not None and (rendezvous.serves or not recovers_in_step):
+        elif rendezvous.serves or not recovers_in_step:
             rendezvous.end(code, text)
     return code
 

@@ -10,9 +10,9 @@ import pytest
 from samebits.cluster.views.membership import mark_path
 from samebits.launch.crew.crew import Entry
 from samebits.launch.crew.recovering_crew import RecoveringCrew
-from samebits.launch.crew.shared_folder import SharedFolder, make_shared_folder
 from samebits.launch.supervisor import Supervisor
 from samebits.process_range import ProcessRange, RendezvousConfig
+from tests.unit.launch.meeting import Meeting, a_store
 
 
 def train_nothing(folder: Path, number: int) -> int:
@@ -38,13 +38,14 @@ def test_a_process_that_is_done_between_two_looks_at_it_is_not_lost(
         publish(crew)
 
     monkeypatch.setattr(RecoveringCrew, "_publish", publish_late)
-    shared = SharedFolder(make_shared_folder(tmp_path / "run", "one"), 10.0)
+    store = a_store()
     entry = Entry(train_nothing, (tmp_path, 0), tmp_path, 0.0, "")
     nodes = RendezvousConfig(ProcessRange(1, 1), "127.0.0.1:29500", "run", 60.0, 0.0, 10.0, tmp_path)
     crew = RecoveringCrew(
         entry, Supervisor(tmp_path, 10.0, None, lambda: "stopping"), num_procs=1, min_procs=1, max_restarts=0,
-        nodes=nodes, shared=shared,
+        rendezvous=Meeting(nodes, store),
     )  # fmt: skip
     has_failed, results = crew.run()
+    crew.end(int(has_failed), "")
     assert not has_failed
     assert [result.code for result in results.values()] == [0]

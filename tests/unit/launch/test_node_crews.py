@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from samebits.cluster.env import MEMBER, VIEWS
-from samebits.cluster.views.membership import Membership, View, broken_mark, mark_path, read_view
+from samebits.cluster.views.membership import Membership, View, broken_mark, mark_path
 from samebits.launch.crew.crew import Entry
 from samebits.launch.crew.recovering_crew import RecoveringCrew
-from samebits.launch.crew.shared_folder import NodeStatus, SharedFolder, make_shared_folder
 from samebits.launch.supervisor import Supervisor
 from samebits.process_range import ProcessRange, RendezvousConfig
 from tests.runs import wait_until
+from tests.unit.launch.meeting import Meeting, a_store
 
 pytestmark = pytest.mark.full
 
@@ -42,23 +43,26 @@ def train_nothing(folder: Path, name: str) -> int:
 class Launcher(threading.Thread):
     """One launcher, whose machine can be lost."""
 
-    def __init__(self, folder: Path, path: Path, name: str, nodes: RendezvousConfig) -> None:
+    def __init__(self, folder: Path, store: TCPStore, name: str, nodes: RendezvousConfig, serves: bool) -> None:
         super().__init__(daemon=True)
         (folder / name).mkdir()
         self.reported: list[str] = []
         self.supervisor = Supervisor(folder / name, 10.0, None, lambda: "stopping")
         self.supervisor.report = self.reported.append  # type: ignore[method-assign,assignment]
-        self.shared = SharedFolder(path, nodes.node_timeout_s)
         entry = Entry(train_nothing, (folder, name), folder / name, 0.0, "")
-        self.crew = RecoveringCrew(entry, self.supervisor, 1, 1, 9, nodes, self.shared)
+        self.crew = RecoveringCrew(entry, self.supervisor, 1, 1, 9, Meeting(nodes, store, serves))
         self.outcome = ""
         self.start()
 
     def run(self) -> None:
+        code, outcome = 1, ""
         try:
-            self.outcome = "failed" if self.crew.run()[0] else "done"
+            code = int(self.crew.run()[0])
+            outcome = "failed" if code else "done"
         except Exception as error:
-            self.outcome = str(error)
+            outcome = str(error)
+        self.crew.end(code, outcome)
+        self.outcome = outcome
 
     @property
     def view(self) -> View:
@@ -72,10 +76,11 @@ class Launcher(threading.Thread):
         self.supervisor.stop, self.supervisor._stop_since = signal.Signals(signum), time.monotonic()
 
     def lose(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Write no status any more, and lose the process, as when the machine loses its power."""
-        for name in ("publish", "leave"):
-            monkeypatch.setattr(self.shared, name, lambda *_, **__: None)
-        monkeypatch.setattr(self.crew, "_lead", lambda: None)
+        """Write no state any more, and lose the process, as when the machine loses its power."""
+        monkeypatch.setattr(self.crew._board, "_exchange", lambda beat: None)
+        for name in ("_lead", "_check_board"):
+            monkeypatch.setattr(self.crew, name, lambda: None)
+        monkeypatch.setattr(self.crew, "end", lambda code, text: None)
         monkeypatch.setattr(self.crew, "_supervise", lambda: True)
         for pid in self.crew.pids():
             os.kill(pid, signal.SIGKILL)
@@ -86,13 +91,18 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.launchers = folder, list[Launcher]()
-        self.path = make_shared_folder(folder / "run", "one")
+        self.store = a_store()
 
     def begin(
-        self, size: ProcessRange, join_s: float = 60.0, last_call_s: float = 0.0, timeout_s: float = 2.0
+        self,
+        size: ProcessRange,
+        join_s: float = 60.0,
+        last_call_s: float = 0.0,
+        timeout_s: float = 2.0,
+        serves: bool = False,
     ) -> Launcher:
         nodes = RendezvousConfig(size, "127.0.0.1:29500", "run", join_s, last_call_s, timeout_s, self.folder)
-        self.launchers.append(Launcher(self.folder, self.path, "abcd"[len(self.launchers)], nodes))
+        self.launchers.append(Launcher(self.folder, self.store, "abcd"[len(self.launchers)], nodes, serves))
         return self.launchers[-1]
 
     def end(self) -> None:
@@ -132,7 +142,7 @@ def test_ctrl_c_before_a_machine_has_joined_keeps_no_other_one_out(run: Run) -> 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_first_machine_may_go_before_the_run_begins(run: Run, signum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (run.begin(UP_TO_3, last_call_s=4.0) for _ in range(2))
-    wait_until(lambda: len(first.crew._statuses) == len(second.crew._statuses) == 2, 60)
+    wait_until(lambda: len(first.crew._states) == len(second.crew._states) == 2, 60)
     if signum == signal.SIGKILL:
         first.lose(monkeypatch)
     else:
@@ -144,11 +154,11 @@ def test_the_first_machine_may_go_before_the_run_begins(run: Run, signum: int, m
 def test_a_machine_that_goes_before_the_run_begins_is_no_member(run: Run) -> None:
     size = ProcessRange(3, 3)
     first, second = run.begin(size), run.begin(size)
-    wait_until(lambda: len(first.crew._statuses) == 2, 60)
+    wait_until(lambda: len(first.crew._states) == 2, 60)
     second.stop(signal.SIGINT)
     second.join(30)
     third = run.begin(size)
-    wait_until(lambda: {0, 2} == first.crew._statuses.keys(), 60)
+    wait_until(lambda: {0, 2} == first.crew._states.keys(), 60)
     assert first.view.number < 0, "two of three have joined"
     fourth = run.begin(size)
     wait_until(lambda: all(each.states == {"member"} for each in (first, third, fourth)), 60)
@@ -159,7 +169,7 @@ def test_too_few_machines_end_with_an_error_though_the_first_one_is_lost(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (run.begin(ProcessRange(2, 3), join_s=4.0, last_call_s=60.0) for _ in range(2))
-    wait_until(lambda: len(first.crew._statuses) == len(second.crew._statuses) == 2, 60)
+    wait_until(lambda: len(first.crew._states) == len(second.crew._states) == 2, 60)
     first.lose(monkeypatch)
     second.join(60)
     assert "gave up waiting for 2 nodes" in second.outcome
@@ -176,25 +186,24 @@ def test_the_loss_of_the_only_member_ends_the_run_of_a_machine_that_has_not_join
     second.join(60)
     assert "0 of 1:3 nodes remain" in second.outcome
     assert "--resume auto" in second.outcome
-    assert not run.path.exists(), "the next start would wait for a heartbeat there"
 
 
 def test_a_machine_that_the_run_cannot_do_without_may_be_silent_as_long_as_any(run: Run) -> None:
     size = ProcessRange(2, 2)
     first, second = (run.begin(size, timeout_s=10.0) for _ in range(2))
     wait_until(lambda: first.states == second.states == {"member"}, 60)
-    publish, is_over = second.shared.publish, threading.Event()
+    exchange, is_over = second.crew._board._exchange, threading.Event()
 
-    def publish_late(status: NodeStatus) -> None:
+    def exchange_late(beat: int) -> None:
         is_over.wait(60.0)
-        publish(status)
+        exchange(beat)
 
-    second.shared.publish = publish_late  # type: ignore[method-assign]
+    second.crew._board._exchange = exchange_late  # type: ignore[method-assign]
     mark_path(run.folder / "a", broken_mark(first.view), 0).touch()  # where it could, the run would go on without it
-    wait_until(lambda: first.crew._statuses.keys() == {0}, 60)
+    wait_until(lambda: first.crew._states.keys() == {0}, 60)
     time.sleep(0.2)
     is_over.set()
-    wait_until(lambda: first.crew._statuses.keys() == {0, 1}, 60)
+    wait_until(lambda: first.crew._states.keys() == {0, 1}, 60)
     os.kill(second.crew.pids()[0], signal.SIGKILL)
     (run.folder / "ready-b").touch()
     wait_until(lambda: first.view.members == (0, 1_000_001), 60)
@@ -207,19 +216,78 @@ def test_a_replacement_that_was_dropped_while_its_launcher_did_not_look_is_repla
     second = run.begin(UP_TO_3)
     wait_until(lambda: second.states == {"started"}, 60)
     pause, paused = threading.Event(), threading.Event()
-    publish = second.shared.publish
+    board = second.crew._board
+    exchange = board._exchange
 
-    def publish_and_pause(status: NodeStatus) -> None:
-        publish(status)
-        if "ready" in status.members.values() and not pause.is_set():  # not `states`, which is newer
+    def exchange_and_pause(beat: int) -> None:
+        is_ready = "ready" in board._mine.members.values()
+        exchange(beat)
+        if is_ready and not pause.is_set():
             paused.set()
             pause.wait(60.0)
 
-    second.shared.publish = publish_and_pause  # type: ignore[method-assign]
+    board._exchange = exchange_and_pause  # type: ignore[method-assign]
     (run.folder / "ready-b").touch()
     wait_until(paused.is_set, 60)
     wait_until(lambda: first.view.number == 2, 60)  # with it, and without it again
-    dropped = read_view(run.path / "view-1.json").members[1]
+    dropped = first.crew._board.views[1].members[1]
     pause.set()
     wait_until(lambda: len(first.view.members) == 2, 60)
     assert first.view.members[1] != dropped
+
+
+def test_the_launcher_that_serves_the_store_does_not_leave_and_the_run_stops(run: Run) -> None:
+    first = run.begin(UP_TO_3, serves=True)
+    wait_until(lambda: first.states == {"member"}, 60)
+    (run.folder / "ready-b").touch()
+    second = run.begin(UP_TO_3)
+    wait_until(lambda: first.states == second.states == {"member"}, 60)
+    first.stop(signal.SIGTERM)
+    wait_until(lambda: "the others meet at this machine: the run stops" in first.reported, 60)
+    second.join(60)
+    first.join(60)
+    assert second.outcome == first.outcome == "done"
+    assert not any("left the run" in text for text in first.reported)
+
+
+def test_the_launcher_that_serves_the_store_waits_until_the_others_have_saved(run: Run) -> None:
+    size = ProcessRange(2, 2)
+    first, second = run.begin(size, serves=True), run.begin(size)
+    wait_until(lambda: first.states == second.states == {"member"}, 60)
+    second.crew._supervise = lambda: True  # type: ignore[method-assign]  # its process is still at work
+    (run.folder / "end").touch()
+    wait_until(lambda: 0 in second.crew._states and second.crew._states[0].has_ended, 60)
+    assert second.view.is_last
+    first.join(0.5)
+    assert first.is_alive()
+    del second.crew._supervise
+    for launcher in (second, first):
+        launcher.join(60)
+        assert launcher.outcome == "done"
+
+
+@pytest.mark.parametrize("is_joining", [False, True])
+def test_the_loss_of_the_store_ends_the_run_with_the_way_to_resume(run: Run, is_joining: bool) -> None:
+    run.store = a_store(timeout_s=1.0)
+    first = run.begin(UP_TO_3)
+    wait_until(lambda: first.states == {"member"}, 60)
+    last = first
+    if is_joining:
+        last = run.begin(UP_TO_3)
+        wait_until(lambda: last.states == {"started"}, 60)
+    run.store = None  # type: ignore[assignment]  # closes it
+    for launcher in (first, last):
+        launcher.join(60)
+        assert "has lost the rendezvous at 127.0.0.1:29500" in launcher.outcome
+        assert "--resume auto" in launcher.outcome
+    wait_until(lambda: not any(thread.name == "board" for thread in threading.enumerate()), 60)
+
+
+def test_a_failure_ends_the_run_on_all_machines_with_its_text(run: Run) -> None:
+    size = ProcessRange(2, 2)
+    first, second = run.begin(size), run.begin(size)
+    wait_until(lambda: first.states == second.states == {"member"}, 60)
+    first.crew._supervise = lambda: False  # type: ignore[method-assign]
+    first.join(60)
+    second.join(60)
+    assert (first.outcome, second.outcome) == ("failed", "failed")

@@ -1,39 +1,47 @@
 """The crew of one of several machines: its launcher starts and ends its own processes; one launcher names the views.
 
-    each launcher   its processes ── status ──> shared folder ── newest view ──> views.json, which its processes read
-    the leader      statuses ── a member is missing: next view, urgent ──> shared folder
-                             ── a replacement is ready: next view
+    each launcher   its processes ── state ──> board ── newest view ──> views.json, which its processes read
+    the leader      states ── a member is missing: next view, urgent ──> board
+                           ── a replacement is ready: next view
 
-The launcher of the lowest node names the first view: node 0, which serves the rendezvous, unless it is lost. When the
-leader's node is lost, the launcher of the lowest remaining node takes its place. Each view is created once, from the
-members of the one before, so there is one order of views. A group that is not in the newest one misses a member, and
-cannot complete another step.
+The launcher of the lowest node names the first view. When the leader's node is lost, the launcher of the lowest
+remaining node takes its place. Each view is created once, from the members of the one before, so there is one order of
+views. A group that is not in the newest one misses a member, and cannot complete another step. The board is in the
+store of one launcher: without that one, the run ends, and resumes from a checkpoint.
 
-SIGTERM is the notice that a machine goes. It leaves if enough others stay; otherwise, and after Ctrl-C, the run stops
-and saves.
+SIGTERM is the notice that a machine goes. It leaves if enough others stay and it does not serve the store; otherwise,
+and after Ctrl-C, the run stops and saves.
 """
 
+import os
 import signal
+import socket
 import time
 from dataclasses import replace
+
+from torch.distributed import TCPStore
 
 from samebits.cluster.address import address_towards, split_endpoint
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import VIEWS_FILE, Crew, Entry, LocalRanks, MemberProcess
+from samebits.launch.crew.crew import POLL_S, VIEWS_FILE, Crew, Entry, LocalRanks, MemberProcess
 from samebits.launch.crew.recovery import STOPPED_S, Recovery
-from samebits.launch.crew.shared_folder import MemberState, NodeStatus, SharedFolder
-from samebits.launch.nodes.rendezvous import FIX, gave_up_waiting, too_few_nodes
+from samebits.launch.nodes.board import MemberState, NodeState, StoreBoard
+from samebits.launch.nodes.rendezvous import (
+    ANSWER_S,
+    FIX,
+    LINGER_S,
+    NodeRendezvous,
+    gave_up_waiting,
+    too_few_nodes,
+)
 from samebits.launch.supervisor import Supervisor, send_signal
 from samebits.launch.worker import WorkerResult
-from samebits.process_range import RendezvousConfig
 
-# Each poll reads the files of all nodes: longer than on one machine, to leave the processor to the members.
-POLL_S = 0.05
 # Numbers of a node's processes: NODE * NUMBERS, and those after it.
 NUMBERS = 1_000_000
-# How long a machine with a notice trains on, and looks whether others have one. Disks take their time to show a file.
+# How long a machine with a notice trains on, and looks whether others have one.
 NOTICE_S = 1.0
 LEAVING = "this machine leaves the run if the others stay"
 
@@ -43,25 +51,42 @@ class RecoveringCrew(Crew):
 
     def __init__(
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
-        nodes: RendezvousConfig, shared: SharedFolder,
+        rendezvous: NodeRendezvous,
     ) -> None:  # fmt: skip
         super().__init__(
             entry, supervisor, num_procs, min_procs, max_restarts, Recovery(True, STOPPED_S)
         )
-        self._nodes = nodes
-        self._shared = shared
-        self._address = address_towards(*split_endpoint(nodes.endpoint))
-        self._num_started = self._shared.node * NUMBERS
+        self._rendezvous = rendezvous
+        self._nodes = rendezvous.nodes
+        self._address = address_towards(*split_endpoint(self._nodes.endpoint))
+        mine = NodeState(
+            0,
+            socket.gethostname(),
+            os.getpid(),
+            num_procs,
+            self._address,
+            0,
+            serves=rendezvous.serves,
+        )
+        self._board: StoreBoard[View] = rendezvous.wait(
+            lambda: StoreBoard(
+                rendezvous.store, self._nodes.node_timeout_s, mine, View, rendezvous.is_served
+            ),
+            ANSWER_S,
+        )
+        self._state = replace(mine, node=self._board.node)
+        self._proposed: tuple[View, TCPStore] | None = (
+            None  # the last view that this launcher named
+        )
+        self._num_started = self._board.node * NUMBERS
         self._planned = range(self._num_started, self._num_started + num_procs)
         self._done_numbers: set[int] = set()
         self._ended_numbers: set[int] = set()
         self._members_before: set[int] = set()
-        self._statuses: dict[int, NodeStatus] = {}
-        self._published = NodeStatus(-1)
-        self._published_at = 0.0
+        self._states: dict[int, NodeState] = {}
         self._began = self._enough_since = time.monotonic()
-        self._failure = ""
-        self._is_stopping = self._is_leaving = False
+        self._is_stopping = self._is_complete = False
+        self.is_leaving = False  #: This node leaves the run, and the others continue.
         self._noticed_at = 0.0
         self._lost_leader: int | None = None  # the last one that was reported as lost
         stops = supervisor.on_stop
@@ -71,6 +96,7 @@ class RecoveringCrew(Crew):
         """Run until all processes of this machine are done, or the run has failed; see `Crew.run`.
 
         Raises:
+            EndedOnOtherNode: Another node has ended the run.
             LaunchError: The run cannot continue, for a reason that is not on this machine alone.
         """
         try:
@@ -80,41 +106,59 @@ class RecoveringCrew(Crew):
                 self._publish()
                 if is_failed:
                     return True, self._done
-                self._statuses = self._shared.statuses(self._view.number)
-                if text := next(
-                    (status.failure for status in self._statuses.values() if status.failure), ""
-                ):
-                    raise LaunchError(
-                        "the run has ended on another node", given=text.splitlines()[0], fix=FIX
-                    )
+                self._states = self._board.states()
                 self._follow()
-                if self._obey():
-                    return False, self._done
-                if not self._processes and (
-                    self._view.is_last or self._supervisor.stop is not None
+                if self._obey() or not (
+                    self._processes or (self._supervisor.stop is None and not self._view.is_last)
                 ):
+                    self._is_complete = True
                     return False, self._done
+                self._check_board()
                 self._lead()
-        except FileNotFoundError as error:
-            raise LaunchError(
-                "the other nodes have ended the run", given=str(error), fix=FIX
-            ) from None
-        except LaunchError as error:
-            self._failure = str(error)
-            raise
         finally:
             self._kill_all()
             self._stores = []
-            self._shared.leave(self._status(), is_end=not self._is_leaving)
+
+    def end(self, code: int, text: str) -> None:
+        """Leave the other nodes, or end the run on all of them with an exit code and a text."""
+        board = self._board
+        done: dict[int, MemberState] = dict.fromkeys(self._done_numbers, "done")
+        last = replace(self._status(), members=done, has_ended=bool(done), has_left=not done)
+
+        def others() -> list[NodeState]:
+            states = board.states().items()
+            return [state for node, state in states if node != board.node and not state.has_ended]
+
+        if not self._is_complete and not self.is_leaving:
+            self._rendezvous.end(code, text, lambda: not others())
+            board.leave()
+            return
+        board.publish(last)
+        if self._rendezvous.serves:
+            # Without the store the others could not complete the run, or save.
+            limit = time.monotonic() + self._supervisor.stop_timeout_s + LINGER_S
+            while time.monotonic() < limit and any(
+                "member" in state.members.values() for state in others()
+            ):
+                time.sleep(POLL_S)
+            self._rendezvous.end(code, text, lambda: not others())
+        board.leave(last)
+
+    def _check_board(self) -> None:
+        """Raise the reason for which the others have ended the run, or the loss of the store."""
+        if self._board.ended is not None and self._board.ended.code:
+            raise self._board.ended
+        if not self._view.is_last and (reason := self._board.lost_store()):
+            raise self._rendezvous.lost_store(reason)
 
     def _ranks(self) -> LocalRanks:
-        node = self._shared.node
+        node = self._board.node
         num_procs = self._num_procs
         return LocalRanks(
             num_procs, 0, node * num_procs, max(self._nodes.size.most, node + 1) * num_procs
         )
 
-    def _status(self) -> NodeStatus:
+    def _status(self) -> NodeState:
         states: dict[int, MemberState] = dict.fromkeys(self._done_numbers, "done")
         if self._view.number < 0:
             states |= dict.fromkeys(self._planned, "planned")
@@ -130,24 +174,16 @@ class RecoveringCrew(Crew):
             member.has_marked(broken_mark(self._view)) for member in self._processes.values()
         )
         broken = self._view.number if is_broken else -1
-        return NodeStatus(
-            self._shared.node,
-            0,
-            states,
-            self._is_stopping,
-            is_leaving,
-            failure=self._failure,
+        return replace(
+            self._state,
+            members=states,
+            is_stopping=self._is_stopping,
+            is_leaving=is_leaving,
             broken=broken,
         )
 
     def _publish(self) -> None:
-        status = self._status()
-        now = time.monotonic()
-        beat_s = 0.0 if self._shared.is_broken else self._shared.beat_s
-        if status != self._published or now - self._published_at > beat_s:
-            self._shared.publish(status)
-            self._published = status
-            self._published_at = now
+        self._board.publish(self._status())
 
     def _supervise(self) -> bool:
         """React to what happens to the processes of this machine; return whether it stays in the run."""
@@ -181,7 +217,8 @@ class RecoveringCrew(Crew):
                 if not self._replace(member):
                     return False
             else:
-                return self._give_up()
+                self._find_cause()
+                return False
         return True
 
     def _replace(self, member: MemberProcess) -> bool:
@@ -197,11 +234,13 @@ class RecoveringCrew(Crew):
             self._supervisor.report(
                 f"{count}: the other processes continue, and a new one will join them"
             )
-            with self._shared.beating(self._published):
-                self._start(member.slot)
+            self._start(member.slot)
         elif len(self._processes) < self._min_procs:
-            self._is_leaving = True
-            self._supervisor.report("no restart is left: this node leaves, and the others continue")
+            self.is_leaving = not self._rendezvous.serves
+            if self.is_leaving:
+                self._supervisor.report(
+                    "no restart is left: this node leaves, and the others continue"
+                )
             return self._fail(member)
         return True
 
@@ -211,34 +250,36 @@ class RecoveringCrew(Crew):
             return False
         self._noticed_at = self._noticed_at or time.monotonic()
         self._is_stopping = not self._may_leave()
-        self._is_leaving = not self._is_stopping and time.monotonic() - self._noticed_at > NOTICE_S
+        self.is_leaving = not self._is_stopping and time.monotonic() - self._noticed_at > NOTICE_S
         if self._is_stopping and self._supervisor.stop != signal.SIGINT:
-            self._supervisor.report("too few machines stay: the run stops")
-        if self._is_leaving:
+            serves = self._rendezvous.serves
+            why = "the others meet at this machine" if serves else "too few machines stay"
+            self._supervisor.report(f"{why}: the run stops")
+        if self.is_leaving:
             self._supervisor.report("this machine has left the run, and the others continue")
-        return self._is_leaving
+        return self.is_leaving
 
     def _may_leave(self) -> bool:
-        if self._supervisor.stop == signal.SIGINT or self._view.number < 0 or self._view.is_last:
+        if self._rendezvous.serves or self._supervisor.stop == signal.SIGINT:
             return False
-        others = [status for node, status in self._statuses.items() if node != self._shared.node]
+        if self._view.number < 0 or self._view.is_last:
+            return False
+        others = [state for node, state in self._states.items() if node != self._board.node]
+        # Of the present view: a lost node may not be silent long enough for this launcher.
         staying = [
-            each for each in others if "member" in each.members.values() and not each.is_leaving
+            each
+            for each in others
+            if any(each.members.get(number) == "member" for number in self._view.members)
+            and not each.is_leaving
         ]
         return len(staying) >= self._nodes.size.least and not any(
-            status.is_stopping for status in others
+            state.is_stopping for state in others
         )
-
-    def _give_up(self) -> bool:
-        self._find_cause()
-        if self._supervisor.stop is None and self._supervisor.cause is not None:
-            self._failure = self._supervisor.cause.text
-        return False
 
     def _follow(self) -> None:
         """Pass the newest view on to the processes of this machine, and start them once the first one is named."""
-        is_last = any("done" in status.members.values() for status in self._statuses.values())
-        newest = self._shared.newest(self._view)
+        is_last = any("done" in state.members.values() for state in self._states.values())
+        newest = self._board.view or self._view
         if newest.number != self._view.number or is_last != self._view.is_last:
             self._adopt(replace(newest, is_last=is_last))
 
@@ -247,28 +288,32 @@ class RecoveringCrew(Crew):
         if is_first and not {*self._planned} & {*view.members}:
             # this machine joins a run that has begun: all its processes are replacements
             self._planned = range(0)
-        if view.node != self._shared.node:
+        if view.node != self._board.node:
             self._stores = []
+        elif self._proposed is not None and view.number > self._view.number:
+            store = self._proposed[1]
+            is_urgent = view.urgent == view.number
+            self._stores = [store] if is_urgent else [*self._stores[-1:], store]
         # A slow launcher may have missed views.
-        self._members_before |= {*view.members} | self._shared.members(
-            range(self._view.number + 1, view.number)
-        )
+        for each in self._board.views[max(self._view.number, 0) : view.number + 1]:
+            self._members_before |= {*each.members}
         self._view = view
         write_view(self._entry.folder / VIEWS_FILE, view)
         if is_first and self._supervisor.stop is None:
-            with self._shared.beating(self._published):
-                for slot in range(self._num_procs):
-                    self._start(slot)
+            for slot in range(self._num_procs):
+                self._start(slot)
 
     def _lead(self) -> None:
         """Name the next view, if that is for this launcher to do and something has changed."""
+        if self._proposed is not None and self._proposed[0].number > self._view.number:
+            return  # it will be there in a moment, or another launcher's in its place
         if self._view.number < 0:
             self._begin_first()
             return
         states = {
             number: state
-            for status in self._statuses.values()
-            for number, state in status.members.items()
+            for each in self._states.values()
+            for number, state in each.members.items()
         }
         if self._view.is_last or not self._leads():
             return
@@ -280,20 +325,18 @@ class RecoveringCrew(Crew):
         ready = [
             n for n, state in states.items() if state == "ready" and n not in self._members_before
         ]
-        is_stopping = any(status.is_stopping for status in self._statuses.values())
-        if (ready and not is_stopping) or self._view.node != self._shared.node:
+        is_stopping = any(state.is_stopping for state in self._states.values())
+        if (ready and not is_stopping) or self._view.node != self._board.node:
             self._begin([*survivors, *ready], is_urgent=False)
 
     def _leads(self) -> bool:
-        leader = self._statuses.get(self._view.node)
-        if self._view.node == self._shared.node or (leader is not None and not leader.has_ended):
-            return self._view.node == self._shared.node
+        leader = self._states.get(self._view.node)
+        if self._view.node == self._board.node or (leader is not None and not leader.has_ended):
+            return self._view.node == self._board.node
         members = {*self._view.members}
-        remaining = [
-            node for node, status in self._statuses.items() if members & status.members.keys()
-        ]
+        remaining = [node for node, state in self._states.items() if members & state.members.keys()]
         if (
-            min(remaining or self._statuses, default=-1) != self._shared.node
+            min(remaining or self._states, default=-1) != self._board.node
         ):  # with no member left, it names the end
             return False
         if (
@@ -301,7 +344,7 @@ class RecoveringCrew(Crew):
         ):  # asked at each look, also while nothing can be done
             self._lost_leader = self._view.node
             self._supervisor.report(
-                f"node {self._view.node} is lost: node {self._shared.node} names the members from now on"
+                f"node {self._view.node} is lost: node {self._board.node} names the members from now on"
             )
         return True
 
@@ -309,10 +352,10 @@ class RecoveringCrew(Crew):
         """Return whether the survivors form the next view now, and raise an error if they cannot."""
         num_nodes = len({number // NUMBERS for number in survivors})
         size = self._nodes.size
-        lost = {number // NUMBERS for number in self._view.members} - self._statuses.keys()
+        lost = {number // NUMBERS for number in self._view.members} - self._states.keys()
         if lost and num_nodes < size.least:
             # Nothing can be done without them, so they have as long as any silent node.
-            if not all(self._shared.has_timed_out(node) for node in lost):
+            if not all(self._board.has_timed_out(node) for node in lost):
                 return False
             raise too_few_nodes(num_nodes, size, lost)
         found = {states[number] for number in survivors}
@@ -322,17 +365,20 @@ class RecoveringCrew(Crew):
 
     def _begin_first(self) -> None:
         now = time.monotonic()
-        num_nodes = len(self._statuses)
+        # One that has just come has not reported yet which processes it will start.
+        joined = {node: state for node, state in self._states.items() if state.members}
+        num_nodes = len(joined)
         size = self._nodes.size
         if num_nodes < size.least:
             self._enough_since = now
             if now - self._began > self._nodes.join_timeout_s:
-                raise gave_up_waiting(self._nodes, f"{num_nodes} have joined")
-        elif min(self._statuses) == self._shared.node and (
+                refusal = self._rendezvous.refusal()
+                raise gave_up_waiting(self._nodes, f"{num_nodes} have joined", refusal)
+        elif min(joined) == self._board.node and (
             num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
         ):
             self._begin(
-                sorted(n for status in self._statuses.values() for n in status.members),
+                sorted(n for state in joined.values() for n in state.members),
                 is_urgent=True,
             )
 
@@ -341,9 +387,7 @@ class RecoveringCrew(Crew):
         store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
         urgent = number if is_urgent else self._view.urgent
         mine = View(
-            number, store.port, tuple(numbers), urgent, False, self._address, self._shared.node
+            number, store.port, tuple(numbers), urgent, False, self._address, self._board.node
         )
-        if (found := self._shared.begin(mine)) == mine:
-            self._stores = [store] if is_urgent else [*self._stores[-1:], store]
-        if found is not None:
-            self._adopt(found)
+        self._proposed = mine, store
+        self._board.begin(mine)

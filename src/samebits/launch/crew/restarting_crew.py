@@ -59,8 +59,9 @@ class RestartingCrew(Crew):
             0, socket.gethostname(), os.getpid(), num_procs, address, port, rank, serves
         )
         timeout_s = self._nodes.node_timeout_s
-        self._board = rendezvous.wait(
-            lambda: StoreBoard(rendezvous.store, timeout_s, mine), ANSWER_S
+        self._board: StoreBoard[NodeView] = rendezvous.wait(
+            lambda: StoreBoard(rendezvous.store, timeout_s, mine, NodeView, rendezvous.is_served),
+            ANSWER_S,
         )
         self._state = replace(mine, node=self._board.node)
         self._here: NodeView | None = None  # the view whose processes run; None between two views
@@ -96,7 +97,13 @@ class RestartingCrew(Crew):
             self._rendezvous.leave()
             self._board.leave()
         else:
-            self._rendezvous.end(code, text, len(self._board.states()))
+            store = self._rendezvous.store
+            num_nodes = len(self._board.states())
+            self._acknowledge()
+            self._rendezvous.end(code, text, lambda: store.count("acknowledged") >= num_nodes)
+
+    def _acknowledge(self) -> None:
+        self._rendezvous.query(lambda: self._rendezvous.store.store.add("acknowledged", 1))
 
     def _poll(self) -> bool | None:
         """Do what is due; return whether the run has failed if it is over for this machine, else None."""
@@ -135,14 +142,9 @@ class RestartingCrew(Crew):
         view = self._board.view
         nodes = self._nodes
         if board.ended is not None:
-            self._rendezvous.query(lambda: self._rendezvous.store.store.add("acknowledged", 1))
+            self._acknowledge()
             raise board.ended
-        if board.broken or board.silent_s() > nodes.node_timeout_s + ANSWER_S:
-            reason = (
-                "the connection is broken"
-                if board.broken
-                else f"no answer for {board.silent_s():.0f} s"
-            )
+        if reason := board.lost_store():
             raise self._rendezvous.lost_store(reason)
         if view is not None and view.number >= self._state.ready:
             mine = [

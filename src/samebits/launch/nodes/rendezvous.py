@@ -2,9 +2,8 @@
 
     open the store ─ admission (same run?) ─ agree on a key ─ claim a node rank
 
-A "node" is torch's word for one launcher with its processes. What the launchers exchange after that is in `board` and,
-for in-step recovery, in `crew.shared_folder`. Every store call can block forever on a dead link, so each runs in a
-thread with a deadline.
+A "node" is torch's word for one launcher with its processes. What the launchers exchange after that is in `board`.
+Every store call can block forever on a dead link, so each runs in a thread with a deadline.
 """
 
 import getpass
@@ -15,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from samebits.cluster.address import port_holder, split_endpoint
+from samebits.cluster.address import port_holder, split_endpoint, store_address
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore, peek
 from samebits.cluster.store import open_for_nodes
@@ -283,12 +283,9 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
 def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
     """Return the record of this launcher's run."""
     user = str(os.getuid())
-    inode = 0
     # KeyError: a container may run under a user id without a name.
     with suppress(OSError, KeyError):
         user = getpass.getuser()
-    with suppress(OSError):
-        inode = nodes.folder.stat().st_ino
     shared = dict(nodes.shared)
     if nodes.rank is None:  # otherwise `rank_claims.claim` compares it
         shared["--nodes"] = str(nodes.size)
@@ -299,9 +296,15 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
         "user": user,
         "folder": str(nodes.folder.absolute()),
         "typed": str(nodes.folder),
-        "inode": inode,
+        "inode": _inode(nodes.folder),
         "shared": shared,
     }
+
+
+def _inode(folder: Path) -> int:
+    with suppress(OSError):
+        return folder.stat().st_ino
+    return 0
 
 
 def _owner(store: Store, nodes: RendezvousConfig) -> dict[str, Any]:
@@ -363,6 +366,8 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 # How long the node that serves the store waits for the others to read how the run ended.
 LINGER_S = 8.0
+# How long another machine's folder may take to appear on a network disk, seconds.
+VISIBLE_S = 5.0
 
 
 class NodeRendezvous:
@@ -394,6 +399,7 @@ class NodeRendezvous:
         self._makes_folder = self.serves and not nodes.folder.exists()
         try:
             is_first = self.wait(lambda: admit(self._store, nodes, self.serves), LIMIT_S)
+            self._is_first = is_first
             # A launcher that is there answers within moments, or is lost.
             self._store.set_timeout(timedelta(seconds=max(10.0, nodes.node_timeout_s)))
             run = PrefixStore(f"samebits/{nodes.run_id}", self._store)
@@ -425,6 +431,18 @@ class NodeRendezvous:
         except TimeoutError:
             raise self.lost_store(f"no answer for {limit_s:.0f} s") from None
 
+    def is_served(self) -> bool:
+        """Return whether a program listens at the endpoint, or the network to it is only down."""
+        host, port = split_endpoint(self.nodes.endpoint)
+        try:
+            # Short, as processes that have ended wait meanwhile.
+            socket.create_connection((store_address(host, port), port), 0.2).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def lost_store(self, reason: str) -> LaunchError:
         """Return the error for a store that does not answer any more."""
         return LaunchError(
@@ -442,6 +460,29 @@ class NodeRendezvous:
 
         return self.wait(agree, auth.GREETING_S + ANSWER_S)
 
+    def check_folder(self) -> None:
+        """Check that the run folder is on a disk that all machines share: any of them may have rank 0 one day.
+
+        Raises:
+            LaunchError: It is another folder than the first launcher's.
+        """
+        folder = self.nodes.folder
+        if self._is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.wait(lambda: self.store.put("folder", _inode(folder)), ANSWER_S)
+            return
+        first = self.wait(lambda: self.store.wait_for("folder"), ANSWER_S)
+        end = time.monotonic() + VISIBLE_S
+        while _inode(folder) != first:
+            if time.monotonic() > end:
+                raise LaunchError(
+                    "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
+                    given=f"{folder} is not the folder that the first machine uses",
+                    fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
+                )
+            self._check()
+            time.sleep(0.1)
+
     def missing(self) -> str:
         """Return which node ranks are missing, if the user has assigned them."""
         return self.query(lambda: missing(self.store, self.nodes)) or ""
@@ -455,20 +496,16 @@ class NodeRendezvous:
         if (rank := self.nodes.rank) is not None:
             self.query(lambda: release(self.store, rank))
 
-    def end(self, code: int, text: str, num_nodes: int = 0) -> None:
-        """End the run on all nodes; the first to call this sets the result. It is read by `num_nodes`."""
+    def end(self, code: int, text: str, has_been_read: Callable[[], bool] = lambda: True) -> None:
+        """End the run on all nodes; the first to call this sets the result. The server waits until it is read."""
 
-        def close() -> None:
-            self.store.put_first("ended", {"code": code, "text": text})
-            self.store.store.add("acknowledged", 1)
-
-        def all_acknowledged() -> None:
-            while self.store.count("acknowledged") < num_nodes:
+        def wait_for_others() -> None:
+            while not has_been_read():
                 time.sleep(0.05)
 
-        self.query(close)
+        self.query(lambda: self.store.put_first("ended", {"code": code, "text": text}))
         if self.serves:
-            self.query(all_acknowledged, LINGER_S)
+            self.query(wait_for_others, LINGER_S)
         self._clean_up()
 
     def _clean_up(self) -> None:
